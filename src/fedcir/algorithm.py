@@ -1,0 +1,72 @@
+"""What a federated algorithm is: hooks whose defaults are FedAvg.
+
+A method is a frozen dataclass of hyper-parameters in one file, and overrides what it does differently.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import ClassVar, TypeVar
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedcir.arrays import RunningMean, snapshot
+from fedcir.data.examples import Examples
+from fedcir.models.task import Task
+from fedcir.types import ClientReply, Groups, LocalContext, Losses, Modules, ServerContext, ServerState
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """Hyper-parameters and no other state. `local_*` runs on a client, `server_*` on the server."""
+
+    trains: ClassVar[tuple[str, ...]] = ("model",)
+    """The modules that clients train, upload, and the server averages."""
+    sends: ClassVar[tuple[str, ...]] = ()
+    """The groups that `local_summary` adds to the upload."""
+    uses_total_rounds: ClassVar[bool] = False
+    """Whether the number of rounds enters the method, so that a finished run cannot be extended."""
+
+    def build(self, task: Task) -> Modules:
+        """The networks, with their first weights."""
+        return {"model": task.classifier()}
+
+    def start(self, modules: Modules, ctx: ServerContext) -> ServerState:
+        """The state before round 1, from the networks as built."""
+        return ServerState(round=0, shared={name: snapshot(modules[name]) for name in self.trains})
+
+    def local_loss(self, modules: Modules, x: Tensor, y: Tensor, ctx: LocalContext) -> Losses:
+        """What one SGD step minimises on one batch."""
+        loss = F.cross_entropy(modules["model"](x), y)
+        return Losses(loss, {"ce": loss})
+
+    def local_summary(self, modules: Modules, data: Examples, ctx: LocalContext) -> Groups:
+        """Further groups to upload after training, with the networks in evaluation mode; as `sends` declares."""
+        return {}
+
+    def server_step(
+        self, state: ServerState, replies: Iterable[ClientReply], modules: Modules, ctx: ServerContext
+    ) -> ServerState:
+        """The next state. Replies come once, in client order; `state.private` is a copy that may be written to."""
+        means, _ = self.merge(replies, ctx, keep=lambda reply: None)
+        return replace(state, round=ctx.round, shared={**state.shared, **means})
+
+    def predict(self, modules: Modules, x: Tensor, ctx: LocalContext) -> Tensor:
+        """Logits (or log-probabilities) of a batch, with the networks in evaluation mode."""
+        logits: Tensor = modules["model"](x)
+        return logits
+
+    def merge(
+        self, replies: Iterable[ClientReply], ctx: ServerContext, keep: Callable[[ClientReply], T]
+    ) -> tuple[Groups, list[T]]:
+        """The mean of what clients train, folded as replies come, and what `keep` picks out of each reply."""
+        means = {name: RunningMean() for name in self.trains}
+        kept = []
+        for reply in replies:
+            weight = float(reply.num_examples) if ctx.weighting == "samples" else 1.0
+            for name in self.trains:
+                means[name].add(reply.arrays[name], weight)
+            kept.append(keep(reply))
+        return {name: running.value() for name, running in means.items()}, kept

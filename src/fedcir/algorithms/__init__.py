@@ -1,0 +1,59 @@
+"""One file a method: `fedprox.py` holds `FedProx`, which is called "fedprox". There is no list to edit."""
+
+import importlib
+import importlib.util
+import inspect
+import pkgutil
+import sys
+from pathlib import Path
+from types import ModuleType
+
+from fedcir.algorithm import Algorithm
+from fedcir.config import AlgorithmConfig, build, nearest
+from fedcir.types import InputError
+
+
+def names() -> list[str]:
+    """Every method that comes with the package."""
+    return sorted(module.name for module in pkgutil.iter_modules(__path__))
+
+
+def algorithm_class(name: str) -> type[Algorithm]:
+    """The class of a method by its name, or the one that a file such as ./mine.py defines."""
+    if name.endswith(".py"):
+        return _only_algorithm(_import_file(Path(name)), name)
+    if name not in names():
+        raise InputError(f"no algorithm {name!r}; {nearest(name, names())}")
+    return _only_algorithm(importlib.import_module(f"{__name__}.{name}"), name)
+
+
+def make_algorithm(config: AlgorithmConfig) -> Algorithm:
+    """The configured method, its fields checked."""
+    return build(algorithm_class(config.name), config.fields, "algorithm")
+
+
+def _import_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise InputError(f"no algorithm file {path}")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module  # dataclasses look their module up
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise InputError(f"{path} does not import: {type(error).__name__}: {error}") from error
+    return module
+
+
+def _only_algorithm(module: ModuleType, name: str) -> type[Algorithm]:
+    found = [
+        member
+        for _, member in inspect.getmembers(module, inspect.isclass)
+        if issubclass(member, Algorithm) and member.__module__ == module.__name__
+    ]
+    if len(found) != 1:
+        what = ", ".join(cls.__name__ for cls in found) or "none"
+        raise InputError(f"{name} must define one subclass of fedcir.Algorithm, it defines {what}")
+    return found[0]

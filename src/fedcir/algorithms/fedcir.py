@@ -1,0 +1,144 @@
+"""FedCiR: client-invariant representations by a generator that only heads have taught.
+
+Clients regularise towards the generator (more information on y in z) and towards its class Gaussians (less
+information on the client in z). They upload their model and nothing else.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedcir.algorithm import Algorithm
+from fedcir.arrays import load_optimizer, optimizer_arrays, snapshot
+from fedcir.config import require_at_least, require_not_negative, require_positive
+from fedcir.losses import class_gaussians, gaussian_kl, mixture_nll
+from fedcir.models.encoder import GaussianClassifier
+from fedcir.models.generator import Generator, all_classes
+from fedcir.models.task import Task
+from fedcir.types import Arrays, ClientReply, InputError, LocalContext, Losses, Modules, ServerContext, ServerState
+
+
+@dataclass(frozen=True)
+class FedCiR(Algorithm):
+    """Li et al., 2023. https://arxiv.org/abs/2308.15786"""
+
+    lambda_reg: float = 0.5
+    """Weight of the head's cross-entropy on generated representations, which upper-bounds -I(Y;Z)."""
+    lambda_align: float = 1e-6
+    """Weight of the KL of p(z|x) to the class Gaussian q(z|y), which upper-bounds I(Z;K|Y)."""
+    sigma_init: float = 0.1
+    """The encoder's sigma before training: a large one drowns the first rounds in noise."""
+    sigma_floor: float = 1e-3
+    """The encoder's sigma is never below this."""
+    noise: int = 64
+    """Dimensions of the generator's noise."""
+    hidden: int = 256
+    """Width of the generator's hidden layer."""
+    generator_steps: int = 5
+    """The server's steps on the generator in a round: E_g in the paper."""
+    generator_lr: float = 1e-3
+    """Learning rate of the generator's Adam, whose state lives across rounds."""
+    generator_statistics: Literal["batch", "running"] = "running"
+    """How the generator's BatchNorm works on clients: by the batch at hand or by the server's statistics."""
+    gaussian_samples: int = 256
+    """Generated representations per class that the class Gaussians are fitted to."""
+    gaussian_floor: float = 0.1
+    """The class Gaussians' sigma is never below this: a collapsed generator cannot blow up the KL."""
+    eval_samples: int = 0
+    """Inference averages the probabilities of so many samples of z; 0 takes z = mu."""
+
+    def __post_init__(self) -> None:
+        require_not_negative("algorithm.lambda_reg", self.lambda_reg)
+        require_not_negative("algorithm.lambda_align", self.lambda_align)
+        for name in ("sigma_floor", "generator_lr", "gaussian_floor"):
+            require_positive(f"algorithm.{name}", getattr(self, name))
+        for name in ("noise", "hidden", "generator_steps", "gaussian_samples"):
+            require_at_least(f"algorithm.{name}", getattr(self, name), 1)
+        require_at_least("algorithm.eval_samples", self.eval_samples, 0)
+        if not self.sigma_init > self.sigma_floor:
+            raise InputError(
+                f"algorithm.sigma_init must be above sigma_floor={self.sigma_floor}, got {self.sigma_init}"
+            )
+
+    def build(self, task: Task) -> Modules:
+        return {
+            "model": task.gaussian_classifier(self.sigma_init, self.sigma_floor),
+            "generator": task.generator(self.noise, self.hidden),
+        }
+
+    def start(self, modules: Modules, ctx: ServerContext) -> ServerState:
+        # The generator is not sent before it has been trained once, so both regularisers are off until then.
+        private = {"generator": snapshot(modules["generator"]), "optimizer": Arrays()}
+        return ServerState(round=0, shared={"model": snapshot(modules["model"])}, private=private)
+
+    def local_loss(self, modules: Modules, x: Tensor, y: Tensor, ctx: LocalContext) -> Losses:
+        model, generator = modules["model"], modules["generator"]
+        assert isinstance(model, GaussianClassifier)
+        assert isinstance(generator, Generator)
+        mu, sigma = model.encoder(x)  # each (B, Z)
+        z = mu + sigma * torch.randn(mu.shape, generator=ctx.rng).to(mu.device)
+        total = loss = F.cross_entropy(model.head(z), y)
+        terms = {"fl": loss}
+        if self.lambda_reg and "generator" in ctx.received:
+            labels = torch.randint(ctx.num_classes, y.shape, generator=ctx.rng).to(y.device)
+            with torch.no_grad():  # the gradient reaches the head only
+                generated = generator(generator.draw(len(y), ctx.rng), labels, self.generator_statistics)
+            terms["reg"] = F.cross_entropy(model.head(generated), labels)
+            total = total + self.lambda_reg * terms["reg"]
+        if self.lambda_align and "gaussians" in ctx.received:
+            gaussians = ctx.received["gaussians"]
+            terms["align"] = gaussian_kl(mu, sigma, gaussians["mean"][y], gaussians["std"][y]).mean()
+            total = total + self.lambda_align * terms["align"]
+        return Losses(total, terms)
+
+    def server_step(
+        self, state: ServerState, replies: Iterable[ClientReply], modules: Modules, ctx: ServerContext
+    ) -> ServerState:
+        means, heads = self.merge(
+            replies, ctx, keep=lambda reply: (reply.arrays["model"]["head.weight"], reply.arrays["model"]["head.bias"])
+        )
+        generator = modules["generator"]
+        assert isinstance(generator, Generator)
+        generator.load_state_dict(state.private["generator"])
+        weights = torch.stack([weight for weight, _ in heads])  # (K, C, Z)
+        biases = torch.stack([bias for _, bias in heads])  # (K, C)
+        optimizer = self._teach(generator, weights, biases, state.private["optimizer"], ctx)
+        with torch.no_grad():
+            labels = all_classes(ctx.num_classes, self.gaussian_samples)
+            z = generator(generator.draw(len(labels), ctx.rng), labels, "batch")
+            mean, std = class_gaussians(z.view(ctx.num_classes, self.gaussian_samples, -1), self.gaussian_floor)
+        shared, private = means, {"generator": snapshot(generator), "optimizer": optimizer}
+        if self.lambda_reg:
+            shared["generator"] = private["generator"]
+        if self.lambda_align:
+            shared["gaussians"] = {"mean": mean, "std": std}
+        return ServerState(ctx.round, shared, private)
+
+    def predict(self, modules: Modules, x: Tensor, ctx: LocalContext) -> Tensor:
+        model = modules["model"]
+        assert isinstance(model, GaussianClassifier)
+        if not self.eval_samples:
+            logits: Tensor = model(x)
+            return logits
+        mu, sigma = model.encoder(x)
+        noise = torch.randn(self.eval_samples, *mu.shape, generator=ctx.rng).to(mu.device)
+        return cast(Tensor, model.head(mu + sigma * noise)).softmax(-1).mean(0).log()
+
+    def _teach(
+        self, generator: Generator, weights: Tensor, biases: Tensor, optimizer_state: Arrays, ctx: ServerContext
+    ) -> Arrays:
+        """E_g steps on the mixture of the clients' heads; gives the optimiser's state after them."""
+        optimizer = torch.optim.Adam(generator.parameters(), lr=self.generator_lr)
+        load_optimizer(optimizer, optimizer_state)
+        for _ in range(self.generator_steps):
+            labels = torch.randint(ctx.num_classes, (ctx.batch_size,), generator=ctx.rng)
+            z = generator(generator.draw(ctx.batch_size, ctx.rng), labels, "update")  # (B, Z)
+            logits = torch.baddbmm(biases.unsqueeze(1), z.expand(len(weights), -1, -1), weights.mT)  # (K, B, C)
+            optimizer.zero_grad()
+            mixture_nll(logits, labels).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+        return optimizer_arrays(optimizer)

@@ -1,0 +1,13 @@
+"""FedReg: FedCiR without its alignment."""
+
+from dataclasses import dataclass, field
+
+from fedcir.algorithms.fedcir import FedCiR
+
+
+@dataclass(frozen=True)
+class FedReg(FedCiR):
+    """Li et al., 2023, ablation. https://arxiv.org/abs/2308.15786"""
+
+    lambda_align: float = field(default=0.0, init=False)
+    """Always 0."""

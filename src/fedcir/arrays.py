@@ -1,0 +1,120 @@
+"""Pure functions on bags of tensors: copies, means, sizes and checks."""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from fedcir.types import Arrays, Groups
+
+
+def snapshot(module: nn.Module) -> Arrays:
+    """A copy of the module's parameters and buffers on the CPU, in the ordinary memory layout."""
+    return {
+        name: tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+        for name, tensor in module.state_dict().items()
+    }
+
+
+def clone(groups: Groups) -> Groups:
+    """A deep copy."""
+    return {group: {name: tensor.clone() for name, tensor in bag.items()} for group, bag in groups.items()}
+
+
+def tensor_bytes(groups: Groups) -> int:
+    """Bytes of the tensors alone, without headers."""
+    return sum(tensor.numel() * tensor.element_size() for bag in groups.values() for tensor in bag.values())
+
+
+class RunningMean:
+    """The weighted mean of bags added one by one; integer tensors take the maximum.
+
+    Sums are kept in double precision, so that the mean of equal bags is that bag, bit for bit.
+    """
+
+    def __init__(self) -> None:
+        self._sums: Arrays = {}
+        self._dtypes: dict[str, torch.dtype] = {}
+        self._weight = 0.0
+
+    def add(self, bag: Arrays, weight: float = 1.0) -> None:
+        first = not self._sums
+        for name, tensor in bag.items():
+            if not tensor.is_floating_point():
+                self._sums[name] = tensor.clone() if first else torch.maximum(self._sums[name], tensor)
+            elif first:
+                self._sums[name] = tensor.double() * weight
+                self._dtypes[name] = tensor.dtype
+            else:
+                self._sums[name].add_(tensor, alpha=weight)
+        self._weight += weight
+
+    def value(self) -> Arrays:
+        if not self._weight:
+            raise ValueError("the mean of no bags is not defined")
+        return {
+            name: (total / self._weight).to(self._dtypes[name]) if name in self._dtypes else total
+            for name, total in self._sums.items()
+        }
+
+
+def mean(bags: Iterable[Arrays], weights: Iterable[float] | None = None) -> Arrays:
+    """The mean of several bags in the order given; see RunningMean."""
+    running = RunningMean()
+    if weights is None:
+        for bag in bags:
+            running.add(bag)
+    else:
+        for bag, weight in zip(bags, weights, strict=True):
+            running.add(bag, weight)
+    return running.value()
+
+
+def difference(groups: Groups, template: Groups) -> str | None:
+    """The first way in which names, shapes or dtypes differ from a template's, in words; None if they agree."""
+    for group in sorted(groups.keys() | template.keys()):
+        if group not in template:
+            return f"group {group!r} is not expected"
+        if group not in groups:
+            return f"group {group!r} is missing"
+        for name in sorted(groups[group].keys() | template[group].keys()):
+            if name not in template[group]:
+                return f"{group}/{name} is not expected"
+            if name not in groups[group]:
+                return f"{group}/{name} is missing"
+            got, want = _kind(groups[group][name]), _kind(template[group][name])
+            if got != want:
+                return f"{group}/{name} is {got}, expected {want}"
+    return None
+
+
+def not_finite(groups: Groups) -> str | None:
+    """The name of the first tensor that holds a NaN or an infinity; None if all are finite."""
+    for group, bag in groups.items():
+        for name, tensor in bag.items():
+            if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+                return f"{group}/{name}"
+    return None
+
+
+def optimizer_arrays(optimizer: torch.optim.Optimizer) -> Arrays:
+    """An optimiser's state as a bag: the moments of parameter 3 are "3.exp_avg" and so on."""
+    state = optimizer.state_dict()["state"]
+    return {
+        f"{index}.{key}": value.detach().cpu().clone()
+        for index, values in state.items()
+        for key, value in values.items()
+    }
+
+
+def load_optimizer(optimizer: torch.optim.Optimizer, bag: Arrays) -> None:
+    """Put back what `optimizer_arrays` took out; an empty bag is a fresh optimiser."""
+    state: dict[int, Arrays] = {}
+    for name, tensor in bag.items():
+        index, key = name.split(".", 1)
+        state.setdefault(int(index), {})[key] = tensor.clone()
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def _kind(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"

@@ -1,0 +1,267 @@
+"""Settings: frozen dataclasses to and from TOML, and `--set section.field=value`.
+
+A key that does not exist or a value of the wrong type is an error that names the nearest right one.
+"""
+
+import dataclasses
+import difflib
+import math
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+import tomli_w
+
+from fedcir.types import InputError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    name: str = "minidigits"
+    """The dataset; `fedcir data list` names them."""
+    root: str | None = None
+    """The folder that holds it."""
+    train_per_domain: int | None = None
+    """At most this many training images a domain, classes in their shares."""
+
+    def __post_init__(self) -> None:
+        require_at_least("data.train_per_domain", self.train_per_domain, 1)
+
+
+@dataclass(frozen=True)
+class PartitionConfig:
+    scheme: Literal["domain", "dirichlet", "iid"] = "domain"
+    """One client a domain; Dirichlet(beta) over labels within each domain; or all data spread evenly."""
+    clients: int | None = None
+    """How many clients; one a domain if not given."""
+    beta: float = 0.5
+    """Dirichlet concentration: small is skewed, large is even."""
+    hold_out: str | None = None
+    """A domain that nobody trains on, and everybody is tested on."""
+    min_samples: int = 1
+    """Every client gets at least this many training images."""
+
+    def __post_init__(self) -> None:
+        require_at_least("partition.clients", self.clients, 1)
+        require_positive("partition.beta", self.beta)
+        require_at_least("partition.min_samples", self.min_samples, 1)
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    name: Literal["cnn", "resnet18"] = "cnn"
+    """The backbone: `cnn` for small images, `resnet18` as in the paper."""
+    width: int | None = None
+    """Channels of its first stage; 16 for cnn and 64 for resnet18 if not given."""
+    latent: int | None = None
+    """Dimensions of z in the probabilistic methods; as wide as the features if not given."""
+    weights: str | None = None
+    """A local file of weights to start from (.safetensors or torchvision's .pth); from scratch if not given."""
+    norm: Literal["batch", "group"] = "batch"
+    """BatchNorm (running statistics averaged like weights, counters take the maximum) or GroupNorm."""
+
+    def __post_init__(self) -> None:
+        require_at_least("model.width", self.width, 1)
+        require_at_least("model.latent", self.latent, 1)
+
+
+@dataclass(frozen=True)
+class LocalConfig:
+    steps: int = 20
+    """SGD steps of a client in a round: E in the paper."""
+    batch_size: int = 32
+    lr: float = 0.01
+    momentum: float = 0.9
+    """It starts at zero each round."""
+    weight_decay: float = 5e-4
+    schedule: Literal["constant", "cosine"] = "constant"
+    """The learning rate over the rounds."""
+
+    def __post_init__(self) -> None:
+        require_at_least("local.steps", self.steps, 1)
+        require_at_least("local.batch_size", self.batch_size, 1)
+        require_positive("local.lr", self.lr)
+        require_share("local.momentum", self.momentum)
+        require_not_negative("local.weight_decay", self.weight_decay)
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    rounds: int = 40
+    active: int | None = None
+    """Clients that train in a round; all if not given."""
+    weighting: Literal["uniform", "samples"] = "uniform"
+    """The mean over clients: each the same, as in the paper, or by its number of samples."""
+    eval_every: int = 1
+    """Evaluate every so many rounds; the last is always evaluated."""
+    min_replies: int = 1
+    """A round with fewer usable replies ends the run."""
+    checkpoint_every: int = 5
+
+    def __post_init__(self) -> None:
+        for name in ("rounds", "active", "eval_every", "min_replies", "checkpoint_every"):
+            require_at_least(f"server.{name}", getattr(self, name), 1)
+
+
+@dataclass(frozen=True)
+class AlgorithmConfig:
+    """The method's name and its own fields, which its class checks."""
+
+    name: str = "fedcir"
+    fields: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    seed: int = 0
+    threads: int = 1
+    """Torch threads of a training process: results depend on it, so it is saved."""
+    device: str = "auto"
+    """cpu, cuda, mps, or auto for the best there is."""
+    layout: Literal["auto", "contiguous", "channels_last"] = "auto"
+    """Memory layout of images and weights, from a fixed table by default: results depend on it, so it is saved."""
+
+    def __post_init__(self) -> None:
+        require_at_least("run.seed", self.seed, 0)
+        require_at_least("run.threads", self.threads, 1)
+
+
+@dataclass(frozen=True)
+class Config:
+    data: DataConfig = field(default_factory=DataConfig)
+    partition: PartitionConfig = field(default_factory=PartitionConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    local: LocalConfig = field(default_factory=LocalConfig)
+    server: ServerConfig = field(default_factory=ServerConfig)
+    algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
+    run: RunConfig = field(default_factory=RunConfig)
+
+
+SECTIONS: dict[str, Any] = {f.name: f.default_factory for f in dataclasses.fields(Config)}
+
+
+def require_at_least(name: str, value: int | None, least: int) -> None:
+    if value is not None and value < least:
+        raise InputError(f"{name} must be at least {least}, got {value}")
+
+
+def require_positive(name: str, value: float) -> None:
+    if not (math.isfinite(value) and value > 0):
+        raise InputError(f"{name} must be a number above 0, got {value}")
+
+
+def require_not_negative(name: str, value: float) -> None:
+    if not (math.isfinite(value) and value >= 0):
+        raise InputError(f"{name} must be a number of at least 0, got {value}")
+
+
+def require_share(name: str, value: float) -> None:
+    if not 0 <= value < 1:
+        raise InputError(f"{name} must be at least 0 and below 1, got {value}")
+
+
+def nearest(name: str, choices: Iterable[str]) -> str:
+    """The hint at the end of an error about a name: the nearest one if there is one, else all."""
+    names = sorted(choices)
+    close = difflib.get_close_matches(name, names, n=1)
+    return f"did you mean {close[0]!r}?" if close else f"choose from {', '.join(names)}"
+
+
+def build(cls: type[T], values: Mapping[str, Any], section: str) -> T:
+    """A dataclass from a mapping: every key must be a field of the class and every value of its type."""
+    hints = get_type_hints(cls)
+    names = [f.name for f in dataclasses.fields(cls) if f.init]  # type: ignore[arg-type]
+    for name in values:
+        if name not in names:
+            raise InputError(f"[{section}] has no field {name!r}; {nearest(name, names) if names else 'it takes none'}")
+    return cls(**{name: _typed(value, hints[name], f"{section}.{name}") for name, value in values.items()})
+
+
+def config_from(tables: Mapping[str, Any]) -> Config:
+    """A config from nested tables as TOML gives them."""
+    sections: dict[str, Any] = {}
+    for name, values in tables.items():
+        if name == "fedcir":  # a run's config.toml says there which fedcir wrote it
+            continue
+        if name not in SECTIONS:
+            raise InputError(f"no section [{name}]; {nearest(name, SECTIONS)}")
+        if not isinstance(values, Mapping):
+            raise InputError(f"{name} must be a section [{name}], got {values!r}")
+        if name == "algorithm":
+            rest = dict(values)
+            sections[name] = AlgorithmConfig(_typed(rest.pop("name", "fedcir"), str, "algorithm.name"), rest)
+        else:
+            sections[name] = build(SECTIONS[name], values, name)
+    return Config(**sections)
+
+
+def config_tables(config: Config) -> dict[str, dict[str, Any]]:
+    """The inverse of `config_from`; fields that are None are left out, since TOML has no such value."""
+    tables = {
+        name: {key: value for key, value in dataclasses.asdict(getattr(config, name)).items() if value is not None}
+        for name in SECTIONS
+    }
+    tables["algorithm"] = {"name": config.algorithm.name, **config.algorithm.fields}
+    return tables
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The tables of a TOML file."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise InputError(f"cannot read the config {path}: {error}") from error
+
+
+def dump_toml(tables: Mapping[str, Any]) -> str:
+    return tomli_w.dumps(dict(tables))
+
+
+def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested tables with the second's values over the first's. Naming another algorithm drops the first's fields."""
+    result = {name: dict(values) if isinstance(values, Mapping) else values for name, values in base.items()}
+    for name, values in over.items():
+        if isinstance(values, Mapping) and isinstance(result.get(name), dict):
+            another = name == "algorithm" and values.get("name", result[name].get("name")) != result[name].get("name")
+            result[name] = dict(values) if another else {**result[name], **values}
+        else:
+            result[name] = values
+    return result
+
+
+def parse_assignment(text: str) -> dict[str, dict[str, Any]]:
+    """`local.lr=0.1` as tables. The value is read as TOML, and as a plain string where that fails."""
+    key, equals, value = text.partition("=")
+    section, dot, name = key.strip().partition(".")
+    if not (equals and dot and section and name):
+        raise InputError(f"--set takes section.field=value, got {text!r}")
+    try:
+        parsed = tomllib.loads(f"value = {value.strip()}")["value"]
+    except tomllib.TOMLDecodeError:
+        parsed = value.strip()
+    return {section: {name: parsed}}
+
+
+def _typed(value: Any, hint: Any, name: str) -> Any:
+    if get_origin(hint) is Literal:
+        if value not in get_args(hint):
+            raise InputError(f"{name} cannot be {value!r}; {nearest(str(value), get_args(hint))}")
+        return value
+    if isinstance(hint, UnionType):
+        if value is None and NoneType in get_args(hint):
+            return None
+        (inner,) = (arg for arg in get_args(hint) if arg is not NoneType)
+        return _typed(value, inner, name)
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
+        raise InputError(f"{name} must be {_WORDS.get(hint, hint)}, got {value!r}")
+    return value
+
+
+_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}

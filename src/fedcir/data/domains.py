@@ -1,0 +1,95 @@
+"""The one type that every dataset returns: images by domain, split into train and test, with class names."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedcir.rng import numpy_rng
+
+Images = NDArray[np.uint8]
+Labels = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Split:
+    """Images with their labels, and a name for each that stays the same from run to run."""
+
+    images: Images  # (N, H, W, C)
+    labels: Labels  # (N,)
+    ids: Sequence[str]
+
+    def __post_init__(self) -> None:
+        if not len(self.images) == len(self.labels) == len(self.ids):
+            raise ValueError(
+                f"{len(self.images)} images, {len(self.labels)} labels and {len(self.ids)} ids do not match"
+            )
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def take(self, indices: Sequence[int] | NDArray[np.int64]) -> "Split":
+        """The samples at these indices, in this order."""
+        chosen = np.asarray(indices, dtype=np.int64)
+        return Split(self.images[chosen], self.labels[chosen], [self.ids[i] for i in chosen])
+
+
+@dataclass(frozen=True)
+class Domain:
+    name: str
+    train: Split
+    test: Split
+
+
+@dataclass(frozen=True)
+class Domains:
+    """A dataset: the same classes seen in several domains."""
+
+    name: str
+    classes: tuple[str, ...]
+    domains: tuple[Domain, ...]
+
+    def __iter__(self) -> Iterator[Domain]:
+        return iter(self.domains)
+
+    def __len__(self) -> int:
+        return len(self.domains)
+
+    def __getitem__(self, name: str) -> Domain:
+        for domain in self.domains:
+            if domain.name == name:
+                return domain
+        raise KeyError(f"no domain {name!r} in {self.name}; it has {', '.join(self.names)}")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(domain.name for domain in self.domains)
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """Height, width and channels, the same in every domain."""
+        height, width, channels = self.domains[0].train.images.shape[1:]
+        return height, width, channels
+
+    def capped(self, train_per_domain: int, seed: int) -> "Domains":
+        """At most this many training images a domain, a seeded sample that keeps the shares of the classes."""
+        kept = []
+        for domain in self.domains:
+            rng = numpy_rng(seed, "train_per_domain", domain.name)
+            chosen = stratified_sample(domain.train.labels, train_per_domain, rng)
+            kept.append(replace(domain, train=domain.train.take(chosen)))
+        return replace(self, domains=tuple(kept))
+
+
+def stratified_sample(labels: Labels, size: int, rng: np.random.Generator) -> NDArray[np.int64]:
+    """Indices of `size` samples (or all), ascending, each class in its share as nearly as whole numbers allow."""
+    if size >= len(labels):
+        return np.arange(len(labels))
+    classes, counts = np.unique(labels, return_counts=True)
+    exact = counts * (size / len(labels))
+    quota = np.floor(exact).astype(int)
+    remainder = size - quota.sum()
+    quota[np.argsort(quota - exact, kind="stable")[:remainder]] += 1  # the largest fractions are rounded up
+    picks = [rng.permutation(np.flatnonzero(labels == c))[:n] for c, n in zip(classes, quota, strict=True)]
+    return np.sort(np.concatenate(picks))

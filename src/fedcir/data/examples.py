@@ -1,0 +1,75 @@
+"""What a client trains and tests on: labelled examples that give batches ready for the model."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedcir.data.domains import Images, Labels
+
+Positions = NDArray[np.int64]
+
+
+class Examples(Protocol):
+    def __len__(self) -> int: ...
+
+    def batch(self, positions: Positions, device: torch.device, layout: torch.memory_format) -> tuple[Tensor, Tensor]:
+        """Inputs and labels at these positions, on the device."""
+        ...
+
+
+@dataclass(frozen=True)
+class Normalisation:
+    """Pixel values in [0, 1] minus the mean, over the standard deviation, per channel."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    @classmethod
+    def of_channels(cls, channels: int) -> "Normalisation":
+        """ImageNet's: constants that need no look at any client's data and fit its published weights."""
+        if channels == 3:
+            return cls((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+        return cls((0.449,) * channels, (0.226,) * channels)
+
+
+class ImageExamples:
+    """Rows of a uint8 array of images; a batch is gathered, moved to the device and only there made float."""
+
+    def __init__(self, images: Images, labels: Labels, rows: Positions, normalisation: Normalisation) -> None:
+        self.images = images  # (N, H, W, C)
+        self.labels = labels
+        self.rows = rows
+        self._scale = torch.tensor([1 / (255 * s) for s in normalisation.std]).view(1, -1, 1, 1)
+        self._shift = torch.tensor([-m / s for m, s in zip(normalisation.mean, normalisation.std, strict=True)]).view(
+            1, -1, 1, 1
+        )
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def batch(self, positions: Positions, device: torch.device, layout: torch.memory_format) -> tuple[Tensor, Tensor]:
+        rows = self.rows[positions]
+        pixels = torch.from_numpy(self.images[rows]).to(device).permute(0, 3, 1, 2)  # (B, C, H, W)
+        x = pixels.to(torch.float32, memory_format=layout).mul_(self._scale.to(device)).add_(self._shift.to(device))
+        return x, torch.from_numpy(self.labels[rows]).to(device)
+
+
+class DatasetExamples:
+    """Any torch Dataset of (input, label) pairs."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def batch(self, positions: Positions, device: torch.device, layout: torch.memory_format) -> tuple[Tensor, Tensor]:
+        items: Sequence[tuple[Any, Any]] = [self.dataset[int(i)] for i in positions]
+        x = torch.stack([torch.as_tensor(item[0]) for item in items]).to(device)
+        y = torch.tensor([int(item[1]) for item in items], device=device)
+        return (x.contiguous(memory_format=layout) if x.ndim == 4 else x), y

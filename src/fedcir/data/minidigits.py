@@ -1,0 +1,159 @@
+"""Ten digits in four domains, made from what installed packages carry: a real feature shift without a download.
+
+Handwriting is the test set of UCI's Optical Recognition of Handwritten Digits (Alpaydin and Kaynak, 1998,
+https://doi.org/10.24432/C50P49) and photographs are two, both as scikit-learn ships them; typefaces are matplotlib's.
+`photo` follows MNIST-M (Ganin et al., 2016, https://arxiv.org/abs/1505.07818).
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw, ImageFont
+from scipy.ndimage import maximum_filter, minimum_filter
+from sklearn.datasets import load_digits, load_sample_images
+
+from fedcir.data.domains import Domain, Domains, Images, Labels, Split
+from fedcir.rng import numpy_rng
+
+SIDE = 32
+FINE = 2  # outlines and type are drawn this many times larger, then averaged down
+# All of matplotlib's faces that hold figures, but for the maths font cmmi10, whose 0 and 1 read as o and I.
+FACES = {
+    "sans": "DejaVuSans DejaVuSans-Bold DejaVuSans-Oblique DejaVuSans-BoldOblique cmss10",
+    "mono": "DejaVuSansMono DejaVuSansMono-Bold DejaVuSansMono-Oblique DejaVuSansMono-BoldOblique cmtt10",
+    "serif": "DejaVuSerif DejaVuSerif-Bold DejaVuSerif-Italic DejaVuSerif-BoldItalic cmr10 cmb10 cmti10",
+    "times": "STIXGeneral STIXGeneralBol STIXGeneralItalic STIXGeneralBolIta",
+}
+
+Ink = NDArray[np.float32]  # (N, S, S), 0 where there is no ink and 1 where there is
+
+
+def minidigits(seed: int = 0) -> Domains:
+    """Domains handwritten, printed, photo and outlined with 400 training and 199 test images each, 32x32 RGB."""
+    writing, photos = load_digits(), load_sample_images().images
+    dealt, faces = _deal(writing.target, seed), _divide_faces(seed)
+
+    def split(domain: str, part: str) -> Split:
+        rng = numpy_rng(seed, "minidigits", domain, part)
+        if domain == "printed":
+            return _printed(faces[part], len(dealt["handwritten", part]), rng)
+        chosen = dealt[domain, part]
+        ink = _handwriting(writing.images[chosen], SIDE * FINE if domain == "outlined" else SIDE, rng)
+        if domain == "handwritten":
+            images = _scanned(ink, rng)
+        elif domain == "photo":
+            images = _over_photos(ink, _strips(photos, part), rng)
+        else:
+            images = _outlined(ink, rng)
+        return Split(images, writing.target[chosen].astype(np.int64), [f"{domain}/{i:04}" for i in chosen])
+
+    names = ("handwritten", "printed", "photo", "outlined")
+    made = (Domain(name, split(name, "train"), split(name, "test")) for name in names)
+    return Domains("minidigits", tuple("0123456789"), tuple(made))
+
+
+def _deal(labels: Labels, seed: int) -> dict[tuple[str, str], NDArray[np.int64]]:
+    """Each original to one domain and one split, every class in equal shares."""
+    shuffled = numpy_rng(seed, "minidigits", "deal").permutation(len(labels))
+    by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]
+    ninths = [by_class[k::9] for k in range(9)]  # dealt like cards: six of 200 and three of 199
+    dealt = {}
+    for k, domain in enumerate(("handwritten", "photo", "outlined")):
+        dealt[domain, "train"] = np.sort(np.concatenate(ninths[2 * k : 2 * k + 2]))
+        dealt[domain, "test"] = np.sort(ninths[6 + k])
+    return dealt
+
+
+def _divide_faces(seed: int) -> dict[str, list[str]]:
+    """A third of the faces of each style is for testing, so that no face is in both splits."""
+    divided: dict[str, list[str]] = {"train": [], "test": []}
+    for style, names in FACES.items():
+        faces = numpy_rng(seed, "minidigits", "faces", style).permutation(names.split()).tolist()
+        held_out = round(len(faces) / 3)
+        divided["test"] += faces[:held_out]
+        divided["train"] += faces[held_out:]
+    return divided
+
+
+def _handwriting(originals: NDArray[np.float64], side: int, rng: np.random.Generator) -> Ink:
+    """The 8x8 originals drawn smoothly at this size, each a little scaled, slanted and moved."""
+    ink = np.empty((len(originals), side, side), np.float32)
+    for i, original in enumerate(originals):
+        padded = Image.fromarray(np.pad(original * (255 / 16), 2).astype(np.uint8))  # (12, 12)
+        step = 8 / (side * rng.uniform(0.72, 0.9))  # pixels of the original for each one drawn
+        slant, (x, y) = rng.uniform(-0.15, 0.15), 6 + rng.uniform(-0.5, 0.5, 2)  # (x, y) comes to the middle
+        affine = (step, slant * step, x - step * (1 + slant) * side / 2, 0, step, y - step * side / 2)
+        drawn = padded.transform((side, side), Image.Transform.AFFINE, affine, Image.Resampling.BICUBIC)
+        ink[i] = np.asarray(drawn) / 255
+    return (ink - 0.25).clip(0, 0.5) * 2  # enlarging blurs the edges of strokes: steepen them again
+
+
+def _painted(ink: Ink, colour: NDArray[np.int64], ground: NDArray[np.int64], rng: np.random.Generator) -> Images:
+    """Ink of one colour an image, (N, 3), on ground of another, with a little grain."""
+    mix = ink.reshape(len(ink), SIDE, ink.shape[1] // SIDE, SIDE, ink.shape[1] // SIDE, 1).mean((2, 4))  # (N, H, W, 1)
+    grain = rng.integers(-5, 6, mix.shape)
+    return _as_bytes(mix * colour[:, None, None] + (1 - mix) * ground[:, None, None] + grain)
+
+
+def _as_bytes(values: NDArray[np.floating]) -> Images:
+    return values.round().clip(0, 255).astype(np.uint8)
+
+
+def _scanned(ink: Ink, rng: np.random.Generator) -> Images:
+    """Light ink on dark, in shades of grey."""
+    light, dark = rng.integers(190, 256, (len(ink), 1)), rng.integers(0, 40, (len(ink), 1))
+    return _painted(ink, light.repeat(3, 1), dark.repeat(3, 1), rng)
+
+
+def _outlined(ink: Ink, rng: np.random.Generator) -> Images:
+    """Hollow figures: a line around the strokes, light on dark or dark on light, in any two colours."""
+    hard = (2 * ink - 0.5).clip(0, 1)  # not quite a threshold, which would be jagged
+    line = maximum_filter(hard, (1, 3, 3)) - minimum_filter(hard, (1, 3, 3))
+    dark, light = rng.integers(0, 100, (len(ink), 3)), rng.integers(160, 256, (len(ink), 3))
+    swap = rng.integers(0, 2, (len(ink), 1)) == 1
+    return _painted(line, np.where(swap, light, dark), np.where(swap, dark, light), rng)
+
+
+def _strips(photos: Sequence[Images], part: str) -> list[Image.Image]:
+    """Upright strips of the photographs, in turn for training and for testing."""
+    first = 0 if part == "train" else 1
+    return [Image.fromarray(strip) for photo in photos for strip in np.split(photo, 5, axis=1)[first::2]]
+
+
+def _over_photos(ink: Ink, strips: Sequence[Image.Image], rng: np.random.Generator) -> Images:
+    """Colours inverted where the ink is."""
+    images = np.empty((*ink.shape, 3), np.uint8)
+    for image, stroke in zip(images, ink, strict=True):
+        contrast = texture = 0.0
+        while contrast < 80 or texture < 40:  # inverted mid-grey is mid-grey, and bare sky is no scene
+            strip, side = strips[int(rng.integers(len(strips)))], int(rng.integers(SIDE, 3 * SIDE))
+            x, y = (int(rng.integers(length - side)) for length in strip.size)
+            patch = np.asarray(strip.resize((SIDE, SIDE), Image.Resampling.BOX, (x, y, x + side, y + side)))
+            grey = patch.sum(2) / 3
+            contrast = abs(255 - 2 * grey[stroke > 0.5].mean())
+            texture = np.ptp(np.sort(grey, axis=None)[100:-100])
+        image[:] = _as_bytes(np.abs(255 * stroke[..., None] - patch))
+    return images
+
+
+def _printed(faces: Sequence[str], count: int, rng: np.random.Generator) -> Split:
+    """Figures in type, dark on light paper, each class going round all faces."""
+    side, folder = SIDE * FINE, Path(matplotlib.get_data_path(), "fonts", "ttf")
+    ink, labels, ids = np.empty((count, side, side), np.float32), np.arange(count) % 10, []
+    for i in range(count):
+        copy, digit = divmod(i, 10)
+        face, size = faces[(copy + digit) % len(faces)], int(rng.integers(24, 37)) * FINE
+        # The basic layout is in every build of Pillow, the other is not.
+        font = ImageFont.truetype(folder / f"{face}.ttf", size, layout_engine=ImageFont.Layout.BASIC)
+        left, top, right, bottom = font.getbbox(str(digit))
+        x, y = side / 2 + rng.uniform(-2, 2, 2) * FINE
+        page = Image.new("L", (side, side))
+        ImageDraw.Draw(page).text((x - (left + right) / 2, y - (top + bottom) / 2), str(digit), 255, font)
+        ink[i] = np.asarray(page.rotate(rng.uniform(-8, 8), Image.Resampling.BICUBIC)) / 255
+        ids.append(f"printed/{face}/{digit}/{copy:03}")
+    paper = rng.integers(205, 245, (count, 1)) + rng.integers(-20, 12, (count, 3))  # a brightness and a tint
+    black = rng.integers(15, 60, (count, 1)) + rng.integers(-15, 50, (count, 3))
+    return Split(_painted(ink, black, paper, rng), labels, ids)

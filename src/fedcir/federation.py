@@ -1,0 +1,131 @@
+"""Who takes part: the clients with their data, the task they share, and the manifest that names every sample."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedcir.config import Config
+from fedcir.data.domains import Domain, Domains
+from fedcir.data.examples import DatasetExamples, Examples, ImageExamples, Normalisation
+from fedcir.data.sources import open_dataset
+from fedcir.models.task import Task, image_task, module_task
+from fedcir.partition import Share, partition
+from fedcir.types import InputError
+
+
+@dataclass(frozen=True)
+class Client:
+    """A site: its training data, and the test data of its domain. Without training data it only evaluates."""
+
+    id: int
+    domain: str
+    train: Examples | None
+    test: Examples
+
+
+@dataclass(frozen=True)
+class Federation:
+    dataset: str
+    clients: tuple[Client, ...]
+    task: Task
+    card: dict[str, Any]
+    """What a user of the model must know: classes, size, normalisation. It goes into the model's file."""
+    manifest: dict[str, Any]
+
+    @property
+    def trainers(self) -> tuple[int, ...]:
+        return tuple(client.id for client in self.clients if client.train is not None)
+
+    @property
+    def evaluators(self) -> dict[int, str]:
+        """One client a domain, the first that holds its test set."""
+        first: dict[str, int] = {}
+        for client in self.clients:
+            first.setdefault(client.domain, client.id)
+        return {client: domain for domain, client in first.items()}
+
+
+def open_federation(config: Config) -> Federation:
+    """Open the configured dataset and deal it out."""
+    seed = config.run.seed
+    domains = open_dataset(config.data, seed)
+    shares = partition(config.partition, {domain.name: domain.train.labels for domain in domains}, seed)
+    height, _, channels = domains.image_shape
+    normalisation = Normalisation.of_channels(channels)
+    clients = []
+    for number, share in enumerate(shares):
+        test = domains[share.domain].test
+        clients.append(
+            Client(
+                number,
+                share.domain,
+                _examples(domains, share, normalisation) if share.rows else None,
+                ImageExamples(test.images, test.labels, np.arange(len(test)), normalisation),
+            )
+        )
+    card = {
+        "classes": list(domains.classes),
+        "image_size": height,
+        "channels": channels,
+        "mean": list(normalisation.mean),
+        "std": list(normalisation.std),
+    }
+    task = image_task(config.model, len(domains.classes), channels, seed)
+    return Federation(domains.name, tuple(clients), task, card, _manifest(domains, shares))
+
+
+def federation_of(
+    pairs: Sequence[tuple[Any, Any]], encoder: torch.nn.Module, num_classes: int, latent: int | None, seed: int
+) -> Federation:
+    """A federation of the caller's own (train, test) Datasets and encoder."""
+    if not pairs:
+        raise InputError("clients must hold at least one (train, test) pair, got none")
+    clients = []
+    for number, (train, test) in enumerate(pairs):
+        for part, dataset in (("train", train), ("test", test)):
+            if len(dataset) == 0:
+                raise InputError(f"the {part} Dataset of client {number} is empty")
+        clients.append(Client(number, f"client-{number}", DatasetExamples(train), DatasetExamples(test)))
+    example, _ = clients[0].test.batch(np.zeros(2, dtype=np.int64), torch.device("cpu"), torch.contiguous_format)
+    task = module_task(encoder, example, num_classes, latent, seed)
+    manifest = _hashed({"clients": [{"id": c.id, "domain": c.domain, "train": len(c.train or ())} for c in clients]})
+    return Federation("own", tuple(clients), task, {"classes": [str(i) for i in range(num_classes)]}, manifest)
+
+
+def _examples(domains: Domains, share: Share, normalisation: Normalisation) -> ImageExamples:
+    if len(share.rows) == 1:
+        (name, rows), *_ = share.rows.items()
+        split = domains[name].train
+        return ImageExamples(split.images, split.labels, rows, normalisation)
+    parts = [domains[name].train.take(rows) for name, rows in share.rows.items()]
+    images = np.concatenate([part.images for part in parts])
+    labels = np.concatenate([part.labels for part in parts])
+    return ImageExamples(images, labels, np.arange(len(labels)), normalisation)
+
+
+def _manifest(domains: Domains, shares: Sequence[Share]) -> dict[str, Any]:
+    clients = []
+    for number, share in enumerate(shares):
+        ids = [domains[name].train.ids[i] for name, rows in share.rows.items() for i in rows]
+        clients.append({"id": number, "domain": share.domain, "train": ids})
+    tests = {domain.name: list(domain.test.ids) for domain in domains}
+    content = {domain.name: _content_hash(domain) for domain in domains}
+    return _hashed({"dataset": domains.name, "content": content, "clients": clients, "test": tests})
+
+
+def _content_hash(domain: Domain) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for split in (domain.train, domain.test):
+        digest.update(np.ascontiguousarray(split.images).data)
+        digest.update(np.ascontiguousarray(split.labels).data)
+    return digest.hexdigest()
+
+
+def _hashed(manifest: dict[str, Any]) -> dict[str, Any]:
+    text = json.dumps(manifest, sort_keys=True)
+    return {**manifest, "hash": hashlib.blake2b(text.encode(), digest_size=16).hexdigest()}

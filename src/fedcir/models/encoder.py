@@ -1,0 +1,51 @@
+"""The two classifiers: a deterministic encoder, or a Gaussian one, each under one linear head.
+
+Both are `encoder.*` plus `head.weight` and `head.bias`, so that a server finds every client's head by name.
+"""
+
+import math
+from typing import cast
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class Classifier(nn.Module):
+    """Features, then one linear layer."""
+
+    def __init__(self, encoder: nn.Module, head: nn.Linear) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.head = head
+
+    def forward(self, x: Tensor) -> Tensor:
+        return cast(Tensor, self.head(self.encoder(x)))
+
+
+class GaussianEncoder(nn.Module):
+    """p(z|x) = N(mu(x), diag sigma(x)^2): a linear layer on a backbone's features gives mu and the raw sigma."""
+
+    def __init__(self, backbone: nn.Module, gaussian: nn.Linear, sigma_init: float, sigma_floor: float) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.gaussian = gaussian
+        self.sigma_floor = sigma_floor
+        # The inverse of softplus: at the start, sigma is about sigma_init whatever the input.
+        nn.init.constant_(gaussian.bias[gaussian.out_features // 2 :], math.log(math.expm1(sigma_init - sigma_floor)))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        mu, raw = self.gaussian(self.backbone(x)).chunk(2, dim=-1)
+        return mu, F.softplus(raw) + self.sigma_floor  # each (B, Z)
+
+
+class GaussianClassifier(nn.Module):
+    """A Gaussian encoder under a linear head. Its forward pass is inference: the head on z = mu."""
+
+    def __init__(self, encoder: GaussianEncoder, head: nn.Linear) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.head = head
+
+    def forward(self, x: Tensor) -> Tensor:
+        mu, _ = self.encoder(x)
+        return cast(Tensor, self.head(mu))

@@ -1,0 +1,107 @@
+"""What is to be learned: the classes, and how to build the networks for them from a seed.
+
+Every part is drawn from a seed of its own, so that all methods of one seed start from the same backbone.
+"""
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from fedcir.config import ModelConfig
+from fedcir.models.cnn import CNN
+from fedcir.models.encoder import Classifier, GaussianClassifier, GaussianEncoder
+from fedcir.models.generator import Generator
+from fedcir.models.resnet import ResNet18
+from fedcir.rng import seeded_init
+from fedcir.types import Arrays, InputError
+
+BACKBONES: dict[str, type[CNN] | type[ResNet18]] = {"cnn": CNN, "resnet18": ResNet18}
+
+
+@dataclass(frozen=True)
+class Task:
+    num_classes: int
+    features: int
+    """The width of what the encoder gives."""
+    latent: int
+    """The width of z in the probabilistic methods."""
+    seed: int
+    make_encoder: Callable[[], nn.Module]
+
+    def encoder(self) -> nn.Module:
+        with seeded_init(self.seed, "init", "encoder"):
+            return self.make_encoder()
+
+    def classifier(self) -> Classifier:
+        return Classifier(self.encoder(), self._linear("head", self.features, self.num_classes))
+
+    def gaussian_classifier(self, sigma_init: float, sigma_floor: float) -> GaussianClassifier:
+        gaussian = self._linear("gaussian", self.features, 2 * self.latent)
+        encoder = GaussianEncoder(self.encoder(), gaussian, sigma_init, sigma_floor)
+        return GaussianClassifier(encoder, self._linear("head", self.latent, self.num_classes))
+
+    def generator(self, noise: int, hidden: int) -> Generator:
+        with seeded_init(self.seed, "init", "generator"):
+            return Generator(self.num_classes, self.latent, noise, hidden)
+
+    def _linear(self, part: str, inputs: int, outputs: int) -> nn.Linear:
+        with seeded_init(self.seed, "init", part):
+            return nn.Linear(inputs, outputs)
+
+
+def image_task(model: ModelConfig, num_classes: int, channels: int, seed: int) -> Task:
+    """The task of a configured backbone on images."""
+    backbone = BACKBONES[model.name]
+    arguments = {} if model.width is None else {"width": model.width}
+    weights = None if model.weights is None else read_weights(Path(model.weights))
+
+    def make_encoder() -> nn.Module:
+        encoder = backbone(channels=channels, norm=model.norm, **arguments)
+        if weights is not None:
+            load_weights(encoder, weights, str(model.weights))
+        return encoder
+
+    features = backbone(channels=channels, norm=model.norm, **arguments).features
+    return Task(num_classes, features, model.latent or features, seed, make_encoder)
+
+
+def module_task(encoder: nn.Module, example: Tensor, num_classes: int, latent: int | None, seed: int) -> Task:
+    """The task of the caller's own encoder, which starts from the weights that it has."""
+    training = encoder.training
+    with torch.no_grad():
+        features = encoder.eval()(example)
+    encoder.train(training)
+    if features.ndim != 2:
+        raise InputError(f"encoder must map a batch to (batch, features), got the shape {list(features.shape)}")
+    width = features.shape[1]
+    return Task(num_classes, width, latent or width, seed, lambda: copy.deepcopy(encoder))
+
+
+def read_weights(path: Path) -> Arrays:
+    """Tensors from a .safetensors file, or from a .pth file by torch's loader that runs no code."""
+    if not path.is_file():
+        raise InputError(f"model.weights: no file {path}")
+    try:
+        arrays: Arrays = (
+            load_file(path)
+            if path.suffix == ".safetensors"
+            else torch.load(path, map_location="cpu", weights_only=True)
+        )
+    except Exception as error:
+        raise InputError(f"model.weights: {path} does not load: {str(error).splitlines()[0]}") from error
+    return arrays
+
+
+def load_weights(encoder: nn.Module, arrays: Arrays, source: str) -> None:
+    """Load published weights into an encoder; their own classifier `fc.*` is left out."""
+    kept = {name: tensor for name, tensor in arrays.items() if not name.startswith("fc.")}
+    try:
+        encoder.load_state_dict(kept)
+    except RuntimeError as error:
+        reason = str(error).splitlines()[1].strip()
+        raise InputError(f"model.weights: {source} does not fit {type(encoder).__name__}: {reason}") from error

@@ -1,0 +1,200 @@
+"""The run folder: what a run writes, how it is read again, and how it is resumed.
+
+Every file but rounds.jsonl is written beside its place and moved there, so that a kill at any moment leaves either
+the old file or the new one. Nothing is pickled: safetensors, JSON and TOML.
+"""
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+
+from fedcir.config import Config, config_from, config_tables, dump_toml, read_toml
+from fedcir.types import Arrays, Groups, InputError, RoundRecord, ServerState
+
+FORMAT = 1
+GENERATIONS = 2
+
+
+class RunFolder:
+    """A run on disk."""
+
+    LOCK = ".lock"
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    def exists(self) -> bool:
+        return (self.path / "config.toml").is_file()
+
+    @property
+    def finished(self) -> bool:
+        return (self.path / "summary.json").is_file()
+
+    def create(self, config: Config, manifest: dict[str, Any]) -> None:
+        """Begin a run; config.toml comes last, so that a folder with one has all that a resume needs."""
+        from fedcir import __version__
+
+        (self.path / "checkpoint").mkdir(parents=True, exist_ok=True)
+        write(self.path / "manifest.json", json.dumps(manifest, indent=1, ensure_ascii=False))
+        about = {"format": FORMAT, "version": __version__, "torch": torch.__version__}
+        write(self.path / "config.toml", dump_toml({"fedcir": about, **config_tables(config)}))
+
+    def config(self) -> Config:
+        if not self.exists:
+            raise InputError(f"{self.path} is not a run: it holds no config.toml")
+        tables = read_toml(self.path / "config.toml")
+        found = tables.pop("fedcir", {}).get("format", "none")
+        if found != FORMAT:
+            raise InputError(
+                f"{self.path} has run-folder format {found}, this fedcir reads {FORMAT}: use the fedcir that wrote it"
+            )
+        return config_from(tables)
+
+    def manifest(self) -> dict[str, Any]:
+        return _read_json(self.path / "manifest.json")
+
+    def summary(self) -> dict[str, Any]:
+        return _read_json(self.path / "summary.json")
+
+    def records(self) -> list[RoundRecord]:
+        """All rounds that were written whole; a line that a kill cut short is not one of them."""
+        path = self.path / "rounds.jsonl"
+        if not path.exists():
+            return []
+        records = []
+        for line in path.read_text(encoding="utf-8").splitlines():
+            try:
+                records.append(RoundRecord.from_json(json.loads(line)))
+            except (json.JSONDecodeError, TypeError):
+                break
+        return records
+
+    def append(self, record: RoundRecord) -> None:
+        with open(self.path / "rounds.jsonl", "a", encoding="utf-8") as file:
+            file.write(json.dumps(asdict(record), ensure_ascii=False) + "\n")
+
+    def rewind(self, round: int) -> list[RoundRecord]:
+        """Forget the rounds after this one, which will be done again; gives those that stay."""
+        records = [record for record in self.records() if record.round <= round]
+        lines = (json.dumps(asdict(record), ensure_ascii=False) + "\n" for record in records)
+        write(self.path / "rounds.jsonl", "".join(lines))
+        with contextlib.suppress(FileNotFoundError):
+            (self.path / "summary.json").unlink()
+        return records
+
+    def save_checkpoint(self, state: ServerState) -> None:
+        folder = self.path / "checkpoint"
+        flat = {
+            f"{kind}/{group}/{name}": tensor
+            for kind, groups in (("shared", state.shared), ("private", state.private))
+            for group, bag in groups.items()
+            for name, tensor in bag.items()
+        }
+        groups = {
+            "shared": list(state.shared),
+            "private": list(state.private),
+        }  # an empty bag has no tensor to tell of it
+        about = {"fedcir": json.dumps({"round": state.round, **groups})}
+        write(folder / f"round-{state.round:06d}.safetensors", save(_unshared(flat), about))
+        for old in self._checkpoints()[:-GENERATIONS]:
+            old.unlink()
+
+    def load_checkpoint(self) -> ServerState | None:
+        """The newest state that reads back whole and whose rounds are all recorded; None if there is none yet."""
+        recorded = len(self.records())
+        for path in reversed(self._checkpoints()):
+            try:
+                state = _read_state(path)
+            except (SafetensorError, KeyError, ValueError):
+                continue
+            if state.round <= recorded:
+                return state
+        return None
+
+    def finish(self, summary: dict[str, Any], model: Arrays, card: dict[str, Any]) -> None:
+        """Write the model and then the summary, whose presence says that the run is done."""
+        # One metadata key, since safetensors writes several in no fixed order and equal runs are to be equal files.
+        about = {"fedcir": json.dumps({"format": FORMAT, **card}, sort_keys=True, ensure_ascii=False)}
+        write(self.path / "model.safetensors", save(_unshared(model), about))
+        write(self.path / "summary.json", json.dumps(summary, indent=1, ensure_ascii=False) + "\n")
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the folder: two processes that train into one would destroy each other's run."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        with open(self.path / self.LOCK, "w", encoding="utf-8") as file:
+            if not _lock(file):
+                raise InputError(f"another process is training in {self.path}: wait for it, or give another --out")
+            yield
+
+    def _checkpoints(self) -> list[Path]:
+        return sorted((self.path / "checkpoint").glob("round-*.safetensors"))
+
+
+def write(path: Path, content: str | bytes) -> None:
+    """Write a file whole or not at all, even when the disk is full or the process is killed."""
+    data = content.encode() if isinstance(content, str) else content
+    beside = path.with_name(f".{path.name}.tmp")
+    try:
+        with open(beside, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            beside.unlink()
+        raise
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"cannot read {path}: {error}") from error
+    return values
+
+
+def _read_state(path: Path) -> ServerState:
+    with safe_open(path, framework="pt") as file:
+        about = json.loads(file.metadata()["fedcir"])
+        kinds: dict[str, Groups] = {kind: {group: {} for group in about[kind]} for kind in ("shared", "private")}
+        for key in file.keys():  # noqa: SIM118 (not a dict)
+            kind, group, name = key.split("/", 2)
+            kinds[kind][group][name] = file.get_tensor(key)
+    return ServerState(about["round"], kinds["shared"], kinds["private"])
+
+
+def _unshared(arrays: Arrays) -> Arrays:
+    """Contiguous tensors of which no two lie in the same memory: safetensors refuses those."""
+    seen: set[int] = set()
+    apart = {}
+    for name, tensor in arrays.items():
+        fresh = tensor.contiguous()
+        if fresh.numel() and fresh.data_ptr() in seen:
+            fresh = fresh.clone()
+        seen.add(fresh.data_ptr())
+        apart[name] = fresh
+    return apart
+
+
+def _lock(file: IO[str]) -> bool:
+    """An advisory lock that the system releases when the process ends, however it ends."""
+    try:
+        import fcntl
+    except ImportError:  # no such locks on Windows
+        return True
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

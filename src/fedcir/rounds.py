@@ -1,0 +1,243 @@
+"""The one round loop, whatever carries the messages."""
+
+import time
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from fedcir.algorithm import Algorithm
+from fedcir.arrays import clone, difference, not_finite, tensor_bytes
+from fedcir.config import Config
+from fedcir.records import RunFolder
+from fedcir.rng import numpy_rng, torch_rng
+from fedcir.types import ClientReply, Dropped, InputError, Modules, RoundRecord, ServerContext, ServerState
+
+
+class Transport(Protocol):
+    """Carries a state to clients and their replies back, in any order."""
+
+    def train(self, state: ServerState, cohort: Sequence[int]) -> Iterable[ClientReply | Dropped]: ...
+
+    def evaluate(self, state: ServerState, cohort: Sequence[int]) -> Iterable[ClientReply | Dropped]: ...
+
+
+@dataclass
+class Session:
+    """A run under way: what is fixed, and the state and records that grow with each round."""
+
+    config: Config
+    algorithm: Algorithm
+    modules: Modules
+    """The server's own copy of the networks."""
+    num_classes: int
+    trainers: tuple[int, ...]
+    evaluators: dict[int, str]
+    """The clients that test the model, and the domain that each speaks for."""
+    card: dict[str, Any]
+    state: ServerState
+    records: list[RoundRecord] = field(default_factory=list)
+    folder: RunFolder | None = None
+
+    @property
+    def finished(self) -> bool:
+        return self.state.round >= self.config.server.rounds
+
+    def context(self, round: int) -> ServerContext:
+        rng = torch_rng(self.config.run.seed, "server", round)
+        server, batch = self.config.server, self.config.local.batch_size
+        return ServerContext(round, server.rounds, self.num_classes, batch, server.weighting, rng)
+
+
+def run(session: Session, transport: Transport) -> Generator[RoundRecord, None, None]:
+    """Do the rounds that are left, giving each one's record once it is on disk.
+
+    However it ends (done, an error, Ctrl-C), the last whole round is saved.
+    """
+    folder, server = session.folder, session.config.server
+    saved = session.state.round
+    try:
+        while not session.finished:
+            started = time.perf_counter()
+            record, state = _round(session, transport)
+            writing = time.perf_counter()
+            if folder is not None and (state.round % server.checkpoint_every == 0 or state.round == server.rounds):
+                folder.save_checkpoint(state)
+                saved = state.round
+            _add(record.seconds, "write", writing)
+            _add(record.seconds, "total", started)
+            if folder is not None:
+                folder.append(record)
+            session.state = state
+            session.records.append(record)
+            yield record
+        if folder is not None and not folder.finished:
+            folder.finish(summarise(session), session.state.shared["model"], session.card)
+    finally:
+        if folder is not None and session.state.round > saved:
+            folder.save_checkpoint(session.state)
+
+
+def sample_cohort(trainers: Sequence[int], active: int, seed: int, round: int) -> list[int]:
+    """The clients of a round, in ascending order."""
+    if active == len(trainers):
+        return sorted(trainers)
+    chosen = numpy_rng(seed, "cohort", round).choice(sorted(trainers), size=active, replace=False)
+    return sorted(int(client) for client in chosen)
+
+
+def summarise(session: Session) -> dict[str, Any]:
+    """The content of summary.json."""
+    evaluated = [record for record in session.records if record.accuracy is not None]
+    best = max(evaluated, key=lambda record: (record.accuracy_mean or 0.0, -record.round))
+    total = {
+        name: sum(getattr(record, name) for record in session.records) for name in ("bytes_down", "bytes_up", "flops")
+    }
+    seconds: dict[str, float] = {}
+    for record in session.records:
+        for phase, value in record.seconds.items():
+            seconds[phase] = seconds.get(phase, 0.0) + value
+    return {
+        "algorithm": session.config.algorithm.name,
+        "dataset": session.config.data.name,
+        "seed": session.config.run.seed,
+        "rounds": session.state.round,
+        "final": _accuracies(evaluated[-1]),
+        "best": {**_accuracies(best), "picked_on": "test"},
+        "cost": {**total, "seconds": seconds},
+    }
+
+
+def _round(session: Session, transport: Transport) -> tuple[RoundRecord, ServerState]:
+    server, before = session.config.server, session.state
+    round = before.round + 1
+    active = server.active or len(session.trainers)
+    cohort = sample_cohort(session.trainers, active, session.config.run.seed, round)
+    collected = _Collected(session, round)
+    seconds = {"train": 0.0}
+    started = time.perf_counter()
+    replies = collected.usable(_timed(transport.train(before, cohort), seconds), cohort)
+    handed = replace(before, private=clone(before.private))
+    state = session.algorithm.server_step(handed, replies, session.modules, session.context(round))
+    if (name := not_finite(state.shared)) is not None:
+        raise InputError(f"round {round}: {name} is not finite after the server's step; lower its learning rate")
+    _add(seconds, "server", started, less=seconds["train"])
+    measured = time.perf_counter()
+    tests = {}
+    if round % server.eval_every == 0 or round == server.rounds:
+        tests = _test(session, transport, state, collected.dropped)
+    _add(seconds, "evaluate", measured)
+    accuracy = {domain: correct / count for domain, (correct, count) in tests.items()}
+    record = RoundRecord(
+        round=round,
+        losses=collected.losses(),
+        accuracy=accuracy or None,
+        accuracy_mean=sum(accuracy.values()) / len(accuracy) if accuracy else None,
+        accuracy_weighted=sum(c for c, _ in tests.values()) / sum(n for _, n in tests.values()) if tests else None,
+        accuracy_worst=min(accuracy.values()) if accuracy else None,
+        bytes_down=tensor_bytes(before.shared) * len(cohort),
+        bytes_up=collected.bytes_up,
+        flops=collected.flops,
+        seconds=seconds,
+        dropped=collected.dropped,
+    )
+    return record, state
+
+
+class _Collected:
+    """What is counted while replies pass on their way to the server's step."""
+
+    def __init__(self, session: Session, round: int) -> None:
+        self.session, self.round = session, round
+        self.dropped: dict[str, str] = {}
+        self.bytes_up = self.flops = self.count = 0
+        self._losses: dict[str, list[float]] = {}
+
+    def usable(self, replies: Iterable[ClientReply | Dropped], cohort: Sequence[int]) -> Iterator[ClientReply]:
+        """The replies that are as they should be, in client order; the others are dropped and counted."""
+        for reply in _in_order(replies, cohort):
+            reason = reply.reason if isinstance(reply, Dropped) else self._fault(reply)
+            if reason is not None or isinstance(reply, Dropped):
+                self.dropped[str(reply.client_id)] = str(reason)
+                continue
+            self.count += 1
+            self.bytes_up += tensor_bytes(reply.arrays)
+            self.flops += int(reply.metrics.get("flops", 0))
+            for name, value in reply.metrics.items():
+                if name.startswith("loss/"):
+                    self._losses.setdefault(name.removeprefix("loss/"), []).append(value)
+            yield reply
+        least = self.session.config.server.min_replies
+        if self.count < least:
+            reasons = "; ".join(f"client {client}: {reason}" for client, reason in self.dropped.items())
+            raise InputError(
+                f"round {self.round}: {self.count} of {len(cohort)} replies usable, {least} needed ({reasons})"
+            )
+
+    def losses(self) -> dict[str, float]:
+        return {name: sum(values) / len(values) for name, values in self._losses.items()}
+
+    def _fault(self, reply: ClientReply) -> str | None:
+        algorithm = self.session.algorithm
+        template = {name: self.session.state.shared[name] for name in algorithm.trains}
+        trained = {name: bag for name, bag in reply.arrays.items() if name not in algorithm.sends}
+        if (reason := difference(trained, template)) is not None:
+            return reason
+        if missing := set(algorithm.sends) - reply.arrays.keys():
+            return f"group {min(missing)!r} is missing"
+        if (name := not_finite(reply.arrays)) is not None:
+            return f"{name} is not finite; a lower local.lr may help"
+        return None
+
+
+def _in_order(replies: Iterable[ClientReply | Dropped], cohort: Sequence[int]) -> Iterator[ClientReply | Dropped]:
+    """Replies in cohort order, each as soon as those before it are there; a client that never answered is dropped."""
+    waiting: dict[int, ClientReply | Dropped] = {}
+    place = 0
+    for reply in replies:
+        waiting.setdefault(reply.client_id, reply)
+        while place < len(cohort) and cohort[place] in waiting:
+            yield waiting.pop(cohort[place])
+            place += 1
+    for client in cohort[place:]:
+        yield waiting.pop(client, Dropped(client, "no reply"))
+
+
+def _test(
+    session: Session, transport: Transport, state: ServerState, dropped: dict[str, str]
+) -> dict[str, tuple[int, int]]:
+    """Correct answers and samples by domain, in the order of the clients that test."""
+    cohort = sorted(session.evaluators)
+    tests = {}
+    for reply in _in_order(transport.evaluate(state, cohort), cohort):
+        if isinstance(reply, Dropped):
+            dropped.setdefault(str(reply.client_id), f"evaluation: {reply.reason}")
+        else:
+            counts = int(reply.metrics["correct"]), int(reply.metrics["count"])
+            tests[session.evaluators[reply.client_id]] = counts
+    return tests
+
+
+def _timed(replies: Iterable[ClientReply | Dropped], seconds: dict[str, float]) -> Iterator[ClientReply | Dropped]:
+    """The same replies, with the time spent waiting for them counted as training."""
+    iterator = iter(replies)
+    while True:
+        started = time.perf_counter()
+        reply = next(iterator, None)
+        _add(seconds, "train", started)
+        if reply is None:
+            return
+        yield reply
+
+
+def _accuracies(record: RoundRecord) -> dict[str, Any]:
+    return {
+        "round": record.round,
+        "accuracy_mean": record.accuracy_mean,
+        "accuracy_weighted": record.accuracy_weighted,
+        "accuracy_worst": record.accuracy_worst,
+        "accuracy": record.accuracy,
+    }
+
+
+def _add(seconds: dict[str, float], phase: str, started: float, less: float = 0.0) -> None:
+    seconds[phase] = seconds.get(phase, 0.0) + time.perf_counter() - started - less

@@ -1,0 +1,186 @@
+"""A federation on this machine: the serial transport, and how a configured run is opened or resumed."""
+
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from fedcir.algorithm import Algorithm
+from fedcir.algorithms import make_algorithm
+from fedcir.config import AlgorithmConfig, Config, config_tables
+from fedcir.federation import Client, Federation, open_federation
+from fedcir.local import Worker, evaluate, fit
+from fedcir.records import RunFolder
+from fedcir.rounds import Session, run
+from fedcir.types import ClientReply, InputError, RoundRecord, ServerState
+
+Rounds = Generator[RoundRecord, None, None]
+
+LAYOUTS: dict[str, Literal["contiguous", "channels_last"]] = {"cnn": "channels_last", "resnet18": "channels_last"}
+"""The faster memory layout by backbone, measured on a CPU; fixed, since results depend on it to the last bit."""
+
+MAY_DIFFER = {"server.rounds", "server.checkpoint_every", "data.root", "run.device"}
+"""Settings that a resume may change."""
+
+
+class SerialTransport:
+    """Clients one after the other in this process."""
+
+    def __init__(self, worker: Worker, clients: Sequence[Client]) -> None:
+        self.worker, self.clients = worker, clients
+
+    def train(self, state: ServerState, cohort: Sequence[int]) -> Iterator[ClientReply]:
+        for client in cohort:
+            yield fit(self.worker, self.clients[client], state.shared, state.round + 1)
+
+    def evaluate(self, state: ServerState, cohort: Sequence[int]) -> Iterator[ClientReply]:
+        for client in cohort:
+            yield evaluate(self.worker, self.clients[client], state.shared, state.round)
+
+
+@contextmanager
+def open_run(config: Config, out: Path | None = None, resume: bool = False) -> Iterator[tuple[Session, Rounds]]:
+    """A configured run, and its rounds for the caller to go through. With `out` it is kept in that folder."""
+    algorithm = make_algorithm(config.algorithm)
+    federation = open_federation(config)
+    with open_rounds(resolve(config, algorithm, federation), algorithm, federation, out, resume) as opened:
+        yield opened
+
+
+@contextmanager
+def open_rounds(
+    config: Config, algorithm: Algorithm, federation: Federation, out: Path | None, resume: bool
+) -> Iterator[tuple[Session, Rounds]]:
+    """The same for a federation that is there already."""
+    with ExitStack() as stack:
+        if out is not None:
+            stack.enter_context(RunFolder(out).locked())
+        session = open_session(config, algorithm, federation, out, resume)
+        stack.enter_context(_threads(config.run.threads))
+        rounds = run(session, SerialTransport(_worker(session, federation), federation.clients))
+        stack.callback(rounds.close)  # saves the last whole round if the caller stops early
+        yield session, rounds
+
+
+def resolve(config: Config, algorithm: Algorithm, federation: Federation) -> Config:
+    """The config with everything that was left open settled, as it is saved."""
+    clients = len(federation.trainers)
+    active = clients if config.server.active is None else config.server.active
+    if active > clients:
+        raise InputError(f"server.active is {active}, but there are {clients} clients: lower --active")
+    if config.server.min_replies > active:
+        raise InputError(f"server.min_replies is {config.server.min_replies}, above the {active} active clients")
+    run = replace(config.run, device=str(pick_device(config.run.device)))
+    if run.layout == "auto":
+        run = replace(run, layout=LAYOUTS[config.model.name])
+    return replace(
+        config,
+        server=replace(config.server, active=active),
+        algorithm=AlgorithmConfig(config.algorithm.name, hyper_parameters(algorithm)),
+        run=run,
+    )
+
+
+def hyper_parameters(algorithm: Algorithm) -> dict[str, Any]:
+    return {f.name: getattr(algorithm, f.name) for f in fields(algorithm) if f.init}
+
+
+def pick_device(name: str) -> torch.device:
+    if name == "auto":
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    usable = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if not usable.get(name.partition(":")[0]):
+        raise InputError(f"run.device {name!r} is not usable here; {' or '.join(k for k, v in usable.items() if v)} is")
+    return torch.device(name)
+
+
+def open_session(
+    config: Config, algorithm: Algorithm, federation: Federation, out: Path | None, resume: bool
+) -> Session:
+    """A session at its start, or where the run in `out` was left."""
+    modules = algorithm.build(federation.task)
+    session = Session(
+        config=config,
+        algorithm=algorithm,
+        modules=modules,
+        num_classes=federation.task.num_classes,
+        trainers=federation.trainers,
+        evaluators=federation.evaluators,
+        card={
+            **federation.card,
+            "model": config_tables(config)["model"],
+            "algorithm": config_tables(config)["algorithm"],
+        },
+        state=ServerState(0, {}),
+    )
+    session.state = algorithm.start(modules, session.context(0))
+    if out is None:
+        return session
+    session.folder = folder = RunFolder(out)
+    if not folder.exists:
+        if any(path.name != RunFolder.LOCK for path in out.iterdir()):
+            raise InputError(f"{out} is not empty and not a run: give another --out")
+        folder.create(config, federation.manifest)
+        return session
+    if not resume:
+        raise InputError(f"{out} holds a run already: continue it with --resume, or give another --out")
+    _check_same(folder, config, algorithm, federation)
+    state = folder.load_checkpoint()
+    if state is not None:
+        session.state = state
+    if not session.finished or not folder.finished:
+        session.records = folder.rewind(session.state.round)
+        folder.create(config, federation.manifest)  # a longer run says so
+    else:
+        session.records = folder.records()
+    return session
+
+
+def _worker(session: Session, federation: Federation) -> Worker:
+    config = session.config
+    return Worker(
+        algorithm=session.algorithm,
+        modules=session.algorithm.build(federation.task),
+        seed=config.run.seed,
+        total_rounds=config.server.rounds,
+        num_classes=session.num_classes,
+        local=config.local,
+        device=torch.device(config.run.device),
+        layout=torch.channels_last if config.run.layout == "channels_last" else torch.contiguous_format,
+    )
+
+
+def _check_same(folder: RunFolder, config: Config, algorithm: Algorithm, federation: Federation) -> None:
+    saved, asked = config_tables(folder.config()), config_tables(config)
+    for section in asked:
+        for name in sorted(asked[section].keys() | saved.get(section, {}).keys()):
+            key = f"{section}.{name}"
+            old, new = saved.get(section, {}).get(name), asked[section].get(name)
+            if old != new and key not in MAY_DIFFER:
+                raise InputError(f"{folder.path} was begun with {key}={old}, not {new}: give another --out")
+    if folder.manifest().get("hash") != federation.manifest["hash"]:
+        raise InputError(f"{folder.path} was begun on other data than {config.data.name} holds now: give another --out")
+    old_rounds, new_rounds = saved["server"]["rounds"], config.server.rounds
+    if new_rounds < old_rounds:
+        raise InputError(
+            f"{folder.path} was begun with {old_rounds} rounds, not {new_rounds}: only more can be asked for"
+        )
+    if new_rounds > old_rounds and (algorithm.uses_total_rounds or config.local.schedule != "constant"):
+        what = config.algorithm.name if algorithm.uses_total_rounds else f"the {config.local.schedule} schedule"
+        raise InputError(f"{folder.path} cannot be extended to {new_rounds} rounds: {what} depends on their number")
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    """Results depend on the number of threads, so it is set for the training and put back after it."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

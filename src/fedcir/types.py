@@ -1,0 +1,103 @@
+"""The few types that everything else is written in. State is a value: take one, return a new one."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+Arrays = dict[str, Tensor]
+"""A bag of named tensors, shaped like a state_dict; on the CPU wherever it crosses a boundary."""
+
+Groups = dict[str, Arrays]
+"""Named bags: "model", "generator", "gaussians", "prototypes"."""
+
+Modules = dict[str, nn.Module]
+"""What an algorithm builds once per process; arrays are loaded into it and read out of it."""
+
+
+class InputError(ValueError):
+    """What the user gave is wrong. The message is one line that names the value and the fix."""
+
+
+@dataclass(frozen=True)
+class ServerState:
+    """All that a run is between two rounds."""
+
+    round: int
+    shared: Groups
+    """The broadcast: nothing else reaches a client."""
+    private: Groups = field(default_factory=dict)
+    """What stays on the server, such as the state of its optimisers."""
+
+
+@dataclass(frozen=True)
+class ClientReply:
+    """What one client sends back from training or from evaluation."""
+
+    client_id: int
+    num_examples: int
+    arrays: Groups
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Dropped:
+    """A client of the cohort whose reply could not be used, and why."""
+
+    client_id: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class LocalContext:
+    """What a client knows in a round beside its own data."""
+
+    round: int
+    total_rounds: int
+    num_classes: int
+    batch_size: int
+    received: Groups
+    rng: torch.Generator
+
+
+@dataclass(frozen=True)
+class ServerContext:
+    """What the server knows in a round beside its state and the replies."""
+
+    round: int
+    total_rounds: int
+    num_classes: int
+    batch_size: int
+    weighting: str
+    rng: torch.Generator
+
+
+@dataclass(frozen=True)
+class Losses:
+    """The weighted total that is minimised, and its terms by name, unweighted."""
+
+    total: Tensor
+    terms: Arrays
+
+
+@dataclass(frozen=True)
+class RoundRecord:
+    """One line of rounds.jsonl. Accuracies are fractions, None in a round without evaluation."""
+
+    round: int
+    losses: dict[str, float]
+    accuracy: dict[str, float] | None
+    accuracy_mean: float | None
+    accuracy_weighted: float | None
+    accuracy_worst: float | None
+    bytes_down: int
+    bytes_up: int
+    flops: int
+    seconds: dict[str, float]
+    dropped: dict[str, str]
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> "RoundRecord":
+        return cls(**values)
