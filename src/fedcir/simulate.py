@@ -60,7 +60,7 @@ def open_rounds(
             stack.enter_context(RunFolder(out).locked())
         session = open_session(config, algorithm, federation, out, resume)
         stack.enter_context(_threads(config.run.threads))
-        rounds = run(session, SerialTransport(_worker(session, federation), federation.clients))
+        rounds = run(session, SerialTransport(make_worker(session, federation), federation.clients))
         stack.callback(rounds.close)  # saves the last whole round if the caller stops early
         yield session, rounds
 
@@ -141,7 +141,7 @@ def open_session(
     return session
 
 
-def _worker(session: Session, federation: Federation) -> Worker:
+def make_worker(session: Session, federation: Federation) -> Worker:
     config = session.config
     return Worker(
         algorithm=session.algorithm,

@@ -1,0 +1,44 @@
+# `make` lists the targets. Everything runs in a virtual environment that make itself sets up.
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help install run test test-all check lint bench wheel clean
+
+help:  ## List the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "fedcir needs Python 3.11 or newer; name one with: make PYTHON=python3.12 ..." >&2; exit 2; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+install: $(READY)  ## Set up the virtual environment in .venv
+
+run: $(READY)  ## Train FedAvg, FedReg, FedAlign and FedCiR on the embedded data and compare them (resumes, or shows again)
+	$(BIN)/fedcir compare --resume --out runs/default
+
+test: $(READY)  ## All tests that a fresh machine can run
+	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2 -m "not slow"
+
+test-all: $(READY)  ## The tests that take longer too
+	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2
+
+lint: $(READY)  ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+check: lint test  ## ruff, mypy and the tests
+
+bench: $(READY)  ## Measure speed; see benchmarks/
+	$(BIN)/python benchmarks/local_step.py
+
+wheel: $(READY)  ## Build the wheel into dist/
+	$(BIN)/python -m build --wheel
+
+clean:  ## Remove the virtual environment and what was built
+	rm -rf .venv dist build .mypy_cache .ruff_cache .pytest_cache

@@ -1,0 +1,247 @@
+"""The promises that every algorithm keeps, as checks that anyone can run on one of their own.
+
+From the command line: `fedcir algorithms ./mine.py --check`. In a test: `check_algorithm(Mine())`.
+"""
+
+import dataclasses
+import json
+import math
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.utils.data import TensorDataset
+
+from fedcir.algorithm import Algorithm
+from fedcir.arrays import clone
+from fedcir.config import AlgorithmConfig, Config, LocalConfig, RunConfig, ServerConfig
+from fedcir.federation import Federation, federation_of
+from fedcir.models.cnn import CNN
+from fedcir.rounds import Session, run
+from fedcir.simulate import SerialTransport, hyper_parameters, make_worker, open_rounds, open_session, resolve
+from fedcir.types import ClientReply, Groups, ServerState
+
+CLASSES = 3
+SIZES = (20, 12, 1, 9)  # a client with one sample among them
+
+
+class Failure(AssertionError):
+    """A promise that the algorithm does not keep."""
+
+
+def check_algorithm(algorithm: Algorithm) -> None:
+    """Run every check; the first promise that is not kept is raised."""
+    for check in CHECKS:
+        check(algorithm)
+
+
+def is_a_frozen_dataclass_of_plain_values(algorithm: Algorithm) -> None:
+    """Hyper-parameters can be saved as TOML and JSON, and cannot be changed."""
+    parameters = type(algorithm).__dataclass_params__  # type: ignore[attr-defined]
+    _require(parameters.frozen, f"{type(algorithm).__name__} must be decorated with @dataclass(frozen=True)")
+    _require(json.loads(json.dumps(hyper_parameters(algorithm))) is not None, "its fields must be plain values")
+
+
+def a_reply_carries_what_is_declared(algorithm: Algorithm) -> None:
+    """A client uploads the modules it trains and the groups it sends, and nothing else."""
+    session, transport = _opened(algorithm)
+    declared = {*algorithm.trains, *algorithm.sends}
+    for reply in transport.train(session.state, session.trainers):
+        _require(
+            reply.arrays.keys() == declared, f"a reply carries {sorted(reply.arrays)}, declared is {sorted(declared)}"
+        )
+        tensors = [tensor for bag in reply.arrays.values() for tensor in bag.values()]
+        _require(all(tensor.device.type == "cpu" for tensor in tensors), "a reply's tensors must be on the CPU")
+
+
+def the_model_has_an_encoder_and_a_head(algorithm: Algorithm) -> None:
+    """The shared model is encoder.* plus head.weight and head.bias, so that a server finds every head."""
+    session, _ = _opened(algorithm)
+    names = session.state.shared["model"].keys()
+    _require({"head.weight", "head.bias"} <= names, "the model must have head.weight and head.bias")
+    others = sorted(name for name in names if not name.startswith(("encoder.", "head.")))
+    _require(not others, f"the model has {others}, which are neither encoder.* nor head.*")
+
+
+def equal_seeds_give_equal_bits(algorithm: Algorithm) -> None:
+    """Two runs of one seed are the same run; another seed is another."""
+    first, second, other = (_rounds(algorithm, seed=seed) for seed in (0, 0, 1))
+    _require(_same(first.state, second.state), "two runs with the same seed differ")
+    _require(not _same(first.state, other.state), "another seed gives the same run")
+
+
+def client_order_changes_nothing(algorithm: Algorithm) -> None:
+    """Replies may come in any order."""
+    _require(
+        _same(_rounds(algorithm).state, _rounds(algorithm, transport=Backwards).state),
+        "the result depends on the order in which clients reply",
+    )
+
+
+def a_resumed_run_gives_equal_bits(algorithm: Algorithm) -> None:
+    """A run that was stopped and continued from its checkpoint ends as if it had not been."""
+    config, federation = _settings(algorithm)
+    with tempfile.TemporaryDirectory() as folder:
+        for stop_after in (1, 2, 3):
+            with open_rounds(config, algorithm, federation, Path(folder, "run"), resume=True) as (session, records):
+                for record in records:
+                    if record.round == stop_after:
+                        break
+    _require(_same(_rounds(algorithm).state, session.state), "a resumed run differs from one that was not interrupted")
+
+
+def state_is_a_value(algorithm: Algorithm) -> None:
+    """Neither a client nor the server writes into the state that it was given."""
+    session, transport = _opened(algorithm)
+    for round in (1, 2):
+        before = session.state
+        copy = ServerState(before.round, clone(before.shared), clone(before.private))
+        replies = list(transport.train(before, session.trainers))
+        given = dataclasses.replace(before, private=clone(before.private))
+        session.state = algorithm.server_step(given, replies, session.modules, session.context(round))
+        _require(_same(before, copy), f"round {round} wrote into the state that it was given")
+        _require(session.state.round == round, f"server_step must give round {round}, it gave {session.state.round}")
+
+
+def a_reply_that_is_not_finite_is_dropped(algorithm: Algorithm) -> None:
+    """The round goes on as if that client had not taken part."""
+    poisoned = _rounds(algorithm, rounds=2, transport=Poisoned)
+    absent = _rounds(algorithm, rounds=2, transport=Absent)
+    _require(poisoned.records[0].dropped.keys() == {"1"}, "a reply with a NaN was not dropped")
+    _require(_same(poisoned.state, absent.state), "a dropped reply left a trace")
+
+
+def integer_buffers_take_the_maximum(algorithm: Algorithm) -> None:
+    """BatchNorm's counters are not averaged into fractions."""
+    session = _rounds(algorithm)
+    counters = [t for name, t in session.state.shared["model"].items() if name.endswith("num_batches_tracked")]
+    steps = session.config.local.steps * session.state.round
+    _require(bool(counters), "the model's BatchNorm counters are gone")
+    _require(
+        all(int(t) == steps and t.dtype == torch.int64 for t in counters), f"counters must be {steps}, as integers"
+    )
+
+
+def it_learns(algorithm: Algorithm) -> None:
+    """Training on an easy task ends well above chance, with finite losses."""
+    session = _rounds(algorithm, rounds=6, sizes=(24, 24, 24))
+    record = session.records[-1]
+    _require(all(math.isfinite(value) for value in record.losses.values()), f"losses are not finite: {record.losses}")
+    accuracy = record.accuracy_mean or 0.0
+    _require(accuracy > 1.5 / CLASSES, f"accuracy is {accuracy:.2f} on an easy task, chance is {1 / CLASSES:.2f}")
+
+
+def it_survives_small_clients_and_partial_participation(algorithm: Algorithm) -> None:
+    """One sample, one class, a client that joins late: all train."""
+    session = _rounds(algorithm, rounds=4, active=2)
+    _require(not any(record.dropped for record in session.records), "a small client's reply was dropped")
+
+
+CHECKS: tuple[Callable[[Algorithm], None], ...] = (
+    is_a_frozen_dataclass_of_plain_values,
+    a_reply_carries_what_is_declared,
+    the_model_has_an_encoder_and_a_head,
+    equal_seeds_give_equal_bits,
+    client_order_changes_nothing,
+    a_resumed_run_gives_equal_bits,
+    state_is_a_value,
+    a_reply_that_is_not_finite_is_dropped,
+    integer_buffers_take_the_maximum,
+    it_learns,
+    it_survives_small_clients_and_partial_participation,
+)
+
+
+class Backwards(SerialTransport):
+    """Clients are trained and reply from the last to the first."""
+
+    def train(self, state: ServerState, cohort: Sequence[int]) -> Iterator[ClientReply]:
+        return super().train(state, cohort[::-1])
+
+
+class Poisoned(SerialTransport):
+    """Client 1 replies with a NaN."""
+
+    def train(self, state: ServerState, cohort: Sequence[int]) -> Iterator[ClientReply]:
+        for reply in super().train(state, cohort):
+            if reply.client_id == 1:
+                reply.arrays["model"]["head.bias"][0] = math.nan
+            yield reply
+
+
+class Absent(SerialTransport):
+    """Client 1 does not reply."""
+
+    def train(self, state: ServerState, cohort: Sequence[int]) -> Iterator[ClientReply]:
+        return super().train(state, [client for client in cohort if client != 1])
+
+
+def _settings(
+    algorithm: Algorithm,
+    seed: int = 0,
+    rounds: int = 3,
+    active: int | None = None,
+    sizes: Sequence[int] = SIZES,
+) -> tuple[Config, Federation]:
+    config = Config(
+        local=LocalConfig(steps=4, batch_size=8, lr=0.05),
+        server=ServerConfig(rounds=rounds, active=active),
+        algorithm=AlgorithmConfig(type(algorithm).__name__.lower(), hyper_parameters(algorithm)),
+        run=RunConfig(seed=seed, device="cpu", layout="contiguous"),
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        encoder = CNN(channels=1, width=2)
+    clients = [(_toy(size, seed=i), _toy(12, seed=100 + i)) for i, size in enumerate(sizes)]
+    federation = federation_of(clients, encoder, CLASSES, latent=None, seed=seed)
+    return resolve(config, algorithm, federation), federation
+
+
+def _toy(size: int, seed: int) -> TensorDataset:
+    """Images whose bright row tells the class, on a ground of the client's own brightness."""
+    rng = torch.Generator().manual_seed(seed)
+    labels = torch.arange(size) % CLASSES
+    images = 0.3 * torch.randn(size, 1, 8, 8, generator=rng) + 0.2 * (seed % 100)
+    images[torch.arange(size), :, labels * 2 + 1] += 2.0
+    return TensorDataset(images, labels)
+
+
+def _opened(algorithm: Algorithm) -> tuple[Session, SerialTransport]:
+    config, federation = _settings(algorithm)
+    session = open_session(config, algorithm, federation, out=None, resume=False)
+    return session, SerialTransport(make_worker(session, federation), federation.clients)
+
+
+def _rounds(
+    algorithm: Algorithm,
+    seed: int = 0,
+    rounds: int = 3,
+    active: int | None = None,
+    sizes: Sequence[int] = SIZES,
+    transport: type[SerialTransport] = SerialTransport,
+) -> Session:
+    """A short run, done."""
+    config, federation = _settings(algorithm, seed, rounds, active, sizes)
+    session = open_session(config, algorithm, federation, out=None, resume=False)
+    for _ in run(session, transport(make_worker(session, federation), federation.clients)):
+        pass
+    return session
+
+
+def _same(a: ServerState, b: ServerState) -> bool:
+    return a.round == b.round and all(_equal(x, y) for x, y in ((a.shared, b.shared), (a.private, b.private)))
+
+
+def _equal(a: Groups, b: Groups) -> bool:
+    def bits(groups: Groups) -> dict[tuple[str, str], Tensor]:
+        return {(group, name): tensor for group, bag in groups.items() for name, tensor in bag.items()}
+
+    first, second = bits(a), bits(b)
+    return first.keys() == second.keys() and all(torch.equal(first[key], second[key]) for key in first)
+
+
+def _require(kept: bool, message: str) -> None:
+    if not kept:
+        raise Failure(message)

@@ -1,0 +1,81 @@
+"""How rounds look while they come: bars on a terminal, plain lines in a log."""
+
+import sys
+import time
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from fedcir.types import RoundRecord
+
+
+class Display:
+    """Shows runs by name on standard error; with `quiet` it shows nothing."""
+
+    def __init__(self, quiet: bool) -> None:
+        console = Console(stderr=True)
+        self._lines = not quiet and not console.is_terminal
+        self._bars = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[state]}"),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=console,
+            disable=quiet or not console.is_terminal,
+        )
+        self._tasks: dict[str, TaskID] = {}
+        self._started: dict[str, tuple[float, int]] = {}
+        self._totals: dict[str, int] = {}
+        self._accuracy: dict[str, str] = {}
+
+    def __enter__(self) -> Self:
+        self._bars.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bars.stop()
+
+    def begin(self, name: str, total: int, done: int = 0) -> None:
+        """Announce a run; rounds that an earlier process did are not counted in the time left."""
+        self._totals[name] = total
+        self._started[name] = (time.monotonic(), done)
+        self._tasks[name] = self._bars.add_task(name, total=total, completed=done, state="starting")
+
+    def show(self, name: str, record: RoundRecord) -> None:
+        if record.accuracy_mean is not None:
+            self._accuracy[name] = f"acc {record.accuracy_mean:.1%}, worst {record.accuracy_worst:.1%}"
+        state = "  ".join(filter(None, [_losses(record), self._accuracy.get(name), _dropped(record)]))
+        self._bars.update(self._tasks[name], completed=record.round, state=state)
+        if self._lines and (record.accuracy_mean is not None or record.dropped):
+            print(
+                f"{name}: round {record.round}/{self._totals[name]}  {state}  {self._left(name, record)}",
+                file=sys.stderr,
+            )
+
+    def _left(self, name: str, record: RoundRecord) -> str:
+        started, done = self._started[name]
+        seconds = (time.monotonic() - started) / max(1, record.round - done) * (self._totals[name] - record.round)
+        minutes, rest = divmod(round(seconds), 60)
+        return f"{minutes}:{rest:02d} left"
+
+
+def _losses(record: RoundRecord) -> str:
+    return " ".join(f"{name} {value:.3g}" for name, value in record.losses.items())
+
+
+def _dropped(record: RoundRecord) -> str:
+    return "; ".join(f"client {client} dropped: {reason}" for client, reason in record.dropped.items())

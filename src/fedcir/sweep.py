@@ -1,0 +1,123 @@
+"""Many runs, several at a time, each a process of its own that can be killed and resumed."""
+
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from fedcir.config import Config, config_tables, dump_toml
+from fedcir.records import RunFolder
+from fedcir.types import InputError, RoundRecord
+
+POLL_SECONDS = 0.2
+
+
+@dataclass(frozen=True)
+class Job:
+    config: Config
+    out: Path
+
+
+@dataclass(frozen=True)
+class Progress:
+    """A job has done one more round, or has ended when `record` is None."""
+
+    job: Job
+    record: RoundRecord | None
+
+
+def sweep(jobs: Sequence[Job], workers: int, resume: bool) -> Iterator[Progress]:
+    """Run all jobs, giving their rounds as they come. A job that fails ends the sweep; what others did is kept."""
+    waiting = list(jobs)
+    running: list[_Running] = []
+    with ExitStack() as stack:
+        configs = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        stack.callback(lambda: _interrupt(running))
+        while waiting or running:
+            while waiting and len(running) < workers:
+                job = waiting.pop(0)
+                running.append(_Running(job, configs / f"{len(waiting)}.toml", resume))
+            for process in list(running):
+                ended = process.ended()
+                yield from (Progress(process.job, record) for record in process.new_records())
+                if ended:
+                    running.remove(process)
+                    process.check()
+                    yield Progress(process.job, None)
+            time.sleep(POLL_SECONDS)
+
+
+class _Running:
+    """One job's process, and how far its rounds have been read."""
+
+    def __init__(self, job: Job, config: Path, resume: bool) -> None:
+        self.job = job
+        config.write_text(dump_toml(config_tables(job.config)), encoding="utf-8")
+        command = [sys.executable, "-m", "fedcir", "run", str(config), "--out", str(job.out), "--quiet"]
+        self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (closed in check)
+        self._process = subprocess.Popen(
+            [*command, "--resume"] if resume else command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=self._errors,
+            start_new_session=True,  # so that Ctrl-C reaches it once, through _interrupt
+        )
+        self._read = 0
+
+    def ended(self) -> bool:
+        return self._process.poll() is not None
+
+    def new_records(self) -> list[RoundRecord]:
+        """Rounds that were added since the last call, without reading the file's beginning again."""
+        path = self.job.out / "rounds.jsonl"
+        if not path.exists():
+            return []
+        with open(path, encoding="utf-8") as file:
+            file.seek(self._read)
+            text = file.read()
+        whole = text[: text.rfind("\n") + 1]
+        self._read += len(whole.encode())
+        return [RoundRecord.from_json(json.loads(line)) for line in whole.splitlines()]
+
+    def check(self) -> None:
+        """Raise what the process said if it failed."""
+        self._errors.seek(0)
+        said = self._errors.read().decode(errors="replace").strip()
+        self._errors.close()
+        if self._process.returncode != 0:
+            last = said.splitlines()[-1].removeprefix("fedcir: ") if said else f"exit code {self._process.returncode}"
+            raise InputError(f"{self.job.out} failed: {last}")
+
+    def interrupt(self) -> None:
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGINT)
+        self._process.wait()
+
+
+def _interrupt(running: Sequence[_Running]) -> None:
+    """Let every process save its last round and end."""
+    for process in running:
+        if not process.ended():
+            process._process.send_signal(signal.SIGINT)
+    for process in running:
+        process.interrupt()
+
+
+def finished_runs(folders: Sequence[Path]) -> list[RunFolder]:
+    """The runs in these folders, each checked to be one that has ended."""
+    runs = []
+    for path in folders:
+        run = RunFolder(path)
+        if not run.exists:
+            raise InputError(f"{path} is not a run: it holds no config.toml")
+        if not run.finished:
+            raise InputError(f"{path} holds a run that has not ended: continue it with --resume")
+        runs.append(run)
+    return runs

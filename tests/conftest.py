@@ -1,0 +1,115 @@
+"""A dataset so small that a run takes a fraction of a second, and the two ways to start one."""
+
+import dataclasses
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+from fedcir.algorithms import algorithm_class
+from fedcir.config import Config, config_from, merged, parse_assignment
+from fedcir.simulate import open_run
+
+
+def _write_domain(path: Path, *, seed: int = 0, classes: int = 3, train: int = 24, test: int = 12) -> Path:
+    """A .npz of 8x8 noise in which each class has a bright band at a height of its own."""
+    rng = np.random.default_rng(seed)
+    arrays = {}
+    for part, count in (("train", train), ("test", test)):
+        labels = np.arange(count) % classes
+        images = rng.integers(0, 60 + 20 * seed, (count, 8, 8, 3))
+        for image, label in zip(images, labels, strict=True):
+            image[2 * label : 2 * label + 3] += 120
+        arrays |= {f"x_{part}": images.astype(np.uint8), f"y_{part}": labels}
+    np.savez(path, **arrays)
+    return path
+
+
+@pytest.fixture(scope="session")
+def write_domain() -> Callable[..., Path]:
+    return _write_domain
+
+
+@pytest.fixture(scope="session")
+def data_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three domains, for all tests to read."""
+    root = tmp_path_factory.mktemp("data")
+    for number, name in enumerate(("ink", "pen", "wax")):
+        _write_domain(root / f"{name}.npz", seed=number)
+    return root
+
+
+@pytest.fixture(scope="session")
+def tiny(data_root: Path) -> Callable[..., Config]:
+    """A config by `tiny("fedavg", "server.rounds=5")`: three rounds of two steps if not said otherwise."""
+
+    def make(algorithm: str = "fedcir", *assignments: str) -> Config:
+        tables = {
+            "data": {"name": "arrays", "root": str(data_root)},
+            "model": {"width": 2},
+            "local": {"steps": 2, "batch_size": 8},
+            "server": {"rounds": 3},
+            "algorithm": {"name": algorithm},
+            "run": {"device": "cpu"},
+        }
+        if "hidden" in {field.name for field in dataclasses.fields(algorithm_class(algorithm))}:
+            tables["algorithm"]["hidden"] = 8
+        for assignment in assignments:
+            tables = merged(tables, parse_assignment(assignment))
+        return config_from(tables)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def train() -> Callable[..., Path]:
+    """Run a config in a folder, to its end or until so many rounds are done in all."""
+
+    def run(config: Config, out: Path, *, resume: bool = False, until: int | None = None) -> Path:
+        with open_run(config, out, resume) as (session, rounds):
+            while session.state.round != until and next(rounds, None) is not None:
+                pass
+        return out
+
+    return run
+
+
+class Said(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def fedcir(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Callable[..., Said]]:
+    """The command, in this process: `fedcir("run", "--rounds", 3)` gives its exit code and what it said."""
+    from fedcir.cli import main
+
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # typer puts its own
+    for name in ("FORCE_COLOR", "TTY_COMPATIBLE", "COLUMNS"):
+        monkeypatch.delenv(name, raising=False)
+
+    def call(*arguments: object) -> Said:
+        monkeypatch.setattr(sys, "argv", ["fedcir", *map(str, arguments)])
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main()
+        code = ended.value.code
+        assert isinstance(code, int)
+        return Said(code, *capfd.readouterr())
+
+    yield call
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture(scope="session")
+def options(data_root: Path) -> list[str]:
+    """The same tiny run as options of the command line."""
+    text = "--dataset arrays --rounds 3 --local-steps 2 --device cpu --set local.batch_size=8 --set model.width=2"
+    return [*text.split(), "--data-root", str(data_root)]

@@ -1,0 +1,300 @@
+"""However a run was stopped, its continuation ends in the same bits."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedcir import algorithms
+from fedcir.config import Config
+from fedcir.records import RunFolder
+from fedcir.types import InputError
+
+Tiny = Callable[..., Config]
+Train = Callable[..., Path]
+References = Callable[..., Path]
+
+HURRY = 60
+"""Seconds that a process may take before a test gives up on it."""
+
+
+def model(run: Path) -> bytes:
+    return (run / "model.safetensors").read_bytes()
+
+
+def rounds(run: Path) -> list[dict[str, Any]]:
+    """The records without their times."""
+    records = [json.loads(line) for line in (run / "rounds.jsonl").read_text(encoding="utf-8").splitlines()]
+    return [{key: value for key, value in record.items() if key != "seconds"} for record in records]
+
+
+def content(folder: Path) -> dict[str, tuple[bytes, int]]:
+    """Every file with its time of change, but for the empty lock."""
+    return {
+        path.relative_to(folder).as_posix(): (path.read_bytes(), path.stat().st_mtime_ns)
+        for path in folder.rglob("*")
+        if path.is_file() and path.name != RunFolder.LOCK
+    }
+
+
+@pytest.fixture(scope="module")
+def reference(tiny: Tiny, train: Train, tmp_path_factory: pytest.TempPathFactory) -> References:
+    """The uninterrupted run of a config, trained once."""
+    folder = tmp_path_factory.mktemp("references")
+
+    def run(*config: str) -> Path:
+        out = folder / " ".join(config).replace("/", "-")
+        return out if out.exists() else train(tiny(*config), out)
+
+    return run
+
+
+PARTIAL = ("server.active=2", "server.rounds=4", "partition.scheme=dirichlet", "partition.clients=5")
+
+
+@pytest.mark.parametrize("settings", [("server.rounds=4",), PARTIAL], ids=["all active", "some active"])
+@pytest.mark.parametrize("algorithm", algorithms.names())
+def test_a_run_stopped_after_any_round_ends_as_if_it_had_not_been(
+    tiny: Tiny, train: Train, reference: References, tmp_path: Path, algorithm: str, settings: tuple[str, ...]
+) -> None:
+    whole = reference(algorithm, *settings)
+    for stop in (1, 2, 3):
+        out = train(tiny(algorithm, *settings), tmp_path / str(stop), until=stop)
+        assert [record["round"] for record in rounds(out)] == list(range(1, stop + 1))
+        assert not RunFolder(out).finished
+        train(tiny(algorithm, *settings), out, resume=True)
+        assert model(out) == model(whole)
+        assert rounds(out) == rounds(whole)
+
+
+@pytest.mark.parametrize("algorithm", algorithms.names())
+def test_a_run_stopped_after_every_round_ends_as_if_it_had_not_been(
+    tiny: Tiny, train: Train, reference: References, tmp_path: Path, algorithm: str
+) -> None:
+    whole, out = reference(algorithm, "server.rounds=4"), tmp_path / "run"
+    for stop in (0, 1, 2, 3, 4, None):
+        train(tiny(algorithm, "server.rounds=4"), out, resume=True, until=stop)
+    assert model(out) == model(whole)
+    assert rounds(out) == rounds(whole)
+
+
+def start(options: list[str], out: Path, *more: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "fedcir", "run", *options, "--set", "algorithm.hidden=8", *more]
+    return subprocess.Popen(
+        [*command, "--resume", "--out", str(out)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
+
+
+def wait_for_rounds(process: subprocess.Popen[str], out: Path, count: int) -> None:
+    deadline = time.monotonic() + HURRY
+    while not (out / "rounds.jsonl").exists() or (out / "rounds.jsonl").read_bytes().count(b"\n") < count:
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def test_a_run_killed_at_any_moment_ends_in_the_same_bytes(
+    tiny: Tiny, train: Train, options: list[str], tmp_path: Path
+) -> None:
+    """One run is killed four times, then left to finish. Checkpoints are two rounds apart, so that rounds are redone."""
+    settings = ("server.rounds=30", "server.checkpoint_every=2")
+    out = tmp_path / "killed"
+    for count, pause in ((1, 0.0), (7, 0.013), (14, 0.031), (21, 0.047)):
+        process = start(options, out, *(part for setting in settings for part in ("--set", setting)), "--quiet")
+        wait_for_rounds(process, out, count)
+        time.sleep(pause)
+        process.kill()
+        assert process.wait(HURRY) == -signal.SIGKILL
+        assert process.stderr is not None
+        process.stderr.close()
+        assert not RunFolder(out).finished
+    train(tiny("fedcir", *settings), out, resume=True)
+    whole = train(tiny("fedcir", *settings), tmp_path / "whole")
+    assert model(out) == model(whole)
+    assert rounds(out) == rounds(whole)
+
+
+def test_ctrl_c_and_sigterm_save_the_last_round_and_say_how_to_go_on(
+    tiny: Tiny, train: Train, options: list[str], tmp_path: Path
+) -> None:
+    """The second signal meets the continuation of the run that the first one stopped."""
+    settings, out = ("server.rounds=2000", "server.checkpoint_every=500"), tmp_path / "run"
+    for number, count in ((signal.SIGINT, 2), (signal.SIGTERM, 6)):
+        process = start(options, out, *(part for setting in settings for part in ("--set", setting)), "--quiet")
+        wait_for_rounds(process, out, count)
+        process.send_signal(number)
+        _, said = process.communicate(timeout=HURRY)
+        done = len(RunFolder(out).records())
+        assert done >= count
+        assert process.returncode == 130
+        assert said == f"fedcir: round {done} is saved; continue with --resume --out {out}\n"
+        state = RunFolder(out).load_checkpoint()
+        assert state is not None
+        assert state.round == done
+    whole = train(tiny("fedcir", *settings), tmp_path / "whole", until=done)
+    assert rounds(out) == rounds(whole)
+    assert [path.read_bytes() for path in sorted((out / "checkpoint").iterdir())][-1] == (
+        whole / "checkpoint" / f"round-{done:06d}.safetensors"
+    ).read_bytes()
+
+
+@pytest.mark.parametrize("there", ["no folder", "an empty folder"])
+def test_resume_with_nothing_there_starts(
+    tiny: Tiny, train: Train, reference: References, tmp_path: Path, there: str
+) -> None:
+    out = tmp_path / "run"
+    if there == "an empty folder":
+        out.mkdir()
+    assert model(train(tiny("fedavg"), out, resume=True)) == model(reference("fedavg"))
+
+
+def test_resume_with_nothing_saved_yet_starts(tiny: Tiny, train: Train, reference: References, tmp_path: Path) -> None:
+    out = train(tiny("fedavg"), tmp_path / "run", until=0)
+    assert not (out / "rounds.jsonl").exists()
+    assert model(train(tiny("fedavg"), out, resume=True)) == model(reference("fedavg"))
+
+
+def test_resume_of_a_finished_run_says_so_and_changes_nothing(
+    fedcir: Callable[..., Any], options: list[str], tmp_path: Path
+) -> None:
+    command = ["run", *options, "--algorithm", "fedavg", "--out", tmp_path / "run"]
+    assert fedcir(*command).code == 0
+    before = content(tmp_path / "run")
+    again = fedcir(*command, "--resume")
+    assert again.code == 0
+    assert again.err == f"{tmp_path / 'run'} is finished already, after round 3\n"
+    assert "last round, 3" in again.out
+    assert content(tmp_path / "run") == before
+
+
+def test_a_folder_with_a_run_is_refused_without_resume(
+    fedcir: Callable[..., Any], options: list[str], tmp_path: Path, reference: References
+) -> None:
+    out = tmp_path / "run"
+    shutil.copytree(reference("fedavg"), out)
+    before = content(out)
+    refused = fedcir("run", *options, "--algorithm", "fedavg", "--out", out)
+    assert refused.code == 2
+    assert refused.err == f"fedcir: {out} holds a run already: continue it with --resume, or give another --out\n"
+    assert content(out) == before
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ("local.lr=0.02", "local.lr=0.01, not 0.02"),
+        ("local.batch_size=4", "local.batch_size=8, not 4"),
+        ("run.seed=1", "run.seed=0, not 1"),
+        ("algorithm.lambda_reg=0.25", "algorithm.lambda_reg=0.5, not 0.25"),
+        ("algorithm.name=fedreg", "algorithm"),
+        ("server.active=2", "server.active=3, not 2"),
+        ("partition.hold_out=ink", "partition.hold_out=None, not ink"),
+        ("model.width=3", "model.width=2, not 3"),
+    ],
+)
+def test_another_config_is_refused_by_the_name_of_the_setting(
+    tiny: Tiny, train: Train, reference: References, tmp_path: Path, change: str, named: str
+) -> None:
+    out = tmp_path / "run"
+    shutil.copytree(reference("fedcir"), out)
+    before = content(out)
+    with pytest.raises(InputError) as refused:
+        train(
+            tiny("fedcir", *([] if change.startswith("server.active") else ["server.active=3"]), change),
+            out,
+            resume=True,
+        )
+    assert named in str(refused.value)
+    assert str(refused.value).endswith("give another --out")
+    assert "\n" not in str(refused.value)
+    assert content(out) == before
+
+
+@pytest.mark.parametrize("part", ["x_train", "y_train", "x_test"])
+def test_changed_data_are_refused(tiny: Tiny, train: Train, data_root: Path, tmp_path: Path, part: str) -> None:
+    root = tmp_path / "data"
+    shutil.copytree(data_root, root)
+    config = tiny("fedavg", f"data.root='{root}'")
+    out = train(config, tmp_path / "run", until=1)
+    with np.load(root / "pen.npz") as file:
+        arrays = dict(file)
+    arrays[part] = arrays[part][::-1]
+    np.savez(root / "pen.npz", **arrays)
+    before = content(out)
+    with pytest.raises(InputError, match="was begun on other data than arrays holds now: give another --out"):
+        train(config, out, resume=True)
+    assert content(out) == before
+
+
+def test_the_same_data_in_another_place_are_accepted(
+    tiny: Tiny, train: Train, data_root: Path, reference: References, tmp_path: Path
+) -> None:
+    out = train(tiny("fedavg"), tmp_path / "run", until=1)
+    shutil.copytree(data_root, tmp_path / "moved")
+    train(tiny("fedavg", f"data.root='{tmp_path / 'moved'}'"), out, resume=True)
+    assert model(out) == model(reference("fedavg"))
+
+
+@pytest.mark.parametrize("algorithm", algorithms.names())
+def test_more_rounds_extend_a_finished_run_to_the_bits_of_a_longer_one(
+    tiny: Tiny, train: Train, reference: References, tmp_path: Path, algorithm: str
+) -> None:
+    out = tmp_path / "run"
+    shutil.copytree(reference(algorithm), out)
+    longer = reference(algorithm, "server.rounds=5")
+    train(tiny(algorithm, "server.rounds=5"), out, resume=True)
+    assert model(out) == model(longer)
+    assert rounds(out) == rounds(longer)
+    assert RunFolder(out).config().server.rounds == 5
+    assert RunFolder(out).summary()["rounds"] == 5
+
+
+def test_an_extension_that_was_stopped_is_no_finished_run(
+    tiny: Tiny, train: Train, reference: References, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    shutil.copytree(reference("fedavg"), out)
+    train(tiny("fedavg", "server.rounds=5"), out, resume=True, until=4)
+    assert not RunFolder(out).finished
+    train(tiny("fedavg", "server.rounds=5"), out, resume=True)
+    assert model(out) == model(reference("fedavg", "server.rounds=5"))
+
+
+def test_more_rounds_are_refused_where_their_number_enters_the_schedule(
+    tiny: Tiny, train: Train, tmp_path: Path
+) -> None:
+    out = train(tiny("fedavg", "local.schedule=cosine"), tmp_path / "run")
+    before = content(out)
+    with pytest.raises(InputError, match="cannot be extended to 5 rounds: the cosine schedule depends on their number"):
+        train(tiny("fedavg", "local.schedule=cosine", "server.rounds=5"), out, resume=True)
+    assert content(out) == before
+
+
+def test_fewer_rounds_are_refused(tiny: Tiny, train: Train, reference: References, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    shutil.copytree(reference("fedavg"), out)
+    before = content(out)
+    with pytest.raises(InputError, match="was begun with 3 rounds, not 2: only more can be asked for"):
+        train(tiny("fedavg", "server.rounds=2"), out, resume=True)
+    assert content(out) == before
+
+
+@pytest.mark.skipif(os.cpu_count() == 1, reason="threads need cores")
+def test_a_run_puts_back_the_number_of_threads(tiny: Tiny, train: Train, tmp_path: Path) -> None:
+    import torch
+
+    torch.set_num_threads(2)
+    try:
+        train(tiny("fedavg", "server.rounds=1"), tmp_path / "run")
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(1)
