@@ -143,7 +143,6 @@ def test_merged_drops_the_fields_of_another_algorithm() -> None:
     assert merged(base, {"algorithm": {"mu": 0.9}}) == {"algorithm": {"name": "fedprox", "mu": 0.9}}
 
 
-@pytest.mark.xfail(reason="the default name is not known to merged: fields of a file without one are lost", strict=True)
 def test_merged_keeps_the_fields_of_the_default_algorithm_when_it_is_named() -> None:
     base = {"algorithm": {"lambda_reg": 0.1}}  # fedcir by default
     both = merged(base, {"algorithm": {"name": "fedcir"}})

@@ -62,6 +62,17 @@ def test_a_domains_dirichlet_does_not_depend_on_the_other_domains() -> None:
     assert rows_of(alone) == rows_of(together)[4:8]
 
 
+def test_two_domains_alike_are_split_differently() -> None:
+    shares = dirichlet_within_domain(dict.fromkeys(("a", "b"), LABELS["photo"]), 6, 0.5, 1, seed=0)
+    assert [rows["a"] for rows in rows_of(shares[:3])] != [rows["b"] for rows in rows_of(shares[3:])]
+
+
+def test_a_client_gets_images_of_a_class_from_all_over_the_domain() -> None:
+    (first, *_) = dirichlet_within_domain({"one": np.zeros(1000, int)}, 4, 1000.0, 1, seed=0)
+    assert first.rows["one"].mean() == pytest.approx(499.5, abs=60)  # four standard errors
+    assert np.array_equal(first.rows["one"], np.sort(first.rows["one"]))
+
+
 @pytest.mark.parametrize("least", [1, 10, 20])
 def test_every_dirichlet_client_gets_the_least_that_is_asked_for(least: int) -> None:
     shares = dirichlet_within_domain(LABELS, 15, 0.01, least, seed=0)

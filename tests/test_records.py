@@ -186,7 +186,6 @@ def test_the_model_tells_no_time_path_worker_count_or_version(finished: Path, da
         assert private not in text
 
 
-@pytest.mark.xfail(strict=True, reason="the card holds algorithm.name as given, a path")
 def test_the_model_of_an_own_algorithm_does_not_tell_where_its_file_lay(
     tiny: Tiny, train: Train, tmp_path: Path
 ) -> None:
@@ -251,7 +250,6 @@ def test_a_line_that_was_cut_short_is_done_again(tiny: Tiny, train: Train, finis
     assert same_run(train(seven(tiny), stopped, resume=True), finished)
 
 
-@pytest.mark.xfail(strict=True, reason="records() decodes the whole file at once", raises=UnicodeDecodeError)
 def test_a_line_cut_within_a_letter_is_done_again(
     tiny: Tiny, train: Train, write_domain: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -335,14 +333,12 @@ def test_a_run_killed_while_it_finished_is_finished_by_a_resume(
     assert not (stopped / f".{killed_in}.tmp").exists()
 
 
-@pytest.mark.xfail(strict=True, reason="what a kill left beside is never removed unless the same name is written again")
 def test_half_written_files_of_a_kill_do_not_stay(tiny: Tiny, train: Train, stopped: Path) -> None:
     (stopped / "checkpoint" / ".round-000005.safetensors.tmp").write_bytes(b"half")
     train(seven(tiny), stopped, resume=True)
     assert not list(stopped.rglob("*.tmp"))
 
 
-@pytest.mark.xfail(strict=True, reason="a folder without config.toml is no run, even for --resume", raises=InputError)
 def test_a_run_killed_while_it_began_is_begun_again(tiny: Tiny, train: Train, tmp_path: Path) -> None:
     run = train(tiny("fedavg", "server.rounds=1"), tmp_path / "run", until=0)
     (run / "config.toml").unlink()

@@ -147,7 +147,6 @@ def test_a_faulty_reply_is_dropped_and_named_and_the_round_is_that_of_the_others
     assert same(session.state.private, others.private)
 
 
-@pytest.mark.xfail(strict=True, reason="num_examples and metrics of a reply are not checked")
 @pytest.mark.parametrize(
     "changes",
     [{"num_examples": 0}, {"num_examples": -24}, {"metrics": {"loss/ce": float("nan"), "flops": 1.0}}],
@@ -300,7 +299,6 @@ def test_a_domain_that_is_not_evaluated_is_dropped_and_the_others_count(tiny: Ti
     assert record.dropped == {"1": "evaluation: gone", "2": "evaluation: no reply"}
 
 
-@pytest.mark.xfail(strict=True, reason="summarise() takes the maximum of no round", raises=ValueError)
 def test_a_run_that_nobody_evaluated_still_ends_with_a_summary(tiny: Tiny) -> None:
     session, real = opened(tiny("fedavg", "server.rounds=1"))
     (record,) = run(session, Examined(real, []))

@@ -29,7 +29,7 @@ def tensor_bytes(groups: Groups) -> int:
 class RunningMean:
     """The weighted mean of bags added one by one; integer tensors take the maximum.
 
-    Sums are kept in double precision, so that the mean of equal bags is that bag, bit for bit.
+    Sums are kept in double precision, so that the mean of equal bags of single precision is that bag, bit for bit.
     """
 
     def __init__(self) -> None:

@@ -1,5 +1,6 @@
 """Several methods over the same seeds: their accuracies, and each one's paired difference to a baseline."""
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -31,7 +32,7 @@ class Method:
     mean: Estimate
     worst: Estimate
     rounds_to_baseline: float | None
-    """Median over seeds of the first round as good as the baseline's last; None if most seeds never were."""
+    """Median over seeds of the first round as good as the baseline's last; None if that is never."""
     reached: int
     """In how many seeds it got there."""
     difference: Estimate | None
@@ -50,13 +51,14 @@ def compare(runs: Mapping[str, Mapping[int, RunFolder]], baseline: str) -> list[
     methods = []
     for name, by_seed in runs.items():
         final = [by_seed[seed].summary()["final"] for seed in seeds]
-        paired, to_baseline = [], []
+        paired: list[float] = []
+        to_baseline: list[float] = []
         if reference is not None:
             for seed, own in zip(seeds, final, strict=True):
                 target = reference[seed].summary()["final"]["accuracy_mean"]
                 paired.append(own["accuracy_mean"] - target)
-                to_baseline.append(rounds_to(by_seed[seed].records(), target))
-        reached = [rounds for rounds in to_baseline if rounds is not None]
+                rounds = rounds_to(by_seed[seed].records(), target)
+                to_baseline.append(math.inf if rounds is None else rounds)
         methods.append(
             Method(
                 algorithm=name,
@@ -65,8 +67,8 @@ def compare(runs: Mapping[str, Mapping[int, RunFolder]], baseline: str) -> list[
                 },
                 mean=Estimate.of([each["accuracy_mean"] for each in final]),
                 worst=Estimate.of([each["accuracy_worst"] for each in final]),
-                rounds_to_baseline=statistics.median(reached) if len(reached) * 2 > len(seeds) else None,
-                reached=len(reached),
+                rounds_to_baseline=_finite_median(to_baseline),
+                reached=sum(math.isfinite(rounds) for rounds in to_baseline),
                 difference=Estimate.of(paired) if paired and name != baseline else None,
                 half_width=half_width(paired) if len(paired) > 1 and name != baseline else None,
             )
@@ -80,6 +82,12 @@ def rounds_to(records: Sequence[RoundRecord], target: float) -> int | None:
         if record.accuracy_mean is not None and record.accuracy_mean >= target:
             return record.round
     return None
+
+
+def _finite_median(rounds: Sequence[float]) -> float | None:
+    """The median, None where it is a seed that never got there."""
+    middle = statistics.median(rounds) if rounds else math.inf
+    return middle if math.isfinite(middle) else None
 
 
 def half_width(values: Sequence[float], confidence: float = 0.95) -> float:

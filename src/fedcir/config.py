@@ -19,6 +19,8 @@ from fedcir.types import InputError
 
 T = TypeVar("T")
 
+DEFAULT_ALGORITHM = "fedcir"
+
 
 @dataclass(frozen=True)
 class DataConfig:
@@ -49,6 +51,8 @@ class PartitionConfig:
     def __post_init__(self) -> None:
         require_at_least("partition.clients", self.clients, 1)
         require_positive("partition.beta", self.beta)
+        if self.beta > 1e6:  # numpy's Dirichlet overflows far above
+            raise InputError(f"partition.beta must be at most 1e6, which is as even as can be, got {self.beta}")
         require_at_least("partition.min_samples", self.min_samples, 1)
 
 
@@ -84,7 +88,7 @@ class LocalConfig:
 
     def __post_init__(self) -> None:
         require_at_least("local.steps", self.steps, 1)
-        require_at_least("local.batch_size", self.batch_size, 1)
+        require_at_least("local.batch_size", self.batch_size, 2)  # BatchNorm needs two
         require_positive("local.lr", self.lr)
         require_share("local.momentum", self.momentum)
         require_not_negative("local.weight_decay", self.weight_decay)
@@ -112,7 +116,7 @@ class ServerConfig:
 class AlgorithmConfig:
     """The method's name and its own fields, which its class checks."""
 
-    name: str = "fedcir"
+    name: str = DEFAULT_ALGORITHM
     fields: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -194,7 +198,7 @@ def config_from(tables: Mapping[str, Any]) -> Config:
             raise InputError(f"{name} must be a section [{name}], got {values!r}")
         if name == "algorithm":
             rest = dict(values)
-            sections[name] = AlgorithmConfig(_typed(rest.pop("name", "fedcir"), str, "algorithm.name"), rest)
+            sections[name] = AlgorithmConfig(_typed(rest.pop("name", DEFAULT_ALGORITHM), str, "algorithm.name"), rest)
         else:
             sections[name] = build(SECTIONS[name], values, name)
     return Config(**sections)
@@ -227,7 +231,8 @@ def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     result = {name: dict(values) if isinstance(values, Mapping) else values for name, values in base.items()}
     for name, values in over.items():
         if isinstance(values, Mapping) and isinstance(result.get(name), dict):
-            another = name == "algorithm" and values.get("name", result[name].get("name")) != result[name].get("name")
+            old = result[name].get("name", DEFAULT_ALGORITHM)
+            another = name == "algorithm" and values.get("name", old) != old
             result[name] = dict(values) if another else {**result[name], **values}
         else:
             result[name] = values
@@ -241,10 +246,10 @@ def parse_assignment(text: str) -> dict[str, dict[str, Any]]:
     if not (equals and dot and section and name):
         raise InputError(f"--set takes section.field=value, got {text!r}")
     try:
-        parsed = tomllib.loads(f"value = {value.strip()}")["value"]
+        parsed = tomllib.loads(f"value = {value.strip()}")
     except tomllib.TOMLDecodeError:
-        parsed = value.strip()
-    return {section: {name: parsed}}
+        parsed = {}
+    return {section: {name: parsed["value"] if len(parsed) == 1 else value.strip()}}
 
 
 def _typed(value: Any, hint: Any, name: str) -> Any:
@@ -258,9 +263,10 @@ def _typed(value: Any, hint: Any, name: str) -> Any:
         (inner,) = (arg for arg in get_args(hint) if arg is not NoneType)
         return _typed(value, inner, name)
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+        return float(value) if abs(value) < 2**1023 else math.copysign(math.inf, value)
     if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
-        raise InputError(f"{name} must be {_WORDS.get(hint, hint)}, got {value!r}")
+        quote = f"; write it in quotes, '{name}=\"{value}\"'" if hint is str else ""
+        raise InputError(f"{name} must be {_WORDS.get(hint, hint)}, got {value!r}{quote}")
     return value
 
 

@@ -216,6 +216,7 @@ def _opened(algorithm: Algorithm) -> tuple[Session, SerialTransport]:
 
 def _rounds(
     algorithm: Algorithm,
+    *,
     seed: int = 0,
     rounds: int = 3,
     active: int | None = None,

@@ -13,6 +13,7 @@ from fedcir.config import Config
 from fedcir.data.domains import Domain, Domains
 from fedcir.data.examples import DatasetExamples, Examples, ImageExamples, Normalisation
 from fedcir.data.sources import open_dataset
+from fedcir.models.cnn import SMALLEST
 from fedcir.models.task import Task, image_task, module_task
 from fedcir.partition import Share, partition
 from fedcir.types import InputError
@@ -55,7 +56,11 @@ def open_federation(config: Config) -> Federation:
     seed = config.run.seed
     domains = open_dataset(config.data, seed)
     shares = partition(config.partition, {domain.name: domain.train.labels for domain in domains}, seed)
-    height, _, channels = domains.image_shape
+    height, width, channels = domains.image_shape
+    if config.model.name == "cnn" and min(height, width) < SMALLEST:
+        raise InputError(
+            f"cnn takes images from {SMALLEST} pixels on, {domains.name} has {height}x{width}: use resnet18"
+        )
     normalisation = Normalisation.of_channels(channels)
     clients = []
     for number, share in enumerate(shares):

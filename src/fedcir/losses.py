@@ -15,9 +15,9 @@ from torch import Tensor
 
 def gaussian_kl(mu: Tensor, sigma: Tensor, mu_ref: Tensor, sigma_ref: Tensor) -> Tensor:
     """KL( N(mu, sigma^2) || N(mu_ref, sigma_ref^2) ) of diagonal Gaussians, summed over z -> (B,)."""
-    variance_ratio = (sigma / sigma_ref).square()
-    distance = ((mu - mu_ref) / sigma_ref).square()
-    return 0.5 * (variance_ratio + distance - 1 - variance_ratio.log()).sum(-1)
+    ratio = sigma / sigma_ref
+    distance = (mu - mu_ref) / sigma_ref
+    return (0.5 * (ratio.square() + distance.square() - 1) - ratio.log()).sum(-1)
 
 
 def mixture_nll(logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:

@@ -48,7 +48,8 @@ def partition(config: PartitionConfig, labels: Mapping[str, Labels], seed: int) 
         size = sum(len(rows) for rows in share.rows.values())
         if size < config.min_samples:
             raise InputError(
-                f"client {number} would hold {size} images, below partition.min_samples={config.min_samples}"
+                f"client {number} would hold {size} images, below partition.min_samples={config.min_samples}: "
+                "lower --clients"
             )
     return shares if held_out is None else [*shares, Share(held_out, {})]
 

@@ -95,20 +95,20 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 
 def test_weights_of_another_width_do_not_fit(published: dict[str, Tensor], tmp_path: Path) -> None:
     torch.save(published, tmp_path / "narrow.pth")
-    with pytest.raises(InputError, match=r"narrow\.pth does not fit ResNet18: size mismatch for conv1\.weight"):
+    with pytest.raises(InputError, match=r"narrow\.pth does not fit ResNet18, bn1\.bias is float32\[8\], expected"):
         load(tmp_path / "narrow.pth", width=16)
 
 
 def test_a_missing_tensor_is_named(published: dict[str, Tensor], tmp_path: Path) -> None:
     del published["layer4.1.bn2.bias"]
     save_file(published, tmp_path / "part.safetensors")
-    with pytest.raises(InputError, match=r"part\.safetensors does not fit ResNet18: .*layer4\.1\.bn2\.bias"):
+    with pytest.raises(InputError, match=r"part\.safetensors does not fit ResNet18, layer4\.1\.bn2\.bias is missing"):
         load(tmp_path / "part.safetensors")
 
 
 def test_weights_with_running_statistics_do_not_fit_group_norm(published: dict[str, Tensor], tmp_path: Path) -> None:
     torch.save(published, tmp_path / "batch.pth")
-    with pytest.raises(InputError, match=r"batch\.pth does not fit ResNet18: .*running_mean"):
+    with pytest.raises(InputError, match=r"batch\.pth does not fit ResNet18, .*bn1\.num_batches_tracked is not expected"):
         load(tmp_path / "batch.pth", norm="group")
 
 
@@ -119,18 +119,17 @@ class RunsCode:
 
 def test_a_file_that_would_run_code_is_refused(tmp_path: Path) -> None:
     torch.save({"conv1.weight": RunsCode()}, tmp_path / "evil.pth")
-    with pytest.raises(InputError, match=r"evil\.pth does not load"):
+    with pytest.raises(InputError, match=r"model\.weights: .*evil\.pth"):
         load(tmp_path / "evil.pth")
 
 
 @pytest.mark.parametrize("name", ["text.pth", "text.safetensors"])
 def test_a_file_of_something_else_is_named(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text("not weights")
-    with pytest.raises(InputError, match=rf"model\.weights: .*{name} does not load"):
+    with pytest.raises(InputError, match=rf"model\.weights: .*{name}"):
         load(tmp_path / name)
 
 
-@pytest.mark.xfail(reason="read_weights and load_weights let other errors through", strict=True)
 @pytest.mark.parametrize("content", ["empty", "list", "numbered"])
 def test_an_empty_file_or_another_object_is_an_input_error(content: str, tmp_path: Path) -> None:
     path = tmp_path / "odd.pth"
@@ -149,7 +148,6 @@ def test_group_norm_keeps_no_running_statistics() -> None:
     assert net(torch.zeros(1, 3, 32, 32)).shape == (1, 128)
 
 
-@pytest.mark.xfail(reason="56 channels do not divide into 56 // 16 groups", strict=True)
 def test_group_norm_takes_any_width() -> None:
     for width in (1, 7, 16, 28, 56):
         ResNet18(width=width, norm="group")

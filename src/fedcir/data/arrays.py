@@ -16,20 +16,26 @@ def arrays(root: Path) -> Domains:
     if not files:
         raise InputError(f"data.root: {root} holds no <domain>.npz file")
     domains = tuple(Domain(file.stem, *_read(file)) for file in files)
-    shapes = {domain.train.images.shape[1:] for domain in domains} | {
-        domain.test.images.shape[1:] for domain in domains
-    }
-    if len(shapes) > 1:
-        raise InputError(f"images in {root} have several shapes, {sorted(shapes)}: make them all the same")
-    count = 1 + max(int(split.labels.max()) for domain in domains for split in (domain.train, domain.test))
-    return Domains("arrays", tuple(str(label) for label in range(count)), domains)
+    shape = domains[0].train.images.shape[1:]
+    for file, domain in zip(files, domains, strict=True):
+        for split in (domain.train, domain.test):
+            if split.images.shape[1:] != shape:
+                other = list(split.images.shape[1:])
+                raise InputError(
+                    f"{file} holds images of {other}, {files[0].name} of {list(shape)}: make them the same"
+                )
+    labels = np.unique(np.concatenate([split.labels for d in domains for split in (d.train, d.test)]))
+    gap = next((label for label in range(len(labels)) if labels[label] != label), None)
+    if gap is not None:
+        raise InputError(f"no image in {root} has the label {gap}, but one has {labels[-1]}: number labels from 0 on")
+    return Domains("arrays", tuple(str(label) for label in labels), domains)
 
 
 def _read(file: Path) -> tuple[Split, Split]:
     try:
-        with np.load(file, allow_pickle=False) as archive:
+        with file.open("rb") as opened, zipfile.ZipFile(opened), np.load(opened, allow_pickle=False) as archive:
             found = {name: archive[name] for name in archive.files}
-    except (OSError, ValueError, zipfile.BadZipFile) as error:
+    except Exception as error:  # a damaged archive raises nearly anything
         raise InputError(f"{file} is not a readable .npz file: {error}") from error
     return _split(file, found, "train"), _split(file, found, "test")
 
@@ -43,9 +49,11 @@ def _split(file: Path, found: dict[str, Any], part: str) -> Split:
         raise InputError(f"{file}: x_{part} must be uint8 of (N, H, W, C) or (N, H, W), got {x.dtype}{list(x.shape)}")
     if not np.issubdtype(y.dtype, np.integer) or y.shape != (len(x),):
         raise InputError(f"{file}: y_{part} must be {len(x)} whole numbers, got {y.dtype}{list(y.shape)}")
-    if len(y) == 0:
-        raise InputError(f"{file}: x_{part} holds no image")
-    if y.min() < 0:
-        raise InputError(f"{file}: y_{part} holds the label {y.min()}; labels start at 0")
+    if x.size == 0:
+        raise InputError(f"{file}: x_{part} holds no image, its shape is {list(x.shape)}")
+    if y.min() < 0 or y.max() > np.iinfo(np.int64).max:
+        raise InputError(
+            f"{file}: y_{part} holds the label {y.min() if y.min() < 0 else y.max()}; number labels from 0 on"
+        )
     images = x if x.ndim == 4 else x[..., None]
     return Split(images, y.astype(np.int64), [f"{file.stem}/{part}/{i:06d}" for i in range(len(y))])

@@ -41,19 +41,20 @@ def open_dataset(data: DataConfig, seed: int) -> Domains:
     if source.needs_root and not root.is_dir():
         raise InputError(f"data.root: no folder {root}")
     domains = source.open(root)
+    _check_classes(domains, f"in any domain of {data.name}")
     if data.train_per_domain is not None:
         domains = domains.capped(data.train_per_domain, seed)
-    _check_classes(domains)
+        _check_classes(domains, f"left; raise data.train_per_domain={data.train_per_domain}")
     return domains
 
 
-def _check_classes(domains: Domains) -> None:
+def _check_classes(domains: Domains, where: str) -> None:
     if len(domains.classes) < 2:
         raise InputError(f"{domains.name} has one class only, {domains.classes[0]!r}: a classifier needs two")
     counts = np.bincount(np.concatenate([d.train.labels for d in domains]), minlength=len(domains.classes))
     for name, count in zip(domains.classes, counts, strict=True):
         if count == 0:
-            raise InputError(f"class {name!r} has no training image in any domain of {domains.name}")
+            raise InputError(f"class {name!r} has no training image {where}")
     for domain in domains:
         if len(np.unique(domain.train.labels)) == 1:
             only = domains.classes[domain.train.labels[0]]

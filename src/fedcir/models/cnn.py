@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from fedcir.models.norm import norm_layer
 
 GRID = 4  # the side of the last feature map
+SMALLEST = 8  # three poolings leave one pixel
 
 
 class CNN(nn.Module):

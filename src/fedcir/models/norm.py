@@ -7,4 +7,5 @@ def norm_layer(kind: str, channels: int) -> nn.Module:
     """BatchNorm, or GroupNorm with about 16 channels a group, which keeps no running statistics."""
     if kind == "batch":
         return nn.BatchNorm2d(channels)
-    return nn.GroupNorm(max(1, channels // 16), channels)
+    groups = max(n for n in range(1, max(2, channels // 16 + 1)) if channels % n == 0)
+    return nn.GroupNorm(groups, channels)

@@ -7,11 +7,13 @@ import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from fedcir.arrays import difference
 from fedcir.config import ModelConfig
 from fedcir.models.cnn import CNN
 from fedcir.models.encoder import Classifier, GaussianClassifier, GaussianEncoder
@@ -66,7 +68,8 @@ def image_task(model: ModelConfig, num_classes: int, channels: int, seed: int) -
             load_weights(encoder, weights, str(model.weights))
         return encoder
 
-    features = backbone(channels=channels, norm=model.norm, **arguments).features
+    with torch.device("meta"):
+        features = backbone(channels=channels, norm=model.norm, **arguments).features
     return Task(num_classes, features, model.latent or features, seed, make_encoder)
 
 
@@ -87,21 +90,28 @@ def read_weights(path: Path) -> Arrays:
     if not path.is_file():
         raise InputError(f"model.weights: no file {path}")
     try:
-        arrays: Arrays = (
+        arrays: Any = (
             load_file(path)
             if path.suffix == ".safetensors"
             else torch.load(path, map_location="cpu", weights_only=True)
         )
     except Exception as error:
-        raise InputError(f"model.weights: {path} does not load: {str(error).splitlines()[0]}") from error
-    return arrays
+        raise InputError(f"model.weights: {path} is neither a .safetensors file nor a .pth state dict") from error
+    if isinstance(arrays, dict) and isinstance(arrays.get("state_dict"), dict):
+        arrays = arrays["state_dict"]
+    if not isinstance(arrays, dict) or not all(isinstance(tensor, Tensor) for tensor in arrays.values()):
+        raise InputError(
+            f"model.weights: {path} must hold a state dict, names and tensors; it holds {type(arrays).__name__}"
+        )
+    return {str(name): tensor for name, tensor in arrays.items()}
 
 
 def load_weights(encoder: nn.Module, arrays: Arrays, source: str) -> None:
     """Load published weights into an encoder; their own classifier `fc.*` is left out."""
-    kept = {name: tensor for name, tensor in arrays.items() if not name.startswith("fc.")}
-    try:
-        encoder.load_state_dict(kept)
-    except RuntimeError as error:
-        reason = str(error).splitlines()[1].strip()
-        raise InputError(f"model.weights: {source} does not fit {type(encoder).__name__}: {reason}") from error
+    own = encoder.state_dict()
+    kept = {name: tensor for name, tensor in arrays.items() if name in own or not name.startswith("fc.")}
+    if (reason := difference({"model": kept}, {"model": dict(own)})) is not None:
+        raise InputError(
+            f"model.weights: {source} does not fit {type(encoder).__name__}, {reason.replace('model/', '', 1)}"
+        )
+    encoder.load_state_dict(kept)
