@@ -84,10 +84,6 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def wrong(reason: str) -> pytest.MarkDecorator:
-    return pytest.mark.xfail(strict=True, reason=reason)
-
-
 REFUSED = [
     # options, what the message names
     ("--dataset arays", ["'arays'", "did you mean 'arrays'?"]),
@@ -96,7 +92,7 @@ REFUSED = [
     ("--data-root file", ["file"]),
     ("--data-root none", ["none", "<domain>.npz"]),
     ("--data-root spoilt", ["spoilt/ink.npz"]),
-    ("--data-root gap", ["class '2' has no training image"]),
+    ("--data-root gap", ["no image in gap has the label 2"]),
     ("--data-root lonely", ["domain 'pen'", "class '1' only"]),
     ("--data-root single", ["one class only, '0'"]),
     ("--set local.lr=nan", ["local.lr", "nan"]),
@@ -119,15 +115,15 @@ REFUSED = [
     ("--local-steps 0", ["local.steps must be at least 1, got 0"]),
     ("--active 99", ["99", "3 clients"]),
     ("--seed -1", ["run.seed", "-1"]),
-    pytest.param("--rounds many", ["--rounds", "many"], marks=wrong("the parser does not name the value")),
-    pytest.param("--seed x", ["--seed", "'x'"], marks=wrong("the parser does not name the value")),
+    ("--rounds many", ["--rounds", "many"]),
+    ("--seed x", ["--seed", "'x'"]),
     ("--clients 1", ["partition.clients", "3", "got 1"]),
     ("--clients 1000", ["'ink' has 24 training images", "lower --clients"]),
     ("--beta nan", ["partition.beta", "nan"]),
     ("--hold-out crayon", ["'crayon'", "ink, pen, wax"]),
     ("--model resnet", ["'resnet'", "resnet18"]),
     ("--device tpu", ["'tpu'", "cpu"]),
-    pytest.param("--device cpu:x", ["cpu:x"], marks=wrong("torch.device raises RuntimeError")),
+    ("--device cpu:x", ["cpu:x"]),
     ("--roundz 3", ["--roundz", "--rounds"]),
     ("--rounds", ["--rounds"]),
     ("--algorithm fedsir", ["'fedsir'", "did you mean 'fedcir'?"]),
@@ -148,10 +144,9 @@ REFUSED = [
     pytest.param(
         "flat.toml --clients 3",
         ["partition must be a section [partition], got 3"],
-        marks=wrong("to_config() looks into the section before it is checked"),
     ),
-    pytest.param("--data-root minute", ["4x4"], marks=wrong("torch says: Output size is too small")),
-    pytest.param("--set local.batch_size=1", ["batch_size"], marks=wrong("torch says: Expected more than 1 value")),
+    ("--data-root minute", ["4x4"]),
+    ("--set local.batch_size=1", ["batch_size"]),
 ]
 
 
@@ -200,7 +195,7 @@ def test_a_dataset_that_needs_a_root_says_so(fedcir: Command, place: Path) -> No
         (["compare", "--seeds", "x"], ["--seeds", "'x'"]),
         (["compare", "--seeds", "0,-1"], ["run.seed", "-1"]),
         (["compare", "--algorithms", "fedavg,fedsir"], ["'fedsir'", "did you mean 'fedcir'?"]),
-        pytest.param(["compare", "--algorithms", ""], ["--algorithms"], marks=wrong("StopIteration")),
+        (["compare", "--algorithms", ""], ["--algorithms"]),
     ],
 )
 def test_wrong_input_to_other_commands_is_refused_in_one_line(
@@ -459,6 +454,6 @@ def test_compare_refuses_a_number_of_workers_below_1(fedcir: Command, options: l
 
 
 def test_compare_takes_a_field_that_only_some_methods_have(fedcir: Command, options: list[str], place: Path) -> None:
-    setting = ["--rounds", "1", "--set", "algorithm.hidden=8"]
+    setting = ["--rounds", "1", "--set", "algorithms.fedcir.hidden=8"]
     said = fedcir("compare", *options, *setting, "--algorithms", "fedavg,fedcir", "-o", "both", "--workers", "1")
     assert said.code == 0

@@ -288,9 +288,7 @@ def forget(path: Path) -> None:
         empty,
         garble,
         Path.unlink,
-        pytest.param(
-            forget, marks=pytest.mark.xfail(strict=True, reason="None['fedcir'] is a TypeError", raises=TypeError)
-        ),
+        forget,
     ],
 )
 def test_a_spoilt_checkpoint_falls_back_to_the_one_before(

@@ -81,7 +81,7 @@ def compare(
     names, numbers = _algorithms(algorithms), _seeds(seeds)
     out = options.out or Path("runs", "compare")
     jobs = {(name, seed): out / f"{Path(name).stem}-{seed}" for seed in numbers for name in names}
-    _run_all(options, jobs, workers or os.cpu_count() or 1)
+    _run_all(options, jobs, (os.cpu_count() or 1) if workers is None else workers)
     runs = {Path(name).stem: {seed: RunFolder(jobs[name, seed]) for seed in numbers} for name in names}
     baseline = "fedavg" if "fedavg" in runs else next(iter(runs))
     methods = compare_runs(runs, baseline)
@@ -176,8 +176,11 @@ def main() -> None:
         _fail(f"{error.strerror or error}: {error.filename or ''}".rstrip(": "), 2)
     except Exception as error:
         from_parser = getattr(error, "format_message", None)
+        if type(error).__name__ == "NoArgsIsHelpError" and from_parser is not None:
+            print(from_parser())
+            sys.exit(0)
         if from_parser is not None:
-            _fail(from_parser(), 2)
+            _fail(from_parser() + _given(error), 2)
         if type(error).__name__ == "Abort":
             _fail("interrupted", 130)
         if _is_input_error(error):
@@ -212,6 +215,15 @@ def _is_input_error(error: Exception) -> bool:
     return isinstance(error, InputError)
 
 
+def _given(error: Exception) -> str:
+    """The value behind a parser's complaint, which does not always name it."""
+    for option in getattr(getattr(error, "param", None), "opts", ()):
+        for word, following in reversed(list(zip(sys.argv, [*sys.argv[1:], ""], strict=True))):  # the last one counts
+            if word == option or word.startswith(f"{option}="):
+                return f", got {following if word == option else word.partition('=')[2]!r}"
+    return ""
+
+
 def _fail(message: str, code: int) -> None:
     print(f"fedcir: {' '.join(message.split())}", file=sys.stderr)
     sys.exit(code)
@@ -219,11 +231,17 @@ def _fail(message: str, code: int) -> None:
 
 def _algorithms(text: str) -> list[str]:
     from fedcir.algorithms import algorithm_class, names
+    from fedcir.types import InputError
 
     chosen = names() if text == "all" else [name.strip() for name in text.split(",") if name.strip()]
     for name in chosen:
         algorithm_class(name)
-    return list(dict.fromkeys(chosen))
+    if not chosen:
+        raise InputError("--algorithms names none; give some, comma-separated, or all")
+    stems = [Path(name).stem for name in chosen]
+    if twice := next((stem for stem in stems if stems.count(stem) > 1), None):
+        raise InputError(f"--algorithms names {twice!r} twice")
+    return chosen
 
 
 def _seeds(text: str) -> list[int]:

@@ -187,20 +187,26 @@ def build(cls: type[T], values: Mapping[str, Any], section: str) -> T:
 
 
 def config_from(tables: Mapping[str, Any]) -> Config:
-    """A config from nested tables as TOML gives them."""
+    """A config from nested tables as TOML gives them.
+
+    `[algorithms.fedcir]` holds fields that count where the algorithm is fedcir: one file serves several methods.
+    """
     sections: dict[str, Any] = {}
     for name, values in tables.items():
         if name == "fedcir":  # a run's config.toml says there which fedcir wrote it
             continue
-        if name not in SECTIONS:
+        if name not in SECTIONS and name != "algorithms":
             raise InputError(f"no section [{name}]; {nearest(name, SECTIONS)}")
         if not isinstance(values, Mapping):
             raise InputError(f"{name} must be a section [{name}], got {values!r}")
-        if name == "algorithm":
-            rest = dict(values)
-            sections[name] = AlgorithmConfig(_typed(rest.pop("name", DEFAULT_ALGORITHM), str, "algorithm.name"), rest)
-        else:
+        if name not in ("algorithm", "algorithms"):
             sections[name] = build(SECTIONS[name], values, name)
+    chosen = dict(tables.get("algorithm", {}))
+    algorithm = _typed(chosen.pop("name", DEFAULT_ALGORITHM), str, "algorithm.name")
+    own = tables.get("algorithms", {}).get(algorithm, {})
+    if not isinstance(own, Mapping):
+        raise InputError(f"algorithms.{algorithm} must be a section [algorithms.{algorithm}], got {own!r}")
+    sections["algorithm"] = AlgorithmConfig(algorithm, {**own, **chosen})
     return Config(**sections)
 
 
@@ -233,23 +239,28 @@ def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(values, Mapping) and isinstance(result.get(name), dict):
             old = result[name].get("name", DEFAULT_ALGORITHM)
             another = name == "algorithm" and values.get("name", old) != old
-            result[name] = dict(values) if another else {**result[name], **values}
+            result[name] = dict(values) if another else merged(result[name], values)
+        elif isinstance(values, Mapping) and name in result:
+            raise InputError(f"{name} must be a section [{name}], got {result[name]!r}")
         else:
             result[name] = values
     return result
 
 
-def parse_assignment(text: str) -> dict[str, dict[str, Any]]:
+def parse_assignment(text: str) -> dict[str, Any]:
     """`local.lr=0.1` as tables. The value is read as TOML, and as a plain string where that fails."""
     key, equals, value = text.partition("=")
-    section, dot, name = key.strip().partition(".")
-    if not (equals and dot and section and name):
+    *sections, name = key.strip().split(".")
+    if not (equals and sections and all(sections) and name):
         raise InputError(f"--set takes section.field=value, got {text!r}")
     try:
         parsed = tomllib.loads(f"value = {value.strip()}")
     except tomllib.TOMLDecodeError:
         parsed = {}
-    return {section: {name: parsed["value"] if len(parsed) == 1 else value.strip()}}
+    tables: dict[str, Any] = {name: parsed["value"] if len(parsed) == 1 else value.strip()}
+    for section in reversed(sections):
+        tables = {section: tables}
+    return tables
 
 
 def _typed(value: Any, hint: Any, name: str) -> Any:

@@ -95,7 +95,9 @@ def federation_of(
         for part, dataset in (("train", train), ("test", test)):
             if len(dataset) == 0:
                 raise InputError(f"the {part} Dataset of client {number} is empty")
-        clients.append(Client(number, f"client-{number}", DatasetExamples(train), DatasetExamples(test)))
+        clients.append(
+            Client(number, f"client-{number}", DatasetExamples(train, num_classes), DatasetExamples(test, num_classes))
+        )
     example, _ = clients[0].test.batch(np.zeros(2, dtype=np.int64), torch.device("cpu"), torch.contiguous_format)
     task = module_task(encoder, example, num_classes, latent, seed)
     manifest = _hashed({"clients": [{"id": c.id, "domain": c.domain, "train": len(c.train or ())} for c in clients]})

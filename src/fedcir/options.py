@@ -49,7 +49,7 @@ class Options:
                 section, name = place.split(".")
                 given.setdefault(section, {})[name] = str(value) if isinstance(value, Path) else value
         if self.clients is not None or self.beta is not None:
-            given["partition"].setdefault("scheme", tables.get("partition", {}).get("scheme", "dirichlet"))
+            tables = merged({"partition": {"scheme": "dirichlet"}}, tables)  # unless the file says otherwise
         if algorithm is not None:
             given["algorithm"] = {"name": algorithm}
         if seed is not None:

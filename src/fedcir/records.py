@@ -36,6 +36,14 @@ class RunFolder:
         return (self.path / "config.toml").is_file()
 
     @property
+    def foreign(self) -> bool:
+        """Whether the folder holds something that is no part of a run, nor of the beginning of one."""
+        own = {self.LOCK, "manifest.json", "checkpoint"}
+        return self.path.is_dir() and any(
+            path.name not in own and not path.name.endswith(".tmp") for path in self.path.iterdir()
+        )
+
+    @property
     def finished(self) -> bool:
         return (self.path / "summary.json").is_file()
 
@@ -71,19 +79,22 @@ class RunFolder:
         if not path.exists():
             return []
         records = []
-        for line in path.read_text(encoding="utf-8").splitlines():
+        for line in path.read_bytes().split(b"\n")[:-1]:
             try:
                 records.append(RoundRecord.from_json(json.loads(line)))
-            except (json.JSONDecodeError, TypeError):
+            except (ValueError, TypeError):
                 break
         return records
 
     def append(self, record: RoundRecord) -> None:
-        with open(self.path / "rounds.jsonl", "a", encoding="utf-8") as file:
+        path = self.path / "rounds.jsonl"
+        with _naming(path), open(path, "a", encoding="utf-8") as file:
             file.write(json.dumps(asdict(record), ensure_ascii=False) + "\n")
 
     def rewind(self, round: int) -> list[RoundRecord]:
         """Forget the rounds after this one, which will be done again; gives those that stay."""
+        for leftover in (*self.path.glob(".*.tmp"), *(self.path / "checkpoint").glob(".*.tmp")):
+            leftover.unlink()
         records = [record for record in self.records() if record.round <= round]
         lines = (json.dumps(asdict(record), ensure_ascii=False) + "\n" for record in records)
         write(self.path / "rounds.jsonl", "".join(lines))
@@ -114,7 +125,7 @@ class RunFolder:
         for path in reversed(self._checkpoints()):
             try:
                 state = _read_state(path)
-            except (SafetensorError, KeyError, ValueError):
+            except (SafetensorError, KeyError, ValueError, TypeError):
                 continue
             if state.round <= recorded:
                 return state
@@ -145,15 +156,24 @@ def write(path: Path, content: str | bytes) -> None:
     data = content.encode() if isinstance(content, str) else content
     beside = path.with_name(f".{path.name}.tmp")
     try:
-        with open(beside, "wb") as file:
+        with _naming(path), open(beside, "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
         os.replace(beside, path)
-    except OSError:
+    except BaseException:
         with contextlib.suppress(OSError):
             beside.unlink()
         raise
+
+
+@contextlib.contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """A full disk is reported without a name: add it."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """The one round loop, whatever carries the messages."""
 
+import math
 import time
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -88,7 +89,7 @@ def sample_cohort(trainers: Sequence[int], active: int, seed: int, round: int) -
 def summarise(session: Session) -> dict[str, Any]:
     """The content of summary.json."""
     evaluated = [record for record in session.records if record.accuracy is not None]
-    best = max(evaluated, key=lambda record: (record.accuracy_mean or 0.0, -record.round))
+    best = max(evaluated, key=lambda record: (record.accuracy_mean or 0.0, -record.round), default=None)
     total = {
         name: sum(getattr(record, name) for record in session.records) for name in ("bytes_down", "bytes_up", "flops")
     }
@@ -101,8 +102,8 @@ def summarise(session: Session) -> dict[str, Any]:
         "dataset": session.config.data.name,
         "seed": session.config.run.seed,
         "rounds": session.state.round,
-        "final": _accuracies(evaluated[-1]),
-        "best": {**_accuracies(best), "picked_on": "test"},
+        "final": _accuracies(evaluated[-1]) if evaluated else None,
+        "best": {**_accuracies(best), "picked_on": "test"} if best is not None else None,
         "cost": {**total, "seconds": seconds},
     }
 
@@ -168,7 +169,10 @@ class _Collected:
             yield reply
         least = self.session.config.server.min_replies
         if self.count < least:
-            reasons = "; ".join(f"client {client}: {reason}" for client, reason in self.dropped.items())
+            reasons = "; ".join(
+                f"{_clients(client for client, other in self.dropped.items() if other == reason)}: {reason}"
+                for reason in dict.fromkeys(self.dropped.values())
+            )
             raise InputError(
                 f"round {self.round}: {self.count} of {len(cohort)} replies usable, {least} needed ({reasons})"
             )
@@ -186,7 +190,15 @@ class _Collected:
             return f"group {min(missing)!r} is missing"
         if (name := not_finite(reply.arrays)) is not None:
             return f"{name} is not finite; a lower local.lr may help"
-        return None
+        if reply.num_examples < 1:
+            return f"num_examples is {reply.num_examples}"
+        wrong = [name for name, value in reply.metrics.items() if not math.isfinite(value)]
+        return f"metric {wrong[0]} is not finite" if wrong else None
+
+
+def _clients(numbers: Iterable[str]) -> str:
+    named = list(numbers)
+    return f"client{'s' * (len(named) > 1)} {', '.join(named)}"
 
 
 def _in_order(replies: Iterable[ClientReply | Dropped], cohort: Sequence[int]) -> Iterator[ClientReply | Dropped]:
@@ -200,6 +212,8 @@ def _in_order(replies: Iterable[ClientReply | Dropped], cohort: Sequence[int]) -
             place += 1
     for client in cohort[place:]:
         yield waiting.pop(client, Dropped(client, "no reply"))
+    for client in set(waiting) - set(cohort):
+        yield Dropped(client, "not in this round's cohort")
 
 
 def _test(

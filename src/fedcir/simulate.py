@@ -57,6 +57,10 @@ def open_rounds(
     """The same for a federation that is there already."""
     with ExitStack() as stack:
         if out is not None:
+            if out.exists() and not out.is_dir():
+                raise InputError(f"{out} is a file: give another --out")
+            if not RunFolder(out).exists and RunFolder(out).foreign:
+                raise InputError(f"{out} is not empty and not a run: give another --out")
             stack.enter_context(RunFolder(out).locked())
         session = open_session(config, algorithm, federation, out, resume)
         stack.enter_context(_threads(config.run.threads))
@@ -94,7 +98,8 @@ def pick_device(name: str) -> torch.device:
             return torch.device("cuda")
         return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
     usable = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-    if not usable.get(name.partition(":")[0]):
+    kind, _, number = name.partition(":")
+    if not usable.get(kind) or (number and not number.isdigit()):
         raise InputError(f"run.device {name!r} is not usable here; {' or '.join(k for k, v in usable.items() if v)} is")
     return torch.device(name)
 
@@ -111,11 +116,7 @@ def open_session(
         num_classes=federation.task.num_classes,
         trainers=federation.trainers,
         evaluators=federation.evaluators,
-        card={
-            **federation.card,
-            "model": config_tables(config)["model"],
-            "algorithm": config_tables(config)["algorithm"],
-        },
+        card={**federation.card, **_model_card(config)},
         state=ServerState(0, {}),
     )
     session.state = algorithm.start(modules, session.context(0))
@@ -123,8 +124,6 @@ def open_session(
         return session
     session.folder = folder = RunFolder(out)
     if not folder.exists:
-        if any(path.name != RunFolder.LOCK for path in out.iterdir()):
-            raise InputError(f"{out} is not empty and not a run: give another --out")
         folder.create(config, federation.manifest)
         return session
     if not resume:
@@ -155,10 +154,17 @@ def make_worker(session: Session, federation: Federation) -> Worker:
     )
 
 
+def _model_card(config: Config) -> dict[str, Any]:
+    """What it takes to build the network again; no path, so that equal runs are equal files."""
+    model = {name: value for name, value in config_tables(config)["model"].items() if name != "weights"}
+    return {"model": model, "algorithm": {"name": Path(config.algorithm.name).stem, **config.algorithm.fields}}
+
+
 def _check_same(folder: RunFolder, config: Config, algorithm: Algorithm, federation: Federation) -> None:
     saved, asked = config_tables(folder.config()), config_tables(config)
     for section in asked:
-        for name in sorted(asked[section].keys() | saved.get(section, {}).keys()):
+        names = asked[section].keys() | saved.get(section, {}).keys()
+        for name in sorted(names, key=lambda name: (name != "name", name)):
             key = f"{section}.{name}"
             old, new = saved.get(section, {}).get(name), asked[section].get(name)
             if old != new and key not in MAY_DIFFER:

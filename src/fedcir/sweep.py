@@ -1,6 +1,5 @@
 """Many runs, several at a time, each a process of its own that can be killed and resumed."""
 
-import json
 import signal
 import subprocess
 import sys
@@ -35,11 +34,13 @@ class Progress:
 
 def sweep(jobs: Sequence[Job], workers: int, resume: bool) -> Iterator[Progress]:
     """Run all jobs, giving their rounds as they come. A job that fails ends the sweep; what others did is kept."""
+    if workers < 1:
+        raise InputError(f"--workers must be at least 1, got {workers}")
     waiting = list(jobs)
     running: list[_Running] = []
     with ExitStack() as stack:
         configs = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        stack.callback(lambda: _interrupt(running))
+        stack.callback(_end, running)
         while waiting or running:
             while waiting and len(running) < workers:
                 job = waiting.pop(0)
@@ -48,8 +49,8 @@ def sweep(jobs: Sequence[Job], workers: int, resume: bool) -> Iterator[Progress]
                 ended = process.ended()
                 yield from (Progress(process.job, record) for record in process.new_records())
                 if ended:
-                    running.remove(process)
                     process.check()
+                    running.remove(process)
                     yield Progress(process.job, None)
             time.sleep(POLL_SECONDS)
 
@@ -60,64 +61,48 @@ class _Running:
     def __init__(self, job: Job, config: Path, resume: bool) -> None:
         self.job = job
         config.write_text(dump_toml(config_tables(job.config)), encoding="utf-8")
-        command = [sys.executable, "-m", "fedcir", "run", str(config), "--out", str(job.out), "--quiet"]
+        # -P: a json.py in the current folder must not take the place of the real one
+        command = [sys.executable, "-P", "-m", "fedcir", "run", str(config), "--out", str(job.out), "--quiet"]
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (closed in check)
         self._process = subprocess.Popen(
             [*command, "--resume"] if resume else command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=self._errors,
-            start_new_session=True,  # so that Ctrl-C reaches it once, through _interrupt
+            start_new_session=True,  # so that Ctrl-C reaches it once, through interrupt()
         )
-        self._read = 0
+        self._seen = 0
 
     def ended(self) -> bool:
         return self._process.poll() is not None
 
     def new_records(self) -> list[RoundRecord]:
-        """Rounds that were added since the last call, without reading the file's beginning again."""
-        path = self.job.out / "rounds.jsonl"
-        if not path.exists():
-            return []
-        with open(path, encoding="utf-8") as file:
-            file.seek(self._read)
-            text = file.read()
-        whole = text[: text.rfind("\n") + 1]
-        self._read += len(whole.encode())
-        return [RoundRecord.from_json(json.loads(line)) for line in whole.splitlines()]
+        """Rounds that were added since the last call. A resumed run may write some again, to the same bits."""
+        new = [record for record in RunFolder(self.job.out).records() if record.round > self._seen]
+        self._seen += len(new)
+        return new
 
     def check(self) -> None:
         """Raise what the process said if it failed."""
         self._errors.seek(0)
         said = self._errors.read().decode(errors="replace").strip()
-        self._errors.close()
+        self.wait()
         if self._process.returncode != 0:
             last = said.splitlines()[-1].removeprefix("fedcir: ") if said else f"exit code {self._process.returncode}"
             raise InputError(f"{self.job.out} failed: {last}")
 
     def interrupt(self) -> None:
+        """Ask the process to save its last round and end, once."""
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGINT)
+
+    def wait(self) -> None:
         self._process.wait()
+        self._errors.close()
 
 
-def _interrupt(running: Sequence[_Running]) -> None:
-    """Let every process save its last round and end."""
-    for process in running:
-        if not process.ended():
-            process._process.send_signal(signal.SIGINT)
+def _end(running: Sequence[_Running]) -> None:
     for process in running:
         process.interrupt()
-
-
-def finished_runs(folders: Sequence[Path]) -> list[RunFolder]:
-    """The runs in these folders, each checked to be one that has ended."""
-    runs = []
-    for path in folders:
-        run = RunFolder(path)
-        if not run.exists:
-            raise InputError(f"{path} is not a run: it holds no config.toml")
-        if not run.finished:
-            raise InputError(f"{path} holds a run that has not ended: continue it with --resume")
-        runs.append(run)
-    return runs
+    for process in running:
+        process.wait()

@@ -35,14 +35,15 @@ def make_algorithm(config: AlgorithmConfig) -> Algorithm:
 def _import_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise InputError(f"no algorithm file {path}")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    name = f"fedcir_file_{path.stem}"  # never the name of another module
+    spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module  # dataclasses look their module up
+    sys.modules[name] = module  # dataclasses look their module up
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise InputError(f"{path} does not import: {type(error).__name__}: {error}") from error
     return module
 
@@ -56,4 +57,6 @@ def _only_algorithm(module: ModuleType, name: str) -> type[Algorithm]:
     if len(found) != 1:
         what = ", ".join(cls.__name__ for cls in found) or "none"
         raise InputError(f"{name} must define one subclass of fedcir.Algorithm, it defines {what}")
+    if vars(found[0]).get("__annotations__") and "__dataclass_params__" not in vars(found[0]):
+        raise InputError(f"{name}: put @dataclass(frozen=True) above class {found[0].__name__}")
     return found[0]

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedcir.data.domains import Images, Labels
+from fedcir.types import InputError
 
 Positions = NDArray[np.int64]
 
@@ -62,8 +63,9 @@ class ImageExamples:
 class DatasetExamples:
     """Any torch Dataset of (input, label) pairs."""
 
-    def __init__(self, dataset: Any) -> None:
+    def __init__(self, dataset: Any, num_classes: int) -> None:
         self.dataset = dataset
+        self.num_classes = num_classes
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -71,5 +73,9 @@ class DatasetExamples:
     def batch(self, positions: Positions, device: torch.device, layout: torch.memory_format) -> tuple[Tensor, Tensor]:
         items: Sequence[tuple[Any, Any]] = [self.dataset[int(i)] for i in positions]
         x = torch.stack([torch.as_tensor(item[0]) for item in items]).to(device)
-        y = torch.tensor([int(item[1]) for item in items], device=device)
+        labels = [int(item[1]) for item in items]
+        if min(labels) < 0 or max(labels) >= self.num_classes:
+            wrong = next(label for label in labels if not 0 <= label < self.num_classes)
+            raise InputError(f"a Dataset gives the label {wrong}, num_classes is {self.num_classes}")
+        y = torch.tensor(labels, device=device)
         return (x.contiguous(memory_format=layout) if x.ndim == 4 else x), y

@@ -9,7 +9,6 @@ import numpy as np
 from fedcir.config import DataConfig, nearest
 from fedcir.data.arrays import arrays
 from fedcir.data.domains import Domains
-from fedcir.data.minidigits import minidigits
 from fedcir.types import InputError
 
 
@@ -23,7 +22,7 @@ class Source:
 SOURCES = {
     "minidigits": Source(
         "Digits in four styles, made from what installed packages carry: no download.",
-        lambda root: minidigits(),
+        lambda root: _minidigits(),
         needs_root=False,
     ),
     "arrays": Source("Your own DIR/<domain>.npz files with x_train, y_train, x_test, y_test.", arrays, needs_root=True),
@@ -39,13 +38,21 @@ def open_dataset(data: DataConfig, seed: int) -> Domains:
         raise InputError(f"dataset {data.name!r} needs --data-root, the folder that holds it")
     root = Path(data.root or ".")
     if source.needs_root and not root.is_dir():
-        raise InputError(f"data.root: no folder {root}")
+        raise InputError(
+            f"data.root: {root} is a file, not a folder" if root.exists() else f"data.root: no folder {root}"
+        )
     domains = source.open(root)
     _check_classes(domains, f"in any domain of {data.name}")
     if data.train_per_domain is not None:
         domains = domains.capped(data.train_per_domain, seed)
         _check_classes(domains, f"left; raise data.train_per_domain={data.train_per_domain}")
     return domains
+
+
+def _minidigits() -> Domains:
+    from fedcir.data.minidigits import minidigits  # brings scikit-learn, which takes a second to import
+
+    return minidigits()
 
 
 def _check_classes(domains: Domains, where: str) -> None:

@@ -75,10 +75,8 @@ def image_task(model: ModelConfig, num_classes: int, channels: int, seed: int) -
 
 def module_task(encoder: nn.Module, example: Tensor, num_classes: int, latent: int | None, seed: int) -> Task:
     """The task of the caller's own encoder, which starts from the weights that it has."""
-    training = encoder.training
     with torch.no_grad():
-        features = encoder.eval()(example)
-    encoder.train(training)
+        features = copy.deepcopy(encoder).eval()(example)
     if features.ndim != 2:
         raise InputError(f"encoder must map a batch to (batch, features), got the shape {list(features.shape)}")
     width = features.shape[1]
