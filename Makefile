@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test test-all check lint bench wheel clean
+.PHONY: help install run test test-all check lint bench docs wheel clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -36,6 +36,9 @@ check: lint test  ## ruff, mypy and the tests
 
 bench: $(READY)  ## Measure speed; see benchmarks/
 	$(BIN)/python benchmarks/local_step.py
+
+docs: $(READY)  ## Write the generated tables of the docs anew
+	$(BIN)/python docs/fields.py
 
 wheel: $(READY)  ## Build the wheel into dist/
 	$(BIN)/python -m build --wheel

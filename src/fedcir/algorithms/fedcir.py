@@ -40,7 +40,7 @@ class FedCiR(Algorithm):
     """Width of the generator's hidden layer."""
     generator_steps: int = 5
     """The server's steps on the generator in a round: E_g in the paper."""
-    generator_lr: float = 1e-3
+    generator_lr: float = 1e-2
     """Learning rate of the generator's Adam, whose state lives across rounds."""
     generator_statistics: Literal["batch", "running"] = "running"
     """How the generator's BatchNorm works on clients: by the batch at hand or by the server's statistics."""

@@ -1,0 +1,51 @@
+"""What the README shows is what happens."""
+
+import re
+from pathlib import Path
+
+import pytest
+from typer.main import get_command
+
+from fedcir.algorithms import algorithm_class
+from fedcir.cli import app
+from fedcir.conformance import check_algorithm
+
+README = Path(__file__).parents[1] / "README.md"
+TEXT = README.read_text(encoding="utf-8")
+PYTHON = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+
+
+def test_the_example_of_fedcir_train_runs_and_learns(capsys: pytest.CaptureFixture[str]) -> None:
+    names: dict[str, object] = {"__name__": "example"}
+    exec(compile(PYTHON[0], "README.md", "exec"), names)
+    result = names["result"]
+    assert result.summary["final"]["accuracy_mean"] > 0.9  # type: ignore[attr-defined]
+    assert "client-0" in capsys.readouterr().out
+
+
+def test_the_method_of_ones_own_keeps_every_promise(tmp_path: Path) -> None:
+    imports = "from dataclasses import dataclass\nimport torch.nn.functional as F\nfrom fedcir import Algorithm, Losses\n"
+    (tmp_path / "smooth.py").write_text(imports + PYTHON[1], encoding="utf-8")
+    check_algorithm(algorithm_class(str(tmp_path / "smooth.py"))())
+
+
+def test_every_command_is_in_the_readme() -> None:
+    for name, command in get_command(app).commands.items():  # type: ignore[attr-defined]
+        for path in [f"{name} {sub}" for sub in getattr(command, "commands", {})] or [name]:
+            assert f"fedcir {path}" in TEXT, f"`fedcir {path}` is not in the README"
+
+
+def test_every_file_that_the_readme_links_to_is_there() -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", TEXT):
+        if not target.startswith("http"):
+            assert (README.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("line", sorted(set(re.findall(r"^\$ (fedcir .*?)(?:\s+#.*)?$", TEXT, re.MULTILINE))))
+def test_every_option_in_the_readme_exists(line: str) -> None:
+    words = line.split()[1:]
+    command = get_command(app)
+    while words and words[0] in getattr(command, "commands", {}):
+        command = command.commands[words.pop(0)]  # type: ignore[attr-defined]
+    known = {option for parameter in command.params for option in parameter.opts}
+    assert {word for word in words if word.startswith("-")} <= known
