@@ -27,7 +27,7 @@ def prepared_step(algorithm: Algorithm, task: Task, size: int) -> Callable[[], N
     modules = algorithm.build(task)
     for module in modules.values():
         module.to(memory_format=torch.channels_last)
-    server = ServerContext(1, 2, CLASSES, BATCH, "uniform", torch.Generator().manual_seed(0))
+    server = ServerContext(1, 2, CLASSES, BATCH, "uniform", "average", torch.Generator().manual_seed(0))
     state = algorithm.start(modules, server)
     reply = ClientReply(0, BATCH, {"model": state.shared["model"]}, {})
     state = algorithm.server_step(state, [reply], modules, server)

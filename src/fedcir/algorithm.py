@@ -10,12 +10,12 @@ from typing import ClassVar, TypeVar
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedcir.arrays import RunningMean, snapshot
-from fedcir.data.examples import Examples
+from fedcir.arrays import RunningMean, pooled_variances, second_moments, snapshot
 from fedcir.models.task import Task
 from fedcir.types import ClientReply, Groups, LocalContext, Losses, Modules, ServerContext, ServerState
 
 T = TypeVar("T")
+Batch = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,10 @@ class Algorithm:
 
     trains: ClassVar[tuple[str, ...]] = ("model",)
     """The modules that clients train, upload, and the server averages."""
+    keeps: ClassVar[tuple[str, ...]] = ()
+    """The modules that clients train and keep to themselves from round to round."""
+    pools: ClassVar[bool] = False
+    """Whether all data go to one client, which takes as many steps as all together."""
     sends: ClassVar[tuple[str, ...]] = ()
     """The groups that `local_summary` adds to the upload."""
     uses_total_rounds: ClassVar[bool] = False
@@ -42,8 +46,11 @@ class Algorithm:
         loss = F.cross_entropy(modules["model"](x), y)
         return Losses(loss, {"ce": loss})
 
-    def local_summary(self, modules: Modules, data: Examples, ctx: LocalContext) -> Groups:
-        """Further groups to upload after training, with the networks in evaluation mode; as `sends` declares."""
+    def local_summary(self, modules: Modules, data: Iterable[Batch], ctx: LocalContext) -> Groups:
+        """Further groups to upload after training, as `sends` declares.
+
+        `data` goes once over the client's training set in batches; the networks are in evaluation mode.
+        """
         return {}
 
     def server_step(
@@ -67,6 +74,10 @@ class Algorithm:
         for reply in replies:
             weight = float(reply.num_examples) if ctx.weighting == "samples" else 1.0
             for name in self.trains:
-                means[name].add(reply.arrays[name], weight)
+                bag = reply.arrays[name]
+                means[name].add(second_moments(bag) if ctx.batchnorm == "pooled" else bag, weight)
             kept.append(keep(reply))
-        return {name: running.value() for name, running in means.items()}, kept
+        averaged = {name: running.value() for name, running in means.items()}
+        if ctx.batchnorm == "pooled":
+            averaged = {name: pooled_variances(bag) for name, bag in averaged.items()}
+        return averaged, kept

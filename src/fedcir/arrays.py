@@ -58,6 +58,33 @@ class RunningMean:
         }
 
 
+def is_statistic(name: str) -> bool:
+    """Whether a name is that of a BatchNorm buffer."""
+    return name.endswith(("running_mean", "running_var", "num_batches_tracked"))
+
+
+def second_moments(bag: Arrays) -> Arrays:
+    """The bag with every running variance replaced by variance + mean^2, in double precision: these can be averaged."""
+    return {
+        name: tensor.double() + bag[_mean_of(name)].double().square() if name.endswith("running_var") else tensor
+        for name, tensor in bag.items()
+    }
+
+
+def pooled_variances(bag: Arrays) -> Arrays:
+    """The inverse of `second_moments`: with averaged moments, the variance of the mixture of all clients."""
+    return {
+        name: (tensor - bag[_mean_of(name)].double().square()).clamp_min(0).float()
+        if name.endswith("running_var")
+        else tensor
+        for name, tensor in bag.items()
+    }
+
+
+def _mean_of(name: str) -> str:
+    return name.removesuffix("running_var") + "running_mean"
+
+
 def mean(bags: Iterable[Arrays], weights: Iterable[float] | None = None) -> Arrays:
     """The mean of several bags in the order given; see RunningMean."""
     running = RunningMean()

@@ -67,7 +67,9 @@ class ModelConfig:
     weights: str | None = None
     """A local file of weights to start from (.safetensors or torchvision's .pth); from scratch if not given."""
     norm: Literal["batch", "group"] = "batch"
-    """BatchNorm (running statistics averaged like weights, counters take the maximum) or GroupNorm."""
+    """BatchNorm, as in the paper, or GroupNorm, which keeps no running statistics."""
+    batchnorm: Literal["average", "pooled", "local"] = "average"
+    """Running statistics: averaged like weights, variances pooled with the spread of the means, or each site's own."""
 
     def __post_init__(self) -> None:
         require_at_least("model.width", self.width, 1)

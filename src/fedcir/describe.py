@@ -11,13 +11,15 @@ from fedcir.algorithm import Algorithm
 
 def describe(cls: type[Algorithm]) -> dict[str, Any]:
     """Everything there is to know of a method, as JSON can hold it."""
+    algorithm = cls()
     idea = (inspect.getdoc(sys.modules[cls.__module__]) or "").splitlines()
     return {
         "name": cls.__name__.lower(),
         "class": cls.__name__,
         "idea": idea[0].partition(": ")[2] if idea else "",
         "citation": (inspect.getdoc(cls) or "").splitlines()[0],
-        "uploads": [*cls.trains, *cls.sends],
+        "uploads": [*algorithm.trains, *algorithm.sends],
+        "keeps": list(algorithm.keeps),
         "fields": [
             {"name": f.name, "default": f.default, "doc": field_docs(cls).get(f.name, "")}
             for f in dataclasses.fields(cls)

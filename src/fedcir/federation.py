@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ import torch
 
 from fedcir.config import Config
 from fedcir.data.domains import Domain, Domains
-from fedcir.data.examples import DatasetExamples, Examples, ImageExamples, Normalisation
+from fedcir.data.examples import DatasetExamples, Examples, ImageExamples, Normalisation, PooledExamples
 from fedcir.data.sources import open_dataset
 from fedcir.models.cnn import SMALLEST
 from fedcir.models.task import Task, image_task, module_task
@@ -102,6 +102,13 @@ def federation_of(
     task = module_task(encoder, example, num_classes, latent, seed)
     manifest = _hashed({"clients": [{"id": c.id, "domain": c.domain, "train": len(c.train or ())} for c in clients]})
     return Federation("own", tuple(clients), task, {"classes": [str(i) for i in range(num_classes)]}, manifest)
+
+
+def pooled(federation: Federation) -> Federation:
+    """The same with all training data at the first client; the others only evaluate."""
+    everything = PooledExamples([client.train for client in federation.clients if client.train is not None])
+    clients = [replace(client, train=everything if client.id == 0 else None) for client in federation.clients]
+    return replace(federation, clients=tuple(clients))
 
 
 def _examples(domains: Domains, share: Share, normalisation: Normalisation) -> ImageExamples:

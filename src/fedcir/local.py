@@ -9,10 +9,11 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
-from fedcir.algorithm import Algorithm
-from fedcir.arrays import snapshot
+from fedcir.algorithm import Algorithm, Batch
+from fedcir.arrays import is_statistic, snapshot
 from fedcir.config import LocalConfig
 from fedcir.cost import step_flops
+from fedcir.data.examples import Examples
 from fedcir.federation import Client
 from fedcir.rng import numpy_rng, torch_rng
 from fedcir.types import Arrays, ClientReply, Groups, LocalContext, Modules
@@ -32,22 +33,37 @@ class Worker:
     local: LocalConfig
     device: torch.device
     layout: torch.memory_format
+    batchnorm: str = "average"
+    first: Groups = field(default_factory=dict)
+    """What a client that has kept nothing yet starts from."""
     flops: dict[tuple[str, ...], int] = field(default_factory=dict)
     """FLOPs of a step by the groups received, each counted once."""
 
     def __post_init__(self) -> None:
         for module in self.modules.values():
             module.to(self.device, memory_format=self.layout)  # type: ignore[call-overload]
+        self.first.update(self.to_keep())
+
+    def to_keep(self) -> Groups:
+        """A copy of what a client keeps: modules of its own, and its BatchNorm statistics where they are local."""
+        kept = {name: snapshot(self.modules[name]) for name in self.algorithm.keeps}
+        if self.batchnorm == "local":
+            kept["batchnorm"] = {n: t for n, t in snapshot(self.modules["model"]).items() if is_statistic(n)}
+        return kept
 
 
-def fit(worker: Worker, client: Client, received: Groups, round: int) -> ClientReply:
-    """Train on one client's data from what was received, and give the reply that it uploads."""
+def fit(worker: Worker, client: Client, received: Groups, kept: Groups, round: int) -> tuple[ClientReply, Groups]:
+    """Train on one client's data from what was received and what it kept.
+
+    Gives the reply that it uploads, and what it keeps for its next round.
+    """
     assert client.train is not None
     algorithm, modules = worker.algorithm, worker.modules
-    ctx = _receive(worker, received, round, torch_rng(worker.seed, "local", round, client.id))
+    ctx = _receive(worker, received, kept, round, torch_rng(worker.seed, "local", round, client.id))
+    trained = (*algorithm.trains, *algorithm.keeps)
     for name, module in modules.items():
-        module.train(name in algorithm.trains)
-    parameters = [p for name in algorithm.trains for p in modules[name].parameters()]
+        module.train(name in trained)
+    parameters = [p for name in trained for p in modules[name].parameters()]
     optimizer = torch.optim.SGD(
         parameters,
         lr=learning_rate(worker.local, round, worker.total_rounds),
@@ -70,34 +86,40 @@ def fit(worker: Worker, client: Client, received: Groups, round: int) -> ClientR
             sums[name] = sums[name] + term.detach() if name in sums else term.detach()
     for module in modules.values():
         module.eval()
-    arrays = {name: snapshot(modules[name]) for name in algorithm.trains}
+    arrays = {name: _upload(worker, name) for name in algorithm.trains}
     with torch.inference_mode():
-        summary = algorithm.local_summary(modules, client.train, ctx)
+        summary = algorithm.local_summary(modules, in_order(worker, client.train), ctx)
     if summary.keys() != set(algorithm.sends):
         raise TypeError(
             f"{type(algorithm).__name__}.local_summary gave {sorted(summary)}, declared is {algorithm.sends}"
         )
     metrics = {f"loss/{name}": float(total) / worker.local.steps for name, total in sums.items()}
-    return ClientReply(
-        client.id, len(client.train), arrays | summary, {**metrics, "flops": float(flops * worker.local.steps)}
-    )
+    metrics["flops"] = float(flops * worker.local.steps)
+    return ClientReply(client.id, len(client.train), arrays | summary, metrics), worker.to_keep()
 
 
 @torch.inference_mode()
-def evaluate(worker: Worker, client: Client, received: Groups, round: int) -> ClientReply:
+def evaluate(worker: Worker, client: Client, received: Groups, kept: Groups, round: int) -> ClientReply:
     """Test the received model on the client's test set; the reply carries counts, so that they can be added."""
-    ctx = _receive(worker, received, round, torch_rng(worker.seed, "evaluate", round, client.id))
+    ctx = _receive(worker, received, kept, round, torch_rng(worker.seed, "evaluate", round, client.id))
+    if worker.batchnorm == "local" and not kept:
+        _estimate_statistics(worker, client)
     for module in worker.modules.values():
         module.eval()
     correct, loss = 0, 0.0
-    for start in range(0, len(client.test), EVALUATION_BATCH):
-        positions = np.arange(start, min(start + EVALUATION_BATCH, len(client.test)))
-        x, y = client.test.batch(positions, worker.device, worker.layout)
+    for x, y in in_order(worker, client.test):
         logits = worker.algorithm.predict(worker.modules, x, ctx)
         correct += int((logits.argmax(-1) == y).sum())
         loss += float(F.cross_entropy(logits, y, reduction="sum"))
     count = len(client.test)
     return ClientReply(client.id, count, {}, {"correct": float(correct), "count": float(count), "loss": loss / count})
+
+
+def in_order(worker: Worker, data: Examples) -> Iterator[Batch]:
+    """Once over the data, in batches."""
+    for start in range(0, len(data), EVALUATION_BATCH):
+        positions = np.arange(start, min(start + EVALUATION_BATCH, len(data)))
+        yield data.batch(positions, worker.device, worker.layout)
 
 
 def batches(samples: int, size: int, steps: int, rng: np.random.Generator) -> Iterator[NDArray[np.int64]]:
@@ -117,14 +139,31 @@ def learning_rate(local: LocalConfig, round: int, total_rounds: int) -> float:
     return local.lr
 
 
-def _receive(worker: Worker, received: Groups, round: int, rng: torch.Generator) -> LocalContext:
+def _upload(worker: Worker, name: str) -> Arrays:
+    bag = snapshot(worker.modules[name])
+    return {n: t for n, t in bag.items() if not is_statistic(n)} if worker.batchnorm == "local" else bag
+
+
+def _receive(worker: Worker, received: Groups, kept: Groups, round: int, rng: torch.Generator) -> LocalContext:
+    own = {**worker.first, **kept}
     for name, module in worker.modules.items():
-        if name in received:
-            module.load_state_dict(received[name])
+        if name in worker.algorithm.keeps:
+            module.load_state_dict(own[name])
+        elif name in received:
+            statistics = own.get("batchnorm", {}) if name == "model" else {}
+            module.load_state_dict({**received[name], **statistics})
     on_device = {
         group: {name: tensor.to(worker.device) for name, tensor in bag.items()} for group, bag in received.items()
     }
     return LocalContext(round, worker.total_rounds, worker.num_classes, worker.local.batch_size, on_device, rng)
+
+
+def _estimate_statistics(worker: Worker, client: Client) -> None:
+    """A site that has not trained yet takes its BatchNorm statistics from its own data, under the received weights."""
+    assert client.train is not None
+    model = worker.modules["model"].train()
+    for positions in batches(len(client.train), worker.local.batch_size, worker.local.steps, numpy_rng(0)):
+        model(client.train.batch(positions, worker.device, worker.layout)[0])
 
 
 def _counted_flops(worker: Worker, x: torch.Tensor, y: torch.Tensor, ctx: LocalContext) -> int:

@@ -38,7 +38,7 @@ class RunFolder:
     @property
     def foreign(self) -> bool:
         """Whether the folder holds something that is no part of a run, nor of the beginning of one."""
-        own = {self.LOCK, "manifest.json", "checkpoint"}
+        own = {self.LOCK, "manifest.json", "checkpoint", "clients"}
         return self.path.is_dir() and any(
             path.name not in own and not path.name.endswith(".tmp") for path in self.path.iterdir()
         )
@@ -104,18 +104,8 @@ class RunFolder:
 
     def save_checkpoint(self, state: ServerState) -> None:
         folder = self.path / "checkpoint"
-        flat = {
-            f"{kind}/{group}/{name}": tensor
-            for kind, groups in (("shared", state.shared), ("private", state.private))
-            for group, bag in groups.items()
-            for name, tensor in bag.items()
-        }
-        groups = {
-            "shared": list(state.shared),
-            "private": list(state.private),
-        }  # an empty bag has no tensor to tell of it
-        about = {"fedcir": json.dumps({"round": state.round, **groups})}
-        write(folder / f"round-{state.round:06d}.safetensors", save(_unshared(flat), about))
+        kinds = {"shared": state.shared, "private": state.private}
+        write(folder / f"round-{state.round:06d}.safetensors", _pack(kinds, state.round))
         for old in self._checkpoints()[:-GENERATIONS]:
             old.unlink()
 
@@ -124,11 +114,11 @@ class RunFolder:
         recorded = len(self.records())
         for path in reversed(self._checkpoints()):
             try:
-                state = _read_state(path)
+                kinds, round = _unpack(path)
             except (SafetensorError, KeyError, ValueError, TypeError):
                 continue
-            if state.round <= recorded:
-                return state
+            if round <= recorded:
+                return ServerState(round, kinds["shared"], kinds["private"])
         return None
 
     def finish(self, summary: dict[str, Any], model: Arrays, card: dict[str, Any]) -> None:
@@ -149,6 +139,53 @@ class RunFolder:
 
     def _checkpoints(self) -> list[Path]:
         return sorted((self.path / "checkpoint").glob("round-*.safetensors"))
+
+
+class ClientStore:
+    """What clients keep to themselves between rounds, by client and round. It is in no upload.
+
+    With a path it lies on disk, a file each, so that it survives the process; without one, in memory.
+    """
+
+    def __init__(self, path: Path | None = None, generations: int = GENERATIONS) -> None:
+        self.path = path
+        self.generations = generations
+        """How many rounds back a resume may have to go."""
+        self._memory: dict[int, dict[int, Groups]] = {}
+
+    def load(self, client: int, round: int) -> Groups:
+        """What the client had kept before this round; nothing if it had not trained."""
+        earlier = [each for each in self._rounds(client) if each < round]
+        if not earlier:
+            return {}
+        if self.path is None:
+            return self._memory[client][earlier[-1]]
+        return _unpack(self._file(client, earlier[-1]))[0]["kept"]
+
+    def save(self, client: int, round: int, groups: Groups) -> None:
+        if not groups:
+            return
+        if self.path is None:
+            self._memory.setdefault(client, {})[round] = groups
+        else:
+            self._file(client, round).parent.mkdir(parents=True, exist_ok=True)
+            write(self._file(client, round), _pack({"kept": groups}, round))
+        old = [each for each in self._rounds(client) if each <= round - self.generations]
+        for each in old[:-1]:  # the newest of them is where a resume would start
+            if self.path is None:
+                del self._memory[client][each]
+            else:
+                self._file(client, each).unlink()
+
+    def _file(self, client: int, round: int) -> Path:
+        assert self.path is not None
+        return self.path / str(client) / f"round-{round:06d}.safetensors"
+
+    def _rounds(self, client: int) -> list[int]:
+        if self.path is None:
+            return sorted(self._memory.get(client, ()))
+        files = (self.path / str(client)).glob("round-*.safetensors")
+        return sorted(int(file.stem.removeprefix("round-")) for file in files)
 
 
 def write(path: Path, content: str | bytes) -> None:
@@ -184,14 +221,26 @@ def _read_json(path: Path) -> dict[str, Any]:
     return values
 
 
-def _read_state(path: Path) -> ServerState:
+def _pack(kinds: dict[str, Groups], round: int) -> bytes:
+    """Groups by kind as one safetensors file; its metadata names them, since no tensor tells of an empty bag."""
+    flat = {
+        f"{kind}/{group}/{name}": tensor
+        for kind, groups in kinds.items()
+        for group, bag in groups.items()
+        for name, tensor in bag.items()
+    }
+    names = {kind: list(groups) for kind, groups in kinds.items()}
+    return save(_unshared(flat), {"fedcir": json.dumps({"round": round, "kinds": names})})
+
+
+def _unpack(path: Path) -> tuple[dict[str, Groups], int]:
     with safe_open(path, framework="pt") as file:
         about = json.loads(file.metadata()["fedcir"])
-        kinds: dict[str, Groups] = {kind: {group: {} for group in about[kind]} for kind in ("shared", "private")}
+        kinds: dict[str, Groups] = {kind: {g: {} for g in groups} for kind, groups in about["kinds"].items()}
         for key in file.keys():  # noqa: SIM118 (not a dict)
             kind, group, name = key.split("/", 2)
             kinds[kind][group][name] = file.get_tensor(key)
-    return ServerState(about["round"], kinds["shared"], kinds["private"])
+    return kinds, about["round"]
 
 
 def _unshared(arrays: Arrays) -> Arrays:

@@ -46,7 +46,8 @@ class Session:
     def context(self, round: int) -> ServerContext:
         rng = torch_rng(self.config.run.seed, "server", round)
         server, batch = self.config.server, self.config.local.batch_size
-        return ServerContext(round, server.rounds, self.num_classes, batch, server.weighting, rng)
+        norm = self.config.model.batchnorm
+        return ServerContext(round, server.rounds, self.num_classes, batch, server.weighting, norm, rng)
 
 
 def run(session: Session, transport: Transport) -> Generator[RoundRecord, None, None]:
@@ -111,7 +112,7 @@ def summarise(session: Session) -> dict[str, Any]:
 def _round(session: Session, transport: Transport) -> tuple[RoundRecord, ServerState]:
     server, before = session.config.server, session.state
     round = before.round + 1
-    active = server.active or len(session.trainers)
+    active = min(server.active or len(session.trainers), len(session.trainers))
     cohort = sample_cohort(session.trainers, active, session.config.run.seed, round)
     collected = _Collected(session, round)
     seconds = {"train": 0.0}
@@ -135,8 +136,8 @@ def _round(session: Session, transport: Transport) -> tuple[RoundRecord, ServerS
         accuracy_mean=sum(accuracy.values()) / len(accuracy) if accuracy else None,
         accuracy_weighted=sum(c for c, _ in tests.values()) / sum(n for _, n in tests.values()) if tests else None,
         accuracy_worst=min(accuracy.values()) if accuracy else None,
-        bytes_down=tensor_bytes(before.shared) * len(cohort),
-        bytes_up=collected.bytes_up,
+        bytes_down=0 if session.algorithm.pools else tensor_bytes(before.shared) * len(cohort),
+        bytes_up=0 if session.algorithm.pools else collected.bytes_up,
         flops=collected.flops,
         seconds=seconds,
         dropped=collected.dropped,
@@ -167,7 +168,7 @@ class _Collected:
                 if name.startswith("loss/"):
                     self._losses.setdefault(name.removeprefix("loss/"), []).append(value)
             yield reply
-        least = self.session.config.server.min_replies
+        least = min(self.session.config.server.min_replies, len(cohort))
         if self.count < least:
             reasons = "; ".join(
                 f"{_clients(client for client, other in self.dropped.items() if other == reason)}: {reason}"

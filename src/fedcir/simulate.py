@@ -10,10 +10,11 @@ import torch
 
 from fedcir.algorithm import Algorithm
 from fedcir.algorithms import make_algorithm
+from fedcir.arrays import is_statistic
 from fedcir.config import AlgorithmConfig, Config, config_tables
-from fedcir.federation import Client, Federation, open_federation
+from fedcir.federation import Client, Federation, open_federation, pooled
 from fedcir.local import Worker, evaluate, fit
-from fedcir.records import RunFolder
+from fedcir.records import GENERATIONS, ClientStore, RunFolder
 from fedcir.rounds import Session, run
 from fedcir.types import ClientReply, InputError, RoundRecord, ServerState
 
@@ -29,16 +30,21 @@ MAY_DIFFER = {"server.rounds", "server.checkpoint_every", "data.root", "run.devi
 class SerialTransport:
     """Clients one after the other in this process."""
 
-    def __init__(self, worker: Worker, clients: Sequence[Client]) -> None:
-        self.worker, self.clients = worker, clients
+    def __init__(self, worker: Worker, clients: Sequence[Client], store: ClientStore | None = None) -> None:
+        self.worker, self.clients, self.store = worker, clients, store or ClientStore()
 
     def train(self, state: ServerState, cohort: Sequence[int]) -> Iterator[ClientReply]:
+        round = state.round + 1
         for client in cohort:
-            yield fit(self.worker, self.clients[client], state.shared, state.round + 1)
+            kept = self.store.load(client, round)
+            reply, keep = fit(self.worker, self.clients[client], state.shared, kept, round)
+            self.store.save(client, round, keep)
+            yield reply
 
     def evaluate(self, state: ServerState, cohort: Sequence[int]) -> Iterator[ClientReply]:
         for client in cohort:
-            yield evaluate(self.worker, self.clients[client], state.shared, state.round)
+            kept = self.store.load(client, state.round + 1)
+            yield evaluate(self.worker, self.clients[client], state.shared, kept, state.round)
 
 
 @contextmanager
@@ -46,6 +52,8 @@ def open_run(config: Config, out: Path | None = None, resume: bool = False) -> I
     """A configured run, and its rounds for the caller to go through. With `out` it is kept in that folder."""
     algorithm = make_algorithm(config.algorithm)
     federation = open_federation(config)
+    if config.model.batchnorm == "local" and config.partition.hold_out is not None:
+        raise InputError("model.batchnorm=local needs training data at every site: it does not go with --hold-out")
     with open_rounds(resolve(config, algorithm, federation), algorithm, federation, out, resume) as opened:
         yield opened
 
@@ -55,6 +63,8 @@ def open_rounds(
     config: Config, algorithm: Algorithm, federation: Federation, out: Path | None, resume: bool
 ) -> Iterator[tuple[Session, Rounds]]:
     """The same for a federation that is there already."""
+    if algorithm.pools:
+        federation = pooled(federation)
     with ExitStack() as stack:
         if out is not None:
             if out.exists() and not out.is_dir():
@@ -64,7 +74,8 @@ def open_rounds(
             stack.enter_context(RunFolder(out).locked())
         session = open_session(config, algorithm, federation, out, resume)
         stack.enter_context(_threads(config.run.threads))
-        rounds = run(session, SerialTransport(make_worker(session, federation), federation.clients))
+        store = ClientStore(out / "clients" if out else None, GENERATIONS * config.server.checkpoint_every)
+        rounds = run(session, SerialTransport(make_worker(session, federation), federation.clients, store))
         stack.callback(rounds.close)  # saves the last whole round if the caller stops early
         yield session, rounds
 
@@ -120,6 +131,12 @@ def open_session(
         state=ServerState(0, {}),
     )
     session.state = algorithm.start(modules, session.context(0))
+    if config.model.batchnorm == "local":
+        shared = {
+            group: {name: tensor for name, tensor in bag.items() if not is_statistic(name)}
+            for group, bag in session.state.shared.items()
+        }
+        session.state = replace(session.state, shared=shared)
     if out is None:
         return session
     session.folder = folder = RunFolder(out)
@@ -148,9 +165,12 @@ def make_worker(session: Session, federation: Federation) -> Worker:
         seed=config.run.seed,
         total_rounds=config.server.rounds,
         num_classes=session.num_classes,
-        local=config.local,
+        local=replace(config.local, steps=config.local.steps * (config.server.active or 1))
+        if session.algorithm.pools
+        else config.local,
         device=torch.device(config.run.device),
         layout=torch.channels_last if config.run.layout == "channels_last" else torch.contiguous_format,
+        batchnorm=config.model.batchnorm,
     )
 
 

@@ -71,6 +71,7 @@ class ServerContext:
     num_classes: int
     batch_size: int
     weighting: str
+    batchnorm: str
     rng: torch.Generator
 
 

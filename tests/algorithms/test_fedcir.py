@@ -55,7 +55,7 @@ def equal_models(a: Any, b: Any) -> bool:
 def setting(algorithm: FedCiR, clients: int = 2) -> tuple[Modules, ServerState, list[ClientReply], ServerContext]:
     """Networks, the first state, and replies of clients whose heads differ."""
     modules = algorithm.build(module_task(CNN(channels=1, width=2), torch.zeros(2, 1, 8, 8), CLASSES, 5, seed=0))
-    ctx = ServerContext(1, 4, CLASSES, 6, "uniform", torch.Generator().manual_seed(0))
+    ctx = ServerContext(1, 4, CLASSES, 6, "uniform", "average", torch.Generator().manual_seed(0))
     state = algorithm.start(modules, ctx)
     replies = []
     for client in range(clients):

@@ -98,7 +98,7 @@ def test_latent_sets_the_width_of_z_and_leaves_the_deterministic_encoder_alone()
     assert mu.shape == sigma.shape == (8, 6)
     assert model.head.in_features == 6
     assert task.classifier().head.in_features == 128
-    assert task.generator(noise=2, hidden=3).outer.out_features == 6
+    assert task.generator(task.latent, noise=2, hidden=3).outer.out_features == 6
 
 
 def test_a_callers_module_starts_from_its_own_weights_and_is_left_alone() -> None:

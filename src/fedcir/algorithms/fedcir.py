@@ -16,8 +16,8 @@ from fedcir.algorithm import Algorithm
 from fedcir.arrays import load_optimizer, optimizer_arrays, snapshot
 from fedcir.config import require_at_least, require_not_negative, require_positive
 from fedcir.losses import class_gaussians, gaussian_kl, mixture_nll
-from fedcir.models.encoder import GaussianClassifier
-from fedcir.models.generator import Generator, all_classes
+from fedcir.models.encoder import GaussianClassifier, sample
+from fedcir.models.generator import Generator, all_classes, logits_of_heads
 from fedcir.models.task import Task
 from fedcir.types import Arrays, ClientReply, InputError, LocalContext, Losses, Modules, ServerContext, ServerState
 
@@ -67,7 +67,7 @@ class FedCiR(Algorithm):
     def build(self, task: Task) -> Modules:
         return {
             "model": task.gaussian_classifier(self.sigma_init, self.sigma_floor),
-            "generator": task.generator(self.noise, self.hidden),
+            "generator": task.generator(task.latent, self.noise, self.hidden),
         }
 
     def start(self, modules: Modules, ctx: ServerContext) -> ServerState:
@@ -80,8 +80,7 @@ class FedCiR(Algorithm):
         assert isinstance(model, GaussianClassifier)
         assert isinstance(generator, Generator)
         mu, sigma = model.encoder(x)  # each (B, Z)
-        z = mu + sigma * torch.randn(mu.shape, generator=ctx.rng).to(mu.device)
-        total = loss = F.cross_entropy(model.head(z), y)
+        total = loss = F.cross_entropy(model.head(sample(mu, sigma, ctx.rng)), y)
         terms = {"fl": loss}
         if self.lambda_reg and "generator" in ctx.received:
             labels = torch.randint(ctx.num_classes, y.shape, generator=ctx.rng).to(y.device)
@@ -104,9 +103,7 @@ class FedCiR(Algorithm):
         generator = modules["generator"]
         assert isinstance(generator, Generator)
         generator.load_state_dict(state.private["generator"])
-        weights = torch.stack([weight for weight, _ in heads])  # (K, C, Z)
-        biases = torch.stack([bias for _, bias in heads])  # (K, C)
-        optimizer = self._teach(generator, weights, biases, state.private["optimizer"], ctx)
+        optimizer = self._teach(generator, heads, state.private["optimizer"], ctx)
         with torch.no_grad():
             labels = all_classes(ctx.num_classes, self.gaussian_samples)
             z = generator(generator.draw(len(labels), ctx.rng), labels, "batch")
@@ -129,7 +126,7 @@ class FedCiR(Algorithm):
         return cast(Tensor, model.head(mu + sigma * noise)).softmax(-1).mean(0).log()
 
     def _teach(
-        self, generator: Generator, weights: Tensor, biases: Tensor, optimizer_state: Arrays, ctx: ServerContext
+        self, generator: Generator, heads: list[tuple[Tensor, Tensor]], optimizer_state: Arrays, ctx: ServerContext
     ) -> Arrays:
         """E_g steps on the mixture of the clients' heads; gives the optimiser's state after them."""
         optimizer = torch.optim.Adam(generator.parameters(), lr=self.generator_lr)
@@ -137,8 +134,7 @@ class FedCiR(Algorithm):
         for _ in range(self.generator_steps):
             labels = torch.randint(ctx.num_classes, (ctx.batch_size,), generator=ctx.rng)
             z = generator(generator.draw(ctx.batch_size, ctx.rng), labels, "update")  # (B, Z)
-            logits = torch.baddbmm(biases.unsqueeze(1), z.expand(len(weights), -1, -1), weights.mT)  # (K, B, C)
             optimizer.zero_grad()
-            mixture_nll(logits, labels).backward()  # type: ignore[no-untyped-call]
+            mixture_nll(logits_of_heads(z, heads), labels).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
         return optimizer_arrays(optimizer)

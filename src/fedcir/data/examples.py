@@ -60,6 +60,34 @@ class ImageExamples:
         return x, torch.from_numpy(self.labels[rows]).to(device)
 
 
+class PooledExamples:
+    """Several clients' examples as one."""
+
+    def __init__(self, parts: Sequence[Examples]) -> None:
+        self.parts = parts
+        self._ends = np.cumsum([len(part) for part in parts])
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def batch(self, positions: Positions, device: torch.device, layout: torch.memory_format) -> tuple[Tensor, Tensor]:
+        owners = np.searchsorted(self._ends, positions, side="right")
+        x = y = None
+        for owner in np.unique(owners):
+            part, places = self.parts[owner], np.flatnonzero(owners == owner)
+            some_x, some_y = part.batch(positions[places] - (self._ends[owner] - len(part)), device, layout)
+            if x is None or y is None:
+                x = some_x.new_empty((len(positions), *some_x.shape[1:])).contiguous(
+                    memory_format=_fitting(some_x, layout)
+                )
+                y = some_y.new_empty(len(positions))
+            rows = torch.from_numpy(places).to(device)
+            x[rows], y[rows] = some_x, some_y
+        assert x is not None
+        assert y is not None
+        return x, y
+
+
 class DatasetExamples:
     """Any torch Dataset of (input, label) pairs."""
 
@@ -78,4 +106,9 @@ class DatasetExamples:
             wrong = next(label for label in labels if not 0 <= label < self.num_classes)
             raise InputError(f"a Dataset gives the label {wrong}, num_classes is {self.num_classes}")
         y = torch.tensor(labels, device=device)
-        return (x.contiguous(memory_format=layout) if x.ndim == 4 else x), y
+        return x.contiguous(memory_format=_fitting(x, layout)), y
+
+
+def _fitting(x: Tensor, layout: torch.memory_format) -> torch.memory_format:
+    """Only images have channels to put last."""
+    return layout if x.ndim == 4 else torch.contiguous_format

@@ -46,6 +46,11 @@ class GaussianEncoder(nn.Module):
         return mu, F.softplus(raw) + self.sigma_floor  # each (B, Z)
 
 
+def sample(mu: Tensor, sigma: Tensor, rng: torch.Generator) -> Tensor:
+    """One z for each Gaussian, by reparameterisation."""
+    return mu + sigma * torch.randn(mu.shape, generator=rng).to(mu.device)
+
+
 class GaussianClassifier(nn.Module):
     """A Gaussian encoder under a linear head. Its forward pass is inference: the head on z = mu."""
 

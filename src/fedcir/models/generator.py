@@ -1,5 +1,6 @@
 """The generator: label and noise in, a representation out. It stands for q(z|y), the global distribution."""
 
+from collections.abc import Sequence
 from typing import Literal, cast
 
 import torch
@@ -32,9 +33,17 @@ class Generator(nn.Module):
             hidden = norm.train()(hidden)
         return cast(Tensor, self.outer(F.relu(hidden)))  # (B, Z)
 
-    def draw(self, count: int, rng: torch.Generator) -> Tensor:
+    def draw(self, count: int, rng: torch.Generator, kind: Literal["gaussian", "uniform"] = "gaussian") -> Tensor:
         """Noise for so many samples, drawn on the CPU and moved to the generator's device."""
-        return torch.randn(count, self.noise, generator=rng).to(self.outer.weight.device)
+        drawn = (torch.randn if kind == "gaussian" else torch.rand)(count, self.noise, generator=rng)
+        return drawn.to(self.outer.weight.device)
+
+
+def logits_of_heads(z: Tensor, heads: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    """What every client's head, a weight and a bias, says of the same representations: (K, B, C), in one product."""
+    weights = torch.stack([weight for weight, _ in heads])  # (K, C, Z)
+    biases = torch.stack([bias for _, bias in heads])  # (K, C)
+    return torch.baddbmm(biases.unsqueeze(1), z.expand(len(heads), -1, -1), weights.mT)
 
 
 def all_classes(num_classes: int, samples: int) -> Tensor:

@@ -47,9 +47,10 @@ class Task:
         encoder = GaussianEncoder(self.encoder(), gaussian, sigma_init, sigma_floor)
         return GaussianClassifier(encoder, self._linear("head", self.latent, self.num_classes))
 
-    def generator(self, noise: int, hidden: int) -> Generator:
+    def generator(self, width: int, noise: int, hidden: int) -> Generator:
+        """One that gives representations of this width."""
         with seeded_init(self.seed, "init", "generator"):
-            return Generator(self.num_classes, self.latent, noise, hidden)
+            return Generator(self.num_classes, width, noise, hidden)
 
     def _linear(self, part: str, inputs: int, outputs: int) -> nn.Linear:
         with seeded_init(self.seed, "init", part):

@@ -1,0 +1,13 @@
+"""Centralized: all data in one place, as many steps as all clients together. What federation is measured against."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fedcir.algorithm import Algorithm
+
+
+@dataclass(frozen=True)
+class Centralized(Algorithm):
+    """Not a federated method: the data move."""
+
+    pools: ClassVar[bool] = True

@@ -1,0 +1,108 @@
+"""FedGen: a generator that the clients' heads teach distils their knowledge back into each client.
+
+The server weighs each client's head by its share of the class, for which clients upload label counts.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedcir.algorithm import Algorithm, Batch
+from fedcir.arrays import load_optimizer, optimizer_arrays, snapshot
+from fedcir.config import require_at_least, require_not_negative, require_positive
+from fedcir.losses import distillation_kl, diversity, teacher_loss
+from fedcir.models.encoder import Classifier
+from fedcir.models.generator import Generator, logits_of_heads
+from fedcir.models.task import Task
+from fedcir.types import Arrays, ClientReply, Groups, LocalContext, Losses, Modules, ServerContext, ServerState
+
+
+@dataclass(frozen=True)
+class FedGen(Algorithm):
+    """Zhu et al., 2021. https://arxiv.org/abs/2105.10056"""
+
+    lambda_kd: float = 1.0
+    """Weight of the KL of the prediction to that on a generated feature of the same class."""
+    lambda_reg: float = 0.5
+    """Weight of the cross-entropy on generated features."""
+    diversity_weight: float = 1.0
+    """Weight of the server's term against a generator that ignores its noise: eta."""
+    noise: int = 64
+    """Dimensions of the generator's noise."""
+    noise_kind: Literal["gaussian", "uniform"] = "gaussian"
+    """The noise: as in FedCiR's generator, or uniform in [0, 1] as in the authors' code."""
+    hidden: int = 256
+    """Width of the generator's hidden layer."""
+    generator_steps: int = 5
+    """The server's steps on the generator in a round, as many as FedCiR's; the authors' code takes 50."""
+    generator_lr: float = 1e-2
+    """Learning rate of the generator's Adam, whose state lives across rounds."""
+    generator_statistics: Literal["batch", "running"] = "running"
+    """How the generator's BatchNorm works on clients: by the batch at hand or by the server's statistics."""
+
+    sends: ClassVar[tuple[str, ...]] = ("label_counts",)
+
+    def __post_init__(self) -> None:
+        for name in ("lambda_kd", "lambda_reg", "diversity_weight"):
+            require_not_negative(f"algorithm.{name}", getattr(self, name))
+        for name in ("noise", "hidden", "generator_steps"):
+            require_at_least(f"algorithm.{name}", getattr(self, name), 1)
+        require_positive("algorithm.generator_lr", self.generator_lr)
+
+    def build(self, task: Task) -> Modules:
+        generator = task.generator(task.features, self.noise, self.hidden)
+        return {"model": task.classifier(), "generator": generator}
+
+    def start(self, modules: Modules, ctx: ServerContext) -> ServerState:
+        private = {"generator": snapshot(modules["generator"]), "optimizer": Arrays()}
+        return ServerState(round=0, shared={"model": snapshot(modules["model"])}, private=private)
+
+    def local_loss(self, modules: Modules, x: Tensor, y: Tensor, ctx: LocalContext) -> Losses:
+        model, generator = modules["model"], modules["generator"]
+        assert isinstance(model, Classifier)
+        assert isinstance(generator, Generator)
+        logits = model(x)
+        total = ce = F.cross_entropy(logits, y)
+        if "generator" not in ctx.received:
+            return Losses(total, {"ce": ce})
+        labels = torch.randint(ctx.num_classes, y.shape, generator=ctx.rng).to(y.device)
+        with torch.no_grad():
+            any_class = generator(generator.draw(len(y), ctx.rng, self.noise_kind), labels, self.generator_statistics)
+            same_class = generator(generator.draw(len(y), ctx.rng, self.noise_kind), y, self.generator_statistics)
+        reg = F.cross_entropy(model.head(any_class), labels)
+        kd = distillation_kl(logits, model.head(same_class))
+        return Losses(total + self.lambda_reg * reg + self.lambda_kd * kd, {"ce": ce, "reg": reg, "kd": kd})
+
+    def local_summary(self, modules: Modules, data: Iterable[Batch], ctx: LocalContext) -> Groups:
+        counts = sum(
+            (torch.bincount(y.cpu(), minlength=ctx.num_classes) for _, y in data), torch.zeros(ctx.num_classes)
+        )
+        return {"label_counts": {"counts": counts}}
+
+    def server_step(
+        self, state: ServerState, replies: Iterable[ClientReply], modules: Modules, ctx: ServerContext
+    ) -> ServerState:
+        means, kept = self.merge(replies, ctx, keep=lambda r: (r.arrays["model"], r.arrays["label_counts"]["counts"]))
+        counts = torch.stack([each for _, each in kept])  # (K, C)
+        share = counts / counts.sum(0).clamp_min(1)
+        heads = [(model["head.weight"], model["head.bias"]) for model, _ in kept]
+        generator = modules["generator"]
+        assert isinstance(generator, Generator)
+        generator.load_state_dict(state.private["generator"])
+        optimizer = torch.optim.Adam(generator.parameters(), lr=self.generator_lr)
+        load_optimizer(optimizer, state.private["optimizer"])
+        for _ in range(self.generator_steps):
+            labels = torch.randint(ctx.num_classes, (ctx.batch_size,), generator=ctx.rng)
+            noise = generator.draw(ctx.batch_size, ctx.rng, self.noise_kind)
+            z = generator(noise, labels, "update")  # (B, Z)
+            loss = teacher_loss(logits_of_heads(z, heads), labels, share) + self.diversity_weight * diversity(noise, z)
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+        trained = snapshot(generator)
+        private = {"generator": trained, "optimizer": optimizer_arrays(optimizer)}
+        return ServerState(ctx.round, {**means, "generator": trained}, private)

@@ -1,0 +1,70 @@
+"""FedProc: features are drawn to class prototypes that the server merges from all clients.
+
+The paper ramps from prototypes to cross-entropy over the rounds; its first round, before any prototype, is
+cross-entropy alone. Features are compared after L2 normalisation with temperature 1.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedcir.algorithm import Algorithm, Batch
+from fedcir.config import require_share
+from fedcir.losses import prototype_contrast
+from fedcir.models.encoder import Classifier
+from fedcir.types import Arrays, ClientReply, Groups, LocalContext, Losses, Modules, ServerContext, ServerState
+
+
+@dataclass(frozen=True)
+class FedProc(Algorithm):
+    """Mu et al., 2021. https://arxiv.org/abs/2109.12273"""
+
+    ramp: Literal["linear", "constant"] = "linear"
+    """The weight of cross-entropy: t/T, as in the paper, or `ce_weight` throughout."""
+    ce_weight: float = 0.5
+    """Weight of cross-entropy where the ramp is constant."""
+
+    sends: ClassVar[tuple[str, ...]] = ("prototype_sums",)
+    uses_total_rounds: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        require_share("algorithm.ce_weight", self.ce_weight)
+
+    def local_loss(self, modules: Modules, x: Tensor, y: Tensor, ctx: LocalContext) -> Losses:
+        model = modules["model"]
+        assert isinstance(model, Classifier)
+        features = model.encoder(x)  # (B, Z)
+        ce = F.cross_entropy(model.head(features), y)
+        if "prototypes" not in ctx.received:
+            return Losses(ce, {"ce": ce})
+        contrast = prototype_contrast(features, y, ctx.received["prototypes"]["mean"])
+        weight = ctx.round / ctx.total_rounds if self.ramp == "linear" else self.ce_weight
+        return Losses(weight * ce + (1 - weight) * contrast, {"ce": ce, "contrast": contrast})
+
+    def local_summary(self, modules: Modules, data: Iterable[Batch], ctx: LocalContext) -> Groups:
+        model = modules["model"]
+        assert isinstance(model, Classifier)
+        sums, counts = torch.zeros(ctx.num_classes, model.head.in_features), torch.zeros(ctx.num_classes)
+        for x, y in data:
+            sums.index_add_(0, y.cpu(), F.normalize(model.encoder(x), dim=-1).cpu())
+            counts += torch.bincount(y.cpu(), minlength=ctx.num_classes)
+        return {"prototype_sums": {"sums": sums, "counts": counts}}
+
+    def server_step(
+        self, state: ServerState, replies: Iterable[ClientReply], modules: Modules, ctx: ServerContext
+    ) -> ServerState:
+        means, summaries = self.merge(replies, ctx, keep=lambda reply: reply.arrays["prototype_sums"])
+        old = state.shared.get("prototypes", {}).get("mean")
+        return ServerState(ctx.round, {**means, "prototypes": {"mean": merged_prototypes(summaries, old)}})
+
+
+def merged_prototypes(summaries: Iterable[Arrays], old: Tensor | None) -> Tensor:
+    """Total sums over total counts (C, Z); a class that nobody has keeps its old prototype, or is zero without one."""
+    kept = list(summaries)
+    sums = torch.stack([each["sums"] for each in kept]).sum(0)
+    counts = torch.stack([each["counts"] for each in kept]).sum(0).unsqueeze(-1)
+    return torch.where(counts > 0, sums / counts.clamp_min(1), torch.zeros_like(sums) if old is None else old)

@@ -1,0 +1,29 @@
+"""FedProx: clients are held near the model that they received."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from fedcir.algorithm import Algorithm
+from fedcir.config import require_not_negative
+from fedcir.losses import proximal
+from fedcir.types import LocalContext, Losses, Modules
+
+
+@dataclass(frozen=True)
+class FedProx(Algorithm):
+    """Li et al., 2020. https://arxiv.org/abs/1812.06127"""
+
+    mu: float = 0.1
+    """Weight of half the squared distance to the received weights; 0 is FedAvg."""
+
+    def __post_init__(self) -> None:
+        require_not_negative("algorithm.mu", self.mu)
+
+    def local_loss(self, modules: Modules, x: Tensor, y: Tensor, ctx: LocalContext) -> Losses:
+        losses = super().local_loss(modules, x, y, ctx)
+        if not self.mu:
+            return losses
+        trained = dict(modules["model"].named_parameters())
+        distance = proximal(trained.values(), (ctx.received["model"][name] for name in trained))
+        return Losses(losses.total + self.mu * distance, {**losses.terms, "proximal": distance})

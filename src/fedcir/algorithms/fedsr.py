@@ -1,0 +1,88 @@
+"""FedSR: a probabilistic encoder whose z is short and says little about x beyond y.
+
+In the authors' code each client keeps the reference r(z|y) to itself, and so it is here by default.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedcir.algorithm import Algorithm
+from fedcir.config import require_not_negative, require_positive
+from fedcir.losses import gaussian_kl, l2_norm
+from fedcir.models.encoder import GaussianClassifier, sample
+from fedcir.models.task import Task
+from fedcir.types import InputError, LocalContext, Losses, Modules
+
+
+class Reference(nn.Module):
+    """r(z|y): a learned Gaussian per class, and the authors' scalar C that z may be scaled by."""
+
+    def __init__(self, num_classes: int, latent: int) -> None:
+        super().__init__()
+        self.mean = nn.Parameter(torch.zeros(num_classes, latent))
+        self.raw_sigma = nn.Parameter(torch.ones(num_classes, latent))
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, y: Tensor) -> tuple[Tensor, Tensor]:
+        return self.mean[y], F.softplus(self.raw_sigma[y])  # each (B, Z)
+
+
+@dataclass(frozen=True)
+class FedSR(Algorithm):
+    """Nguyen et al., NeurIPS 2022. https://openreview.net/forum?id=mrt90D00aQX"""
+
+    alpha_l2r: float = 0.0
+    """Weight of the length of z."""
+    alpha_cmi: float = 1e-6
+    """Weight of the KL of p(z|x) to r(z|y), which upper-bounds I(X;Z|Y)."""
+    squared: bool = False
+    """Penalise the squared length, as the paper's text does, instead of the length, as the authors' code does."""
+    scaled: bool = False
+    """Scale z by a learned scalar C before the KL, as the authors' code does."""
+    share_reference: bool = False
+    """Average r(z|y) over clients instead of leaving each client its own."""
+    sigma_init: float = 0.1
+    """The encoder's sigma before training."""
+    sigma_floor: float = 1e-3
+    """The encoder's sigma is never below this."""
+
+    def __post_init__(self) -> None:
+        require_not_negative("algorithm.alpha_l2r", self.alpha_l2r)
+        require_not_negative("algorithm.alpha_cmi", self.alpha_cmi)
+        require_positive("algorithm.sigma_floor", self.sigma_floor)
+        if not self.sigma_init > self.sigma_floor:
+            raise InputError(
+                f"algorithm.sigma_init must be above sigma_floor={self.sigma_floor}, got {self.sigma_init}"
+            )
+
+    @property
+    def trains(self) -> tuple[str, ...]:  # type: ignore[override]
+        return ("model", "reference") if self.share_reference else ("model",)
+
+    @property
+    def keeps(self) -> tuple[str, ...]:  # type: ignore[override]
+        return () if self.share_reference else ("reference",)
+
+    def build(self, task: Task) -> Modules:
+        model = task.gaussian_classifier(self.sigma_init, self.sigma_floor)
+        return {"model": model, "reference": Reference(task.num_classes, task.latent)}
+
+    def local_loss(self, modules: Modules, x: Tensor, y: Tensor, ctx: LocalContext) -> Losses:
+        model, reference = modules["model"], modules["reference"]
+        assert isinstance(model, GaussianClassifier)
+        assert isinstance(reference, Reference)
+        mu, sigma = model.encoder(x)  # each (B, Z)
+        z = sample(mu, sigma, ctx.rng)
+        total = ce = F.cross_entropy(model.head(z), y)
+        terms = {"ce": ce}
+        if self.alpha_l2r:
+            terms["l2r"] = l2_norm(z, self.squared)
+            total = total + self.alpha_l2r * terms["l2r"]
+        if self.alpha_cmi:
+            scale = reference.scale if self.scaled else torch.ones_like(reference.scale)
+            terms["cmi"] = gaussian_kl(mu * scale, sigma * scale.abs(), *reference(y)).mean()
+            total = total + self.alpha_cmi * terms["cmi"]
+        return Losses(total, terms)
