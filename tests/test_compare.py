@@ -1,4 +1,5 @@
 import json
+import math
 from dataclasses import asdict
 from pathlib import Path
 
@@ -6,13 +7,13 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedcir.compare import Estimate, Method, compare, half_width, rounds_to
+from fedcir.compare import Estimate, Method, ToTarget, compare, half_width, to_target
 from fedcir.records import RunFolder
 from fedcir.types import InputError, RoundRecord
 
 
 def record(round: int, accuracy: float | None) -> RoundRecord:
-    return RoundRecord(round, {}, None, accuracy, accuracy, accuracy, 0, 0, 0, {}, {})
+    return RoundRecord(round, {}, None, accuracy, accuracy, accuracy, 100, 10, 0, {}, {})
 
 
 def run(path: Path, accuracies: list[float]) -> RunFolder:
@@ -36,14 +37,14 @@ def test_an_estimate_of_one_value_has_no_deviation() -> None:
     assert Estimate.of([0.5]) == Estimate(0.5, None)
 
 
-@pytest.mark.parametrize(("target", "expected"), [(0.0, 1), (0.3, 1), (0.4, 3), (0.5, 3), (0.6, 5), (0.7, None)])
-def test_rounds_to_is_the_first_evaluated_round_that_reaches_the_target(target: float, expected: int | None) -> None:
+@pytest.mark.parametrize(("target", "expected"), [(0.0, 1), (0.3, 1), (0.4, 3), (0.5, 3), (0.6, 5), (0.7, math.inf)])
+def test_the_target_is_reached_in_the_first_evaluated_round_as_good(target: float, expected: float) -> None:
     records = [record(1, 0.3), record(2, None), record(3, 0.5), record(4, 0.4), record(5, 0.6)]
-    assert rounds_to(records, target) == expected
+    assert to_target(records, target) == (expected, 110 * expected)  # bytes down and up of every round until then
 
 
 def test_no_rounds_reach_nothing() -> None:
-    assert rounds_to([], 0.0) is None
+    assert to_target([], 0.0) == (math.inf, math.inf)
 
 
 @pytest.mark.parametrize("confidence", [0.9, 0.95])
@@ -84,20 +85,20 @@ def test_differences_are_paired_by_seed(methods: dict[str, Method]) -> None:
 def test_the_baseline_has_no_difference_to_itself(methods: dict[str, Method]) -> None:
     assert methods["fedavg"].difference is None
     assert methods["fedavg"].half_width is None
-    assert (methods["fedavg"].reached, methods["fedavg"].rounds_to_baseline) == (3, 3)
+    assert methods["fedavg"].to_target == ToTarget(rounds=3, bytes=330, reached=3)
 
 
 def test_seeds_that_reach_the_baseline_are_counted(methods: dict[str, Method]) -> None:
-    assert methods["fedcir"].reached == 2  # in rounds 1 and 2, and never
+    assert methods["fedcir"].to_target.reached == 2  # in rounds 1 and 2, and never
 
 
 def test_a_seed_that_never_reaches_the_baseline_counts_as_later_than_all(methods: dict[str, Method]) -> None:
-    assert methods["fedcir"].rounds_to_baseline == 2  # the middle of 1, 2 and never
+    assert methods["fedcir"].to_target.rounds == 2  # the middle of 1, 2 and never
 
 
 def test_methods_with_other_seeds_are_refused(tmp_path: Path) -> None:
     runs = {"fedavg": {0: run(tmp_path / "a", [0.5])}, "fedcir": {1: run(tmp_path / "b", [0.5])}}
-    with pytest.raises(InputError, match=r"fedcir was run with the seeds \[1\], the others with \[0\]"):
+    with pytest.raises(InputError, match=r"fedcir was run with the seeds \[1\], fedavg with \[0\]"):
         compare(runs, "fedavg")
 
 
@@ -105,3 +106,8 @@ def test_one_seed_has_a_difference_without_an_interval(tmp_path: Path) -> None:
     runs = {"fedavg": {0: run(tmp_path / "a", [0.5])}, "fedcir": {0: run(tmp_path / "b", [0.75])}}
     ours = compare(runs, "fedavg")[1]
     assert (ours.difference, ours.half_width) == (Estimate(0.25, None), None)
+
+
+def test_a_target_of_ones_own_counts_for_all_seeds(tmp_path: Path) -> None:
+    runs = {"fedavg": {seed: run(tmp_path / f"{seed}", [0.2, 0.4 + seed / 10]) for seed in (0, 1)}}
+    assert compare(runs, "fedavg", target=0.45)[0].to_target == ToTarget(rounds=None, bytes=None, reached=1)

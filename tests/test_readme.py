@@ -24,7 +24,9 @@ def test_the_example_of_fedcir_train_runs_and_learns(capsys: pytest.CaptureFixtu
 
 
 def test_the_method_of_ones_own_keeps_every_promise(tmp_path: Path) -> None:
-    imports = "from dataclasses import dataclass\nimport torch.nn.functional as F\nfrom fedcir import Algorithm, Losses\n"
+    imports = (
+        "from dataclasses import dataclass\nimport torch.nn.functional as F\nfrom fedcir import Algorithm, Losses\n"
+    )
     (tmp_path / "smooth.py").write_text(imports + PYTHON[1], encoding="utf-8")
     check_algorithm(algorithm_class(str(tmp_path / "smooth.py"))())
 

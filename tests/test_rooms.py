@@ -12,7 +12,7 @@ SOURCE = Path(fedcir.__file__).parent
 
 # fmt: off
 ROOMS = [
-    "types", "rng", "arrays", "config", "losses", "models", "data", "partition", "algorithm", "algorithms",
+    "types", "rng", "arrays", "config", "presets", "losses", "models", "data", "partition", "algorithm", "algorithms",
     "federation", "cost", "local", "records", "rounds", "simulate", "training", "conformance", "sweep", "compare",
     "describe", "report", "options", "progress", "cli",
 ]

@@ -68,6 +68,7 @@ def compare(
         str, typer.Option(help="Methods, comma-separated, or all.")
     ] = "fedavg,fedreg,fedalign,fedcir",
     seeds: Annotated[str, typer.Option(help="Seeds, comma-separated.")] = "0",
+    target: Annotated[float | None, typer.Option(help="Accuracy to reach; by default the baseline's last.")] = None,
     workers: Annotated[int | None, typer.Option(help="Runs at a time; as many as there are cores by default.")] = None,
 ) -> None:
     """Train several methods on the same clients, splits and batches, and put them side by side."""
@@ -75,25 +76,30 @@ def compare(
 
     from fedcir.compare import compare as compare_runs
     from fedcir.records import RunFolder, write
+    from fedcir.report import tables
     from fedcir.report.plots import convergence
-    from fedcir.report.tables import comparison_rows, markdown
+    from fedcir.types import InputError
 
+    if target is not None and not 0 < target < 1:
+        raise InputError(f"--target is an accuracy between 0 and 1, got {target}")
     names, numbers = _algorithms(algorithms), _seeds(seeds)
     out = options.out or Path("runs", "compare")
     jobs = {(name, seed): out / f"{Path(name).stem}-{seed}" for seed in numbers for name in names}
     _run_all(options, jobs, (os.cpu_count() or 1) if workers is None else workers)
     runs = {Path(name).stem: {seed: RunFolder(jobs[name, seed]) for seed in numbers} for name in names}
     baseline = "fedavg" if "fedavg" in runs else next(iter(runs))
-    methods = compare_runs(runs, baseline)
-    rows = comparison_rows(methods, baseline, len(numbers))
+    methods = compare_runs(runs, baseline, target)
+    rows = tables.comparison_rows(methods, baseline, len(numbers), target)
     convergence(runs, out / "curves.png")
-    write(out / "comparison.md", markdown(rows))
+    write(out / "comparison.md", tables.markdown(rows))
+    write(out / "comparison.tex", tables.latex(rows))
+    write(out / "comparison.csv", tables.comma_separated(tables.comparison_numbers(methods)))
     write(out / "comparison.json", jsonlib.dumps([asdict(method) for method in methods], indent=1) + "\n")
     if options.json:
         print((out / "comparison.json").read_text(encoding="utf-8"), end="")
     elif not options.quiet:
         _print_table(rows, f"test accuracy after the last round (%), {len(numbers)} seed{'s' * (len(numbers) > 1)}")
-        print(f"\ncurves in {out / 'curves.png'}, table in {out / 'comparison.md'}, runs beside them")
+        print(f"\n{out} holds curves.png, comparison.md, .csv, .tex and .json, and the runs")
 
 
 @app.command()
@@ -104,7 +110,7 @@ def algorithms(
 ) -> None:
     """List the methods, or show one's fields. NAME may be a file such as ./mine.py."""
     from fedcir.algorithms import algorithm_class, names
-    from fedcir.describe import describe
+    from fedcir.describe import describe, travels
 
     if check:
         _check(name)
@@ -115,7 +121,12 @@ def algorithms(
     elif name:
         only = described[0]
         print(f"{only['class']}: {only['idea']}\n{only['citation']}\n")
-        print(f"clients upload: {', '.join(only['uploads'])}\n")
+        moved = travels(algorithm_class(name)())
+        for way, groups in moved.items():
+            sizes = ", ".join(f"{group} {size:,} bytes" for group, size in groups.items())
+            print(f"{way + ':':7}{sizes or 'nothing'}")
+        print(f"{'keeps:':7}{', '.join(only['keeps']) or 'nothing'} (at the client)")
+        print("(a client's bytes in a round, resnet18 with 10 classes)\n")
         _print_table(
             [["field", "default", "meaning"]] + [[f["name"], str(f["default"]), f["doc"]] for f in only["fields"]]
         )

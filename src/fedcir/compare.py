@@ -24,6 +24,17 @@ class Estimate:
 
 
 @dataclass(frozen=True)
+class ToTarget:
+    """What it took to reach a target accuracy: medians over seeds, None where that is a seed that never did."""
+
+    rounds: float | None
+    bytes: float | None
+    """Down and up, over all clients."""
+    reached: int
+    """In how many seeds it got there."""
+
+
+@dataclass(frozen=True)
 class Method:
     """One method's final round over all seeds. Accuracies are fractions."""
 
@@ -31,34 +42,28 @@ class Method:
     domains: dict[str, Estimate]
     mean: Estimate
     worst: Estimate
-    rounds_to_baseline: float | None
-    """Median over seeds of the first round as good as the baseline's last; None if that is never."""
-    reached: int
-    """In how many seeds it got there."""
+    to_target: ToTarget
     difference: Estimate | None
     """Paired by seed, to the baseline; None for the baseline."""
     half_width: float | None
     """Half of the difference's 95 % interval, by Student's t; None with one seed."""
 
 
-def compare(runs: Mapping[str, Mapping[int, RunFolder]], baseline: str) -> list[Method]:
-    """One entry a method, from finished runs by method and seed."""
-    seeds = sorted(next(iter(runs.values())))
+def compare(runs: Mapping[str, Mapping[int, RunFolder]], baseline: str, target: float | None = None) -> list[Method]:
+    """One entry a method, from finished runs by method and seed.
+
+    Without a target, each seed's is the accuracy of the baseline's last round.
+    """
+    seeds = sorted(runs[baseline])
     for name, by_seed in runs.items():
         if sorted(by_seed) != seeds:
-            raise InputError(f"{name} was run with the seeds {sorted(by_seed)}, the others with {seeds}")
-    reference = runs.get(baseline)
+            raise InputError(f"{name} was run with the seeds {sorted(by_seed)}, {baseline} with {seeds}")
+    reference = {seed: runs[baseline][seed].summary()["final"]["accuracy_mean"] for seed in seeds}
     methods = []
     for name, by_seed in runs.items():
         final = [by_seed[seed].summary()["final"] for seed in seeds]
-        paired: list[float] = []
-        to_baseline: list[float] = []
-        if reference is not None:
-            for seed, own in zip(seeds, final, strict=True):
-                target = reference[seed].summary()["final"]["accuracy_mean"]
-                paired.append(own["accuracy_mean"] - target)
-                rounds = rounds_to(by_seed[seed].records(), target)
-                to_baseline.append(math.inf if rounds is None else rounds)
+        paired = [own["accuracy_mean"] - reference[seed] for own, seed in zip(final, seeds, strict=True)]
+        costs = [to_target(by_seed[seed].records(), reference[seed] if target is None else target) for seed in seeds]
         methods.append(
             Method(
                 algorithm=name,
@@ -67,30 +72,34 @@ def compare(runs: Mapping[str, Mapping[int, RunFolder]], baseline: str) -> list[
                 },
                 mean=Estimate.of([each["accuracy_mean"] for each in final]),
                 worst=Estimate.of([each["accuracy_worst"] for each in final]),
-                rounds_to_baseline=_finite_median(to_baseline),
-                reached=sum(math.isfinite(rounds) for rounds in to_baseline),
-                difference=Estimate.of(paired) if paired and name != baseline else None,
+                to_target=ToTarget(
+                    rounds=_median([rounds for rounds, _ in costs]),
+                    bytes=_median([total for _, total in costs]),
+                    reached=sum(math.isfinite(rounds) for rounds, _ in costs),
+                ),
+                difference=Estimate.of(paired) if name != baseline else None,
                 half_width=half_width(paired) if len(paired) > 1 and name != baseline else None,
             )
         )
     return methods
 
 
-def rounds_to(records: Sequence[RoundRecord], target: float) -> int | None:
-    """The first evaluated round whose mean accuracy reaches the target; None if none does."""
+def to_target(records: Sequence[RoundRecord], target: float) -> tuple[float, float]:
+    """The first evaluated round that reaches the target, and the bytes until then; infinite if none does."""
+    total = 0
     for record in records:
+        total += record.bytes_down + record.bytes_up
         if record.accuracy_mean is not None and record.accuracy_mean >= target:
-            return record.round
-    return None
-
-
-def _finite_median(rounds: Sequence[float]) -> float | None:
-    """The median, None where it is a seed that never got there."""
-    middle = statistics.median(rounds) if rounds else math.inf
-    return middle if math.isfinite(middle) else None
+            return record.round, total
+    return math.inf, math.inf
 
 
 def half_width(values: Sequence[float], confidence: float = 0.95) -> float:
     """Half of the confidence interval of a mean, by Student's t."""
     spread = statistics.stdev(values) / len(values) ** 0.5
     return float(student.ppf((1 + confidence) / 2, len(values) - 1) * spread)
+
+
+def _median(values: Sequence[float]) -> float | None:
+    middle = statistics.median(values)
+    return middle if math.isfinite(middle) else None

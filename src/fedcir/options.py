@@ -21,6 +21,7 @@ class Options:
     config: Annotated[Path | None, typer.Argument(help="A TOML file of settings.", show_default=False)] = None
     dataset: Annotated[str | None, typer.Option(help="Name of the dataset (`fedcir data list`).")] = None
     data_root: Annotated[Path | None, typer.Option(help="Folder that holds the dataset.")] = None
+    preset: Annotated[str | None, typer.Option(help="Settings of the paper for a dataset, such as pacs.")] = None
     model: Annotated[str | None, typer.Option(help="Backbone: cnn or resnet18.")] = None
     rounds: Annotated[int | None, typer.Option(help="Rounds of training.")] = None
     local_steps: Annotated[int | None, typer.Option(help="SGD steps of a client in a round.")] = None
@@ -39,10 +40,13 @@ class Options:
     ] = None
 
     def to_config(self, algorithm: str | None = None, seed: int | None = None) -> "Config":
-        """The settings of the file, the options and --set, in this order, over the defaults."""
+        """The settings of the preset, the file, the options and --set, in this order, over the defaults."""
         from fedcir.config import config_from, merged, parse_assignment, read_toml
+        from fedcir.presets import read_preset
+        from fedcir.types import InputError
 
-        tables = {} if self.config is None else read_toml(self.config)
+        preset = {} if self.preset is None else read_preset(self.preset)
+        tables = merged(preset, {} if self.config is None else read_toml(self.config))
         given: dict[str, dict[str, Any]] = {}
         for option, place in _PLACES.items():
             if (value := getattr(self, option)) is not None:
@@ -57,8 +61,17 @@ class Options:
         tables = merged(tables, given)
         for assignment in self.set or ():
             tables = merged(tables, parse_assignment(assignment))
-        return config_from(tables)
+        config = config_from(tables)
+        if preset and config.data.name not in (preset["data"]["name"], *OWN_DATA):
+            raise InputError(
+                f"preset {self.preset!r} is for the dataset {preset['data']['name']}, not {config.data.name}: "
+                "leave one of the two out"
+            )
+        return config
 
+
+OWN_DATA = ("arrays",)
+"""Datasets that hold anything, so that any preset may be tried on them."""
 
 _PLACES = {
     "dataset": "data.name",

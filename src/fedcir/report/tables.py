@@ -1,5 +1,7 @@
-"""Comparisons as rows of text, and those as Markdown."""
+"""Comparisons as rows of text, and those as Markdown, CSV and LaTeX."""
 
+import csv
+import io
 from collections.abc import Sequence
 
 from fedcir.compare import Estimate, Method
@@ -7,19 +9,35 @@ from fedcir.compare import Estimate, Method
 Rows = list[list[str]]
 
 
-def comparison_rows(methods: Sequence[Method], baseline: str, seeds: int) -> Rows:
+def comparison_rows(methods: Sequence[Method], baseline: str, seeds: int, target: float | None = None) -> Rows:
     """A header and one row a method: accuracies of the last round in per cent."""
     domains = list(methods[0].domains)
-    header = ["method", *domains, "mean", "worst", f"rounds to {baseline}'s last"]
+    goal = f"{baseline}'s last" if target is None else f"{100 * target:g} %"
+    header = ["method", *domains, "mean", "worst", f"rounds to {goal}", f"MB to {goal}"]
     if seeds > 1:
         header.append(f"difference to {baseline} (95 %)")
     rows = [header]
     for method in methods:
         row = [method.algorithm, *(percent(method.domains[d]) for d in domains), percent(method.mean)]
-        row += [percent(method.worst), _rounds(method, seeds)]
+        row += [percent(method.worst), *_to_target(method, seeds)]
         if seeds > 1:
             row.append(_difference(method))
         rows.append(row)
+    return rows
+
+
+def comparison_numbers(methods: Sequence[Method]) -> Rows:
+    """The same as plain numbers, accuracies as fractions, for a program to read."""
+    domains = list(methods[0].domains)
+    measures = [*domains, "mean", "worst"]
+    header = ["method", *(f"{m}{end}" for m in measures for end in ("", "_std"))]
+    rows = [[*header, "rounds_to_target", "bytes_to_target", "reached", "difference", "half_width"]]
+    for method in methods:
+        estimates = [*method.domains.values(), method.mean, method.worst]
+        goal, difference = method.to_target, method.difference
+        numbers = [value for estimate in estimates for value in (estimate.mean, estimate.std)]
+        numbers += [goal.rounds, goal.bytes, goal.reached, difference.mean if difference else None, method.half_width]
+        rows.append([method.algorithm, *("" if value is None else f"{value:.6g}" for value in numbers)])
     return rows
 
 
@@ -35,11 +53,28 @@ def markdown(rows: Rows) -> str:
     return "".join(f"| {line} |\n" for line in [header, rule, *body])
 
 
-def _rounds(method: Method, seeds: int) -> str:
-    if method.rounds_to_baseline is None:
-        return "not reached" if not method.reached else f"{method.reached} of {seeds} seeds"
-    rounds = f"{method.rounds_to_baseline:g}"
-    return rounds if method.reached == seeds else f"{rounds} ({method.reached} of {seeds} seeds)"
+def comma_separated(rows: Rows) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()
+
+
+def latex(rows: Rows) -> str:
+    """A tabular for the booktabs package."""
+    special = {"\\": r"\textbackslash{}", "±": r"$\pm$", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+    special |= {character: f"\\{character}" for character in "&%$#_{}"}
+    lines = [" & ".join("".join(special.get(c, c) for c in cell) for cell in row) + r" \\" for row in rows]
+    columns = "l" + "r" * (len(rows[0]) - 1)
+    top, bottom = rf"\begin{{tabular}}{{{columns}}}" + "\n\\toprule", "\\bottomrule\n\\end{tabular}"
+    return "\n".join([top, lines[0], r"\midrule", *lines[1:], bottom]) + "\n"
+
+
+def _to_target(method: Method, seeds: int) -> tuple[str, str]:
+    goal = method.to_target
+    if goal.rounds is None or goal.bytes is None:
+        return ("not reached", "not reached") if not goal.reached else (f"{goal.reached} of {seeds} seeds", "")
+    rounds = f"{goal.rounds:g}" if goal.reached == seeds else f"{goal.rounds:g} ({goal.reached} of {seeds} seeds)"
+    return rounds, f"{goal.bytes / 1e6:.1f}"
 
 
 def _difference(method: Method) -> str:
