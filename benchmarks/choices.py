@@ -73,7 +73,7 @@ def main() -> None:
         for seed in seeds
     }
     for step in sweep(list(runs.values()), os.cpu_count() or 1, resume=True):
-        if step.record is None:
+        if step.event == "ended":
             print(f"{step.job.out.name} done", file=sys.stderr)
     rows = [["method", "changed", "validation accuracy, mean over domains (%)"]]
     for number, (name, fields) in enumerate(CHOICES):

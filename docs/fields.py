@@ -1,25 +1,32 @@
-"""Write each method's table of fields into its page, from the class itself: `make docs`."""
+"""Write each method's tables into its page, from the class itself: `make docs`."""
 
 import re
 from pathlib import Path
 
 from fedcir.algorithms import algorithm_class
-from fedcir.describe import describe
+from fedcir.describe import describe, travels
 from fedcir.report.tables import markdown
 
 PAGES = Path(__file__).parent / "methods"
-BETWEEN = re.compile(r"(<!-- fields: (\w+) -->\n).*?(<!-- /fields -->)", re.DOTALL)
+BETWEEN = re.compile(r"(<!-- (fields|travels): (\w+) -->\n).*?(<!-- /\2 -->)", re.DOTALL)
 
 
 def with_tables(text: str) -> str:
-    """A page with every table of fields made anew."""
+    """A page with every table made anew."""
+    makers = {"fields": fields_table, "travels": travels_table}
+    return BETWEEN.sub(lambda match: f"{match[1]}{makers[match[2]](match[3])}{match[4]}", text)
 
-    def table(match: re.Match[str]) -> str:
-        fields = describe(algorithm_class(match[2]))["fields"]
-        rows = [["field", "default", "meaning"]] + [[f"`{f['name']}`", f"{f['default']}", f["doc"]] for f in fields]
-        return f"{match[1]}{markdown(rows).replace('---:', '---') if fields else 'None.'}{match[3]}"
 
-    return BETWEEN.sub(table, text)
+def fields_table(name: str) -> str:
+    fields = describe(algorithm_class(name))["fields"]
+    rows = [["field", "default", "meaning"]] + [[f"`{f['name']}`", f"{f['default']}", f["doc"]] for f in fields]
+    return markdown(rows).replace("---:", "---") if fields else "None.\n"
+
+
+def travels_table(name: str) -> str:
+    moved = travels(algorithm_class(name)())
+    rows = [["", "group", "bytes"]] + [[way, g, f"{size:,}"] for way, groups in moved.items() for g, size in groups.items()]
+    return markdown(rows) if len(rows) > 1 else "Nothing: the data themselves do.\n"
 
 
 if __name__ == "__main__":

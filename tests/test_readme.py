@@ -4,8 +4,12 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
 from typer.main import get_command
 
+import fedcir
 from fedcir.algorithms import algorithm_class
 from fedcir.cli import app
 from fedcir.conformance import check_algorithm
@@ -51,3 +55,18 @@ def test_every_option_in_the_readme_exists(line: str) -> None:
         command = command.commands[words.pop(0)]  # type: ignore[attr-defined]
     known = {option for parameter in command.params for option in parameter.opts}
     assert {word for word in words if word.startswith("-")} <= known
+
+
+def test_fedprox_as_the_docs_add_it_is_the_one_that_is_here(tmp_path: Path) -> None:
+    page = (README.parent / "docs" / "add-an-algorithm.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    (tmp_path / "prox.py").write_text(code, encoding="utf-8")
+    theirs, ours = algorithm_class(str(tmp_path / "prox.py"))(mu=0.5), algorithm_class("fedprox")(mu=0.5)
+    check_algorithm(theirs)
+    labels = torch.arange(12) % 3
+    sites = [(TensorDataset(torch.randn(12, 4) + i, labels), TensorDataset(torch.randn(12, 4), labels)) for i in (0, 1)]
+    first, second = (
+        fedcir.train(sites, encoder=nn.Identity(), num_classes=3, algorithm=each, rounds=2, local_steps=3).model
+        for each in (theirs, ours)
+    )
+    torch.testing.assert_close(first.state_dict(), second.state_dict())

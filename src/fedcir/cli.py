@@ -45,7 +45,7 @@ def run(
         if session.finished and not options.quiet:
             print(f"{out} is finished already, after round {session.state.round}", file=sys.stderr)
         with Display(options.quiet) as display:
-            display.begin(name, session.config.server.rounds, session.state.round)
+            display.begin(name, session.config.server.rounds)
             try:
                 for record in rounds:
                     display.show(name, record)
@@ -274,15 +274,12 @@ def _run_all(options: Options, jobs: "dict[tuple[str, int], Path]", workers: int
     if not options.resume:
         _refuse_runs([RunFolder(job.out) for job in planned])
     with Display(options.quiet) as display:
-        begun = set()
         try:
             for step in sweep(planned, workers, options.resume):
-                name = step.job.out.name
-                if step.record is not None:
-                    if name not in begun:
-                        begun.add(name)
-                        display.begin(name, step.job.config.server.rounds, step.record.round - 1)
-                    display.show(name, step.record)
+                if step.event == "begun":
+                    display.begin(step.job.out.name, step.job.config.server.rounds)
+                elif step.record is not None:
+                    display.show(step.job.out.name, step.record)
         except KeyboardInterrupt:
             raise Interrupted("rounds are saved; continue with the same command and --resume") from None
 

@@ -36,7 +36,7 @@ class Display:
             disable=quiet or not console.is_terminal,
         )
         self._tasks: dict[str, TaskID] = {}
-        self._started: dict[str, tuple[float, int]] = {}
+        self._first: dict[str, tuple[float, int]] = {}
         self._totals: dict[str, int] = {}
         self._accuracy: dict[str, str] = {}
 
@@ -49,13 +49,14 @@ class Display:
     ) -> None:
         self._bars.stop()
 
-    def begin(self, name: str, total: int, done: int = 0) -> None:
-        """Announce a run; rounds that an earlier process did are not counted in the time left."""
+    def begin(self, name: str, total: int) -> None:
+        """Announce a run."""
         self._totals[name] = total
-        self._started[name] = (time.monotonic(), done)
-        self._tasks[name] = self._bars.add_task(name, total=total, completed=done, state="starting")
+        self._tasks[name] = self._bars.add_task(name, total=total, state="starting")
 
     def show(self, name: str, record: RoundRecord) -> None:
+        # The time left is measured from the first round seen: an earlier process may have done those before it.
+        self._first.setdefault(name, (time.monotonic() - record.seconds["total"], record.round - 1))
         if record.accuracy_mean is not None:
             self._accuracy[name] = f"acc {record.accuracy_mean:.1%}, worst {record.accuracy_worst:.1%}"
         state = "  ".join(filter(None, [_losses(record), self._accuracy.get(name), _dropped(record)]))
@@ -67,7 +68,7 @@ class Display:
             )
 
     def _left(self, name: str, record: RoundRecord) -> str:
-        started, done = self._started[name]
+        started, done = self._first[name]
         seconds = (time.monotonic() - started) / max(1, record.round - done) * (self._totals[name] - record.round)
         minutes, rest = divmod(round(seconds), 60)
         return f"{minutes}:{rest:02d} left"

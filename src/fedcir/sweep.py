@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Literal
 
 from fedcir.config import Config, config_tables, dump_toml
 from fedcir.records import RunFolder
@@ -26,10 +26,11 @@ class Job:
 
 @dataclass(frozen=True)
 class Progress:
-    """A job has done one more round, or has ended when `record` is None."""
+    """A job has begun, has done one more round, or has ended."""
 
     job: Job
-    record: RoundRecord | None
+    event: Literal["begun", "round", "ended"]
+    record: RoundRecord | None = None
 
 
 def sweep(jobs: Sequence[Job], workers: int, resume: bool) -> Iterator[Progress]:
@@ -45,13 +46,14 @@ def sweep(jobs: Sequence[Job], workers: int, resume: bool) -> Iterator[Progress]
             while waiting and len(running) < workers:
                 job = waiting.pop(0)
                 running.append(_Running(job, configs / f"{len(waiting)}.toml", resume))
+                yield Progress(job, "begun")
             for process in list(running):
                 ended = process.ended()
-                yield from (Progress(process.job, record) for record in process.new_records())
+                yield from (Progress(process.job, "round", record) for record in process.new_records())
                 if ended:
                     process.check()
                     running.remove(process)
-                    yield Progress(process.job, None)
+                    yield Progress(process.job, "ended")
             time.sleep(POLL_SECONDS)
 
 

@@ -14,7 +14,6 @@ from fedcir.federation import federation_of, pooled
 from fedcir.models.task import Task, module_task
 from fedcir.rounds import Session
 from fedcir.simulate import SerialTransport, hyper_parameters, make_worker, open_session, resolve
-from fedcir.types import Modules
 
 CLASSES = 3
 
@@ -108,17 +107,3 @@ def same_model() -> Callable[[Any, Any], bool]:
         return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
     return compare
-
-
-@pytest.fixture
-def nudge() -> Callable[[Modules], float]:
-    """Move a few trainable weights of the model; gives the squared distance of that, which is 18."""
-
-    def move(modules: Modules) -> float:
-        model = modules["model"]
-        with torch.no_grad():
-            model.head.bias += torch.tensor([1.0, 2.0, 3.0])
-            model.encoder[0].weight[0, 0] += 2.0
-        return 18.0
-
-    return move

@@ -25,6 +25,14 @@ def ctx(modules: Modules) -> LocalContext:
     return LocalContext(1, 4, 3, 6, {"model": snapshot(modules["model"])}, torch.Generator().manual_seed(0))
 
 
+def nudge(modules: Modules) -> None:
+    """Move a few trainable weights, by a squared distance of 18."""
+    model = modules["model"]
+    with torch.no_grad():
+        model.head.bias += torch.tensor([1.0, 2.0, 3.0])
+        model.encoder[0].weight[0, 0] += 2.0
+
+
 X, Y = torch.randn(6, 5, generator=torch.Generator().manual_seed(0)), torch.arange(6) % 3
 
 
@@ -38,33 +46,27 @@ def test_fedprox_with_zero_mu_reports_no_proximal_term(trained: Callable[..., An
     assert trained(FedProx(mu=0.0), rounds=1).records[0].losses.keys() == {"ce", "total"}
 
 
-def test_the_term_is_half_the_squared_distance_over_encoder_and_head(
-    modules: Modules, ctx: LocalContext, nudge: Callable[[Modules], float]
-) -> None:
-    nudge(modules)  # 1 + 4 + 9 in the head's bias, 4 in the encoder
+def test_the_term_is_half_the_squared_distance_over_encoder_and_head(modules: Modules, ctx: LocalContext) -> None:
+    nudge(modules)
     losses = FedProx(mu=0.5).local_loss(modules, X, Y, ctx)
     assert losses.terms.keys() == {"ce", "proximal"}
-    assert float(losses.terms["proximal"]) == pytest.approx(9.0, rel=1e-6)
-    assert float(losses.total) == pytest.approx(float(losses.terms["ce"]) + 0.5 * 9.0, rel=1e-6)
+    assert losses.terms["proximal"].item() == pytest.approx(9.0, rel=1e-6)
+    assert losses.total.item() == pytest.approx(losses.terms["ce"].item() + 0.5 * 9.0, rel=1e-6)
 
 
-def test_the_anchor_is_what_was_received_not_where_the_weights_were_before(
-    modules: Modules, ctx: LocalContext, nudge: Callable[[Modules], float]
-) -> None:
+def test_the_anchor_is_what_was_received_not_where_the_weights_were_before(modules: Modules, ctx: LocalContext) -> None:
     for times in (1, 2, 3):
         nudge(modules)
         losses = FedProx().local_loss(modules, X, Y, ctx)
-        assert float(losses.terms["proximal"]) == pytest.approx(9.0 * times**2, rel=1e-6)
+        assert losses.terms["proximal"].item() == pytest.approx(9.0 * times**2, rel=1e-6)
 
 
 def test_running_statistics_are_not_trained_and_do_not_count(modules: Modules, ctx: LocalContext) -> None:
     modules["model"].encoder[1].running_mean += 5.0
-    assert float(FedProx().local_loss(modules, X, Y, ctx).terms["proximal"]) == 0.0
+    assert FedProx().local_loss(modules, X, Y, ctx).terms["proximal"].item() == 0.0
 
 
-def test_the_gradient_of_the_term_is_the_distance_itself(
-    modules: Modules, ctx: LocalContext, nudge: Callable[[Modules], float]
-) -> None:
+def test_the_gradient_of_the_term_is_the_distance_itself(modules: Modules, ctx: LocalContext) -> None:
     nudge(modules)
     FedProx().local_loss(modules, X, Y, ctx).terms["proximal"].backward()
     model = modules["model"]
