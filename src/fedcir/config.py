@@ -98,7 +98,7 @@ class LocalConfig:
 
 @dataclass(frozen=True)
 class ServerConfig:
-    rounds: int = 40
+    rounds: int = 25
     active: int | None = None
     """Clients that train in a round; all if not given."""
     weighting: Literal["uniform", "samples"] = "uniform"
