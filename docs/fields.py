@@ -25,7 +25,9 @@ def fields_table(name: str) -> str:
 
 def travels_table(name: str) -> str:
     moved = travels(algorithm_class(name)())
-    rows = [["", "group", "bytes"]] + [[way, g, f"{size:,}"] for way, groups in moved.items() for g, size in groups.items()]
+    rows = [["", "group", "bytes"]]
+    for way, groups in moved.items():
+        rows += [[way, group, f"{size:,}"] for group, size in groups.items()]
     return markdown(rows) if len(rows) > 1 else "Nothing: the data themselves do.\n"
 
 
