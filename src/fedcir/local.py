@@ -33,7 +33,8 @@ class Worker:
     local: LocalConfig
     device: torch.device
     layout: torch.memory_format
-    batchnorm: str = "average"
+    keeps_statistics: bool = False
+    """Whether BatchNorm statistics stay with the client."""
     first: Groups = field(default_factory=dict)
     """What a client that has kept nothing yet starts from."""
     flops: dict[tuple[str, ...], int] = field(default_factory=dict)
@@ -47,7 +48,7 @@ class Worker:
     def to_keep(self) -> Groups:
         """A copy of what a client keeps: modules of its own, and its BatchNorm statistics where they are local."""
         kept = {name: snapshot(self.modules[name]) for name in self.algorithm.keeps}
-        if self.batchnorm == "local":
+        if self.keeps_statistics:
             kept["batchnorm"] = {n: t for n, t in snapshot(self.modules["model"]).items() if is_statistic(n)}
         return kept
 
@@ -102,7 +103,7 @@ def fit(worker: Worker, client: Client, received: Groups, kept: Groups, round: i
 def evaluate(worker: Worker, client: Client, received: Groups, kept: Groups, round: int) -> ClientReply:
     """Test the received model on the client's test set; the reply carries counts, so that they can be added."""
     ctx = _receive(worker, received, kept, round, torch_rng(worker.seed, "evaluate", round, client.id))
-    if worker.batchnorm == "local" and not kept:
+    if worker.keeps_statistics and not kept:
         _estimate_statistics(worker, client)
     for module in worker.modules.values():
         module.eval()
@@ -141,7 +142,7 @@ def learning_rate(local: LocalConfig, round: int, total_rounds: int) -> float:
 
 def _upload(worker: Worker, name: str) -> Arrays:
     bag = snapshot(worker.modules[name])
-    return {n: t for n, t in bag.items() if not is_statistic(n)} if worker.batchnorm == "local" else bag
+    return {n: t for n, t in bag.items() if not is_statistic(n)} if worker.keeps_statistics else bag
 
 
 def _receive(worker: Worker, received: Groups, kept: Groups, round: int, rng: torch.Generator) -> LocalContext:

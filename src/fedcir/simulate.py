@@ -131,7 +131,7 @@ def open_session(
         state=ServerState(0, {}),
     )
     session.state = algorithm.start(modules, session.context(0))
-    if config.model.batchnorm == "local":
+    if keeps_statistics(config, algorithm):
         shared = {
             group: {name: tensor for name, tensor in bag.items() if not is_statistic(name)}
             for group, bag in session.state.shared.items()
@@ -170,8 +170,13 @@ def make_worker(session: Session, federation: Federation) -> Worker:
         else config.local,
         device=torch.device(config.run.device),
         layout=torch.channels_last if config.run.layout == "channels_last" else torch.contiguous_format,
-        batchnorm=config.model.batchnorm,
+        keeps_statistics=keeps_statistics(config, session.algorithm),
     )
+
+
+def keeps_statistics(config: Config, algorithm: Algorithm) -> bool:
+    """Whether each site has BatchNorm statistics of its own; with all data in one place there is one site only."""
+    return config.model.batchnorm == "local" and not algorithm.pools
 
 
 def _model_card(config: Config) -> dict[str, Any]:
