@@ -84,8 +84,8 @@ def check(session: Session, transport: SerialTransport) -> None:
 
 @pytest.mark.parametrize("name", names())
 def test_every_method_trains_resnet18(tiny: Tiny, root_32: Path, name: str) -> None:
-    # Not narrower: torch 2.13 writes beyond its memory in channels_last 1x1 convolutions of stride 2 on few channels.
-    sizes = ("model.name=resnet18", "model.width=8", "local.steps=1", "server.rounds=1")
+    # Not narrower: below 16 channels oneDNN writes beyond its memory, uxlfoundation/oneDNN#6035.
+    sizes = ("model.name=resnet18", "model.width=16", "local.steps=1", "server.rounds=1")
     check(*opened(tiny(name, f"data.root='{root_32}'", *sizes)))
 
 
