@@ -136,6 +136,14 @@ def test_pooling_equal_statistics_gives_them_back_and_never_a_negative_variance(
     assert (got["running_var"] >= 0).all()
 
 
+def test_pooled_variance_is_right_where_it_is_small_beside_the_mean() -> None:
+    means = (99.9994049, 99.9993286, 99.9993057)
+    bags = [{"running_mean": torch.tensor([m]), "running_var": torch.tensor([1e-4])} for m in means]
+    got = pooled_variances(mean(map(second_moments, bags)))
+    spread = np.var([bag["running_mean"].item() for bag in bags])
+    assert got["running_var"].item() == pytest.approx(1e-4 + spread, rel=1e-3)
+
+
 def test_a_pooled_run_pools_what_its_clients_upload(tiny: Tiny) -> None:
     session, transport = opened(tiny("fedavg", "model.batchnorm=pooled", "server.rounds=1"))
     bags = [reply.arrays["model"] for reply in transport.train(session.state, [0, 1, 2])]

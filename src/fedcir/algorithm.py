@@ -49,7 +49,8 @@ class Algorithm:
     def local_summary(self, modules: Modules, data: Iterable[Batch], ctx: LocalContext) -> Groups:
         """Further groups to upload after training, as `sends` declares.
 
-        `data` goes once over the client's training set in batches; the networks are in evaluation mode.
+        `data` goes once over the client's training set in batches; the networks are in evaluation mode. Without any
+        data it gives groups of the same names and shapes, which replies are checked against.
         """
         return {}
 

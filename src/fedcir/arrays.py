@@ -64,21 +64,23 @@ def is_statistic(name: str) -> bool:
 
 
 def second_moments(bag: Arrays) -> Arrays:
-    """The bag with every running variance replaced by variance + mean^2, in double precision: these can be averaged."""
-    return {
-        name: tensor.double() + bag[_mean_of(name)].double().square() if name.endswith("running_var") else tensor
-        for name, tensor in bag.items()
-    }
+    """The bag with every running variance replaced by variance + mean^2, which can be averaged; both in double."""
+    moments = {name: t.double() if name.endswith(("running_mean", "running_var")) else t for name, t in bag.items()}
+    for name in bag:
+        if name.endswith("running_var"):
+            moments[name] = moments[name] + moments[_mean_of(name)].square()
+    return moments
 
 
 def pooled_variances(bag: Arrays) -> Arrays:
     """The inverse of `second_moments`: with averaged moments, the variance of the mixture of all clients."""
-    return {
-        name: (tensor - bag[_mean_of(name)].double().square()).clamp_min(0).float()
-        if name.endswith("running_var")
-        else tensor
+    variances = {
+        name: (tensor - bag[_mean_of(name)].square()).clamp_min(0)
         for name, tensor in bag.items()
+        if name.endswith("running_var")
     }
+    moved = {**bag, **variances}
+    return {name: t.float() if name.endswith(("running_mean", "running_var")) else t for name, t in moved.items()}
 
 
 def _mean_of(name: str) -> str:

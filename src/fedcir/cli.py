@@ -117,7 +117,8 @@ def algorithms(
         return
     described = [describe(algorithm_class(each)) for each in ([name] if name else names())]
     if json:
-        print(jsonlib.dumps(described[0] if name else described, indent=1))
+        one = {**described[0], **travels(algorithm_class(name)())} if name else None
+        print(jsonlib.dumps(one or described, indent=1))
     elif name:
         only = described[0]
         print(f"{only['class']}: {only['idea']}\n{only['citation']}\n")

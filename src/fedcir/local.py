@@ -48,9 +48,8 @@ class Worker:
     def to_keep(self) -> Groups:
         """A copy of what a client keeps: modules of its own, and its BatchNorm statistics where they are local."""
         kept = {name: snapshot(self.modules[name]) for name in self.algorithm.keeps}
-        if self.keeps_statistics:
-            kept["batchnorm"] = {n: t for n, t in snapshot(self.modules["model"]).items() if is_statistic(n)}
-        return kept
+        statistics = {n: t for n, t in snapshot(self.modules["model"]).items() if is_statistic(n)}
+        return {**kept, "batchnorm": statistics} if self.keeps_statistics and statistics else kept
 
 
 def fit(worker: Worker, client: Client, received: Groups, kept: Groups, round: int) -> tuple[ClientReply, Groups]:
@@ -103,7 +102,7 @@ def fit(worker: Worker, client: Client, received: Groups, kept: Groups, round: i
 def evaluate(worker: Worker, client: Client, received: Groups, kept: Groups, round: int) -> ClientReply:
     """Test the received model on the client's test set; the reply carries counts, so that they can be added."""
     ctx = _receive(worker, received, kept, round, torch_rng(worker.seed, "evaluate", round, client.id))
-    if worker.keeps_statistics and not kept:
+    if "batchnorm" in worker.first and "batchnorm" not in kept:
         _estimate_statistics(worker, client)
     for module in worker.modules.values():
         module.eval()
@@ -142,7 +141,7 @@ def learning_rate(local: LocalConfig, round: int, total_rounds: int) -> float:
 
 def _upload(worker: Worker, name: str) -> Arrays:
     bag = snapshot(worker.modules[name])
-    return {n: t for n, t in bag.items() if not is_statistic(n)} if worker.keeps_statistics else bag
+    return {n: t for n, t in bag.items() if not is_statistic(n)} if worker.keeps_statistics and name == "model" else bag
 
 
 def _receive(worker: Worker, received: Groups, kept: Groups, round: int, rng: torch.Generator) -> LocalContext:
@@ -163,8 +162,15 @@ def _estimate_statistics(worker: Worker, client: Client) -> None:
     """A site that has not trained yet takes its BatchNorm statistics from its own data, under the received weights."""
     assert client.train is not None
     model = worker.modules["model"].train()
+    norms = [module for module in model.modules() if isinstance(module, torch.nn.modules.batchnorm._BatchNorm)]
+    momenta = [norm.momentum for norm in norms]
+    for norm in norms:
+        norm.reset_running_stats()
+        norm.momentum = None  # the plain mean of all batches
     for positions in batches(len(client.train), worker.local.batch_size, worker.local.steps, numpy_rng(0)):
         model(client.train.batch(positions, worker.device, worker.layout)[0])
+    for norm, momentum in zip(norms, momenta, strict=True):
+        norm.momentum = momentum
 
 
 def _counted_flops(worker: Worker, x: torch.Tensor, y: torch.Tensor, ctx: LocalContext) -> int:

@@ -73,5 +73,5 @@ def distillation_kl(logits: Tensor, target_logits: Tensor) -> Tensor:
 
 
 def l2_norm(z: Tensor, squared: bool = False) -> Tensor:
-    """FedSR's L2R: the mean length of z (the paper's text), or of its square (its appendix). NeurIPS 2022."""
+    """FedSR's L2R: the mean length of z (the authors' code), or of its square (their paper). NeurIPS 2022."""
     return (z.square().sum(-1) if squared else z.norm(dim=-1)).mean()

@@ -6,12 +6,24 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+import torch
+
 from fedcir.algorithm import Algorithm
 from fedcir.arrays import clone, difference, not_finite, tensor_bytes
 from fedcir.config import Config
 from fedcir.records import RunFolder
 from fedcir.rng import numpy_rng, torch_rng
-from fedcir.types import ClientReply, Dropped, InputError, Modules, RoundRecord, ServerContext, ServerState
+from fedcir.types import (
+    ClientReply,
+    Dropped,
+    Groups,
+    InputError,
+    LocalContext,
+    Modules,
+    RoundRecord,
+    ServerContext,
+    ServerState,
+)
 
 
 class Transport(Protocol):
@@ -42,6 +54,13 @@ class Session:
     @property
     def finished(self) -> bool:
         return self.state.round >= self.config.server.rounds
+
+    def template(self) -> Groups:
+        """What a reply must look like: names, shapes and dtypes."""
+        algorithm, local = self.algorithm, self.config.local
+        ctx = LocalContext(0, self.config.server.rounds, self.num_classes, local.batch_size, {}, torch.Generator())
+        trained = {name: self.state.shared[name] for name in algorithm.trains}
+        return {**trained, **algorithm.local_summary(self.modules, (), ctx)}
 
     def context(self, round: int) -> ServerContext:
         rng = torch_rng(self.config.run.seed, "server", round)
@@ -150,6 +169,7 @@ class _Collected:
 
     def __init__(self, session: Session, round: int) -> None:
         self.session, self.round = session, round
+        self.template = session.template()
         self.dropped: dict[str, str] = {}
         self.bytes_up = self.flops = self.count = 0
         self._losses: dict[str, list[float]] = {}
@@ -182,13 +202,8 @@ class _Collected:
         return {name: sum(values) / len(values) for name, values in self._losses.items()}
 
     def _fault(self, reply: ClientReply) -> str | None:
-        algorithm = self.session.algorithm
-        template = {name: self.session.state.shared[name] for name in algorithm.trains}
-        trained = {name: bag for name, bag in reply.arrays.items() if name not in algorithm.sends}
-        if (reason := difference(trained, template)) is not None:
+        if (reason := difference(reply.arrays, self.template)) is not None:
             return reason
-        if missing := set(algorithm.sends) - reply.arrays.keys():
-            return f"group {min(missing)!r} is missing"
         if (name := not_finite(reply.arrays)) is not None:
             return f"{name} is not finite; a lower local.lr may help"
         if reply.num_examples < 1:

@@ -11,7 +11,7 @@ import torch
 from fedcir.algorithm import Algorithm
 from fedcir.algorithms import make_algorithm
 from fedcir.arrays import is_statistic
-from fedcir.config import AlgorithmConfig, Config, config_tables
+from fedcir.config import AlgorithmConfig, Config, ModelConfig, build, config_tables
 from fedcir.federation import Client, Federation, open_federation, pooled
 from fedcir.local import Worker, evaluate, fit
 from fedcir.records import GENERATIONS, ClientStore, RunFolder
@@ -19,9 +19,6 @@ from fedcir.rounds import Session, run
 from fedcir.types import ClientReply, InputError, RoundRecord, ServerState
 
 Rounds = Generator[RoundRecord, None, None]
-
-LAYOUTS: dict[str, Literal["contiguous", "channels_last"]] = {"cnn": "channels_last", "resnet18": "channels_last"}
-"""The faster memory layout by backbone, measured on a CPU; fixed, since results depend on it to the last bit."""
 
 MAY_DIFFER = {"server.rounds", "server.checkpoint_every", "data.root", "run.device"}
 """Settings that a resume may change."""
@@ -52,7 +49,7 @@ def open_run(config: Config, out: Path | None = None, resume: bool = False) -> I
     """A configured run, and its rounds for the caller to go through. With `out` it is kept in that folder."""
     algorithm = make_algorithm(config.algorithm)
     federation = open_federation(config)
-    if config.model.batchnorm == "local" and config.partition.hold_out is not None:
+    if keeps_statistics(config, algorithm) and config.partition.hold_out is not None:
         raise InputError("model.batchnorm=local needs training data at every site: it does not go with --hold-out")
     with open_rounds(resolve(config, algorithm, federation), algorithm, federation, out, resume) as opened:
         yield opened
@@ -90,13 +87,26 @@ def resolve(config: Config, algorithm: Algorithm, federation: Federation) -> Con
         raise InputError(f"server.min_replies is {config.server.min_replies}, above the {active} active clients")
     run = replace(config.run, device=str(pick_device(config.run.device)))
     if run.layout == "auto":
-        run = replace(run, layout=LAYOUTS[config.model.name])
+        run = replace(run, layout=layout_for(config.model))
+    elif run.layout != "contiguous" and layout_for(config.model) == "contiguous":
+        raise InputError(f"run.layout={run.layout} is not safe for {config.model.name} of this width: leave it out")
+    build(type(algorithm), hyper_parameters(algorithm), "algorithm")  # one made in Python has not been checked
     return replace(
         config,
         server=replace(config.server, active=active),
         algorithm=AlgorithmConfig(config.algorithm.name, hyper_parameters(algorithm)),
         run=run,
     )
+
+
+def layout_for(model: ModelConfig) -> Literal["contiguous", "channels_last"]:
+    """The faster memory layout, measured on a CPU; a fixed table, since results depend on it to the last bit.
+
+    With few input channels, the gradient of a strided 1x1 convolution in channels_last writes out of bounds in torch
+    2.13 on a CPU (oneDNN issue 6035), so a narrow resnet18 keeps to the ordinary layout.
+    """
+    narrow = model.name == "resnet18" and model.width is not None and model.width < 16
+    return "contiguous" if narrow else "channels_last"
 
 
 def hyper_parameters(algorithm: Algorithm) -> dict[str, Any]:
@@ -132,11 +142,8 @@ def open_session(
     )
     session.state = algorithm.start(modules, session.context(0))
     if keeps_statistics(config, algorithm):
-        shared = {
-            group: {name: tensor for name, tensor in bag.items() if not is_statistic(name)}
-            for group, bag in session.state.shared.items()
-        }
-        session.state = replace(session.state, shared=shared)
+        weights = {name: t for name, t in session.state.shared["model"].items() if not is_statistic(name)}
+        session.state = replace(session.state, shared={**session.state.shared, "model": weights})
     if out is None:
         return session
     session.folder = folder = RunFolder(out)

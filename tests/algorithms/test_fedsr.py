@@ -15,7 +15,8 @@ from safetensors import safe_open
 from torch import Tensor
 
 from fedcir import FedAvg, FedCiR, InputError, Losses
-from fedcir.algorithms.fedsr import FedSR, Reference
+from fedcir.algorithms.fedsr import FedSR
+from fedcir.models.reference import Reference
 from fedcir.models.task import Task
 from fedcir.records import RunFolder
 from fedcir.rounds import run, sample_cohort

@@ -87,7 +87,7 @@ class FedGen(Algorithm):
         self, state: ServerState, replies: Iterable[ClientReply], modules: Modules, ctx: ServerContext
     ) -> ServerState:
         means, kept = self.merge(replies, ctx, keep=lambda r: (r.arrays["model"], r.arrays["label_counts"]["counts"]))
-        counts = torch.stack([each for _, each in kept])  # (K, C)
+        counts = torch.stack([each for _, each in kept]).clamp_min(0)  # (K, C)
         share = counts / counts.sum(0).clamp_min(1)
         heads = [(model["head.weight"], model["head.bias"]) for model, _ in kept]
         generator = modules["generator"]

@@ -29,10 +29,13 @@ class FedProc(Algorithm):
     """Weight of cross-entropy where the ramp is constant."""
 
     sends: ClassVar[tuple[str, ...]] = ("prototype_sums",)
-    uses_total_rounds: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         require_share("algorithm.ce_weight", self.ce_weight)
+
+    @property
+    def uses_total_rounds(self) -> bool:  # type: ignore[override]
+        return self.ramp == "linear"
 
     def local_loss(self, modules: Modules, x: Tensor, y: Tensor, ctx: LocalContext) -> Losses:
         model = modules["model"]
@@ -66,5 +69,5 @@ def merged_prototypes(summaries: Iterable[Arrays], old: Tensor | None) -> Tensor
     """Total sums over total counts (C, Z); a class that nobody has keeps its old prototype, or is zero without one."""
     kept = list(summaries)
     sums = torch.stack([each["sums"] for each in kept]).sum(0)
-    counts = torch.stack([each["counts"] for each in kept]).sum(0).unsqueeze(-1)
+    counts = torch.stack([each["counts"] for each in kept]).clamp_min(0).sum(0).unsqueeze(-1)
     return torch.where(counts > 0, sums / counts.clamp_min(1), torch.zeros_like(sums) if old is None else old)
