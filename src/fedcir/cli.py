@@ -12,6 +12,7 @@ import typer
 from fedcir.options import Options, with_options
 
 if TYPE_CHECKING:
+    from fedcir.config import AlgorithmConfig
     from fedcir.records import RunFolder
 
 app = typer.Typer(
@@ -272,6 +273,8 @@ def _run_all(options: Options, jobs: "dict[tuple[str, int], Path]", workers: int
     from fedcir.sweep import Job, sweep
 
     planned = [Job(options.to_config(name, seed), path) for (name, seed), path in jobs.items()]
+    for job in planned:
+        _check_fields(job.config.algorithm)
     if not options.resume:
         _refuse_runs([RunFolder(job.out) for job in planned])
     with Display(options.quiet) as display:
@@ -283,6 +286,17 @@ def _run_all(options: Options, jobs: "dict[tuple[str, int], Path]", workers: int
                     display.show(step.job.out.name, step.record)
         except KeyboardInterrupt:
             raise Interrupted("rounds are saved; continue with the same command and --resume") from None
+
+
+def _check_fields(algorithm: "AlgorithmConfig") -> None:
+    """A field that one of several methods lacks is found before any of them starts."""
+    from fedcir.algorithms import make_algorithm
+    from fedcir.types import InputError
+
+    try:
+        make_algorithm(algorithm)
+    except InputError as error:
+        raise InputError(f"{algorithm.name}: {error}; set one method's by --set algorithms.NAME.FIELD=VALUE") from None
 
 
 def _refuse_runs(folders: "list[RunFolder]") -> None:
