@@ -74,12 +74,19 @@ class _Running:
             start_new_session=True,  # so that Ctrl-C reaches it once, through interrupt()
         )
         self._seen = 0
+        self._changed: tuple[int, int] | None = None
 
     def ended(self) -> bool:
         return self._process.poll() is not None
 
     def new_records(self) -> list[RoundRecord]:
         """Rounds that were added since the last call. A resumed run may write some again, to the same bits."""
+        path = self.job.out / "rounds.jsonl"
+        status = path.stat() if path.exists() else None
+        changed = None if status is None else (status.st_size, status.st_mtime_ns)
+        if changed == self._changed:  # most polls find nothing new, and need not read all rounds to see it
+            return []
+        self._changed = changed
         new = [record for record in RunFolder(self.job.out).records() if record.round > self._seen]
         self._seen += len(new)
         return new
