@@ -28,11 +28,25 @@ class DataConfig:
     """The dataset; `fedcir data list` names them."""
     root: str | None = None
     """The folder that holds it."""
+    lists: str | None = None
+    """The folder of its official train and test lists, where it has them apart (pacs)."""
+    image_size: int | None = None
+    """Images are made squares of so many pixels; 128 if not given, and as they are for arrays and minidigits."""
+    classes: tuple[str, ...] | None = None
+    """Only these classes; all if not given, for domainnet the ten that the field uses."""
     train_per_domain: int | None = None
     """At most this many training images a domain, classes in their shares."""
+    test_fraction: float = 0.2
+    """The share of each domain that is split off for testing where the dataset has no split of its own."""
+    val_fraction: float = 0.0
+    """The share of each domain's training images that is set aside to pick the best round on."""
 
     def __post_init__(self) -> None:
         require_at_least("data.train_per_domain", self.train_per_domain, 1)
+        require_at_least("data.image_size", self.image_size, 1)
+        require_share("data.val_fraction", self.val_fraction)
+        require_share("data.test_fraction", self.test_fraction)
+        require_positive("data.test_fraction", self.test_fraction)
 
 
 @dataclass(frozen=True)
@@ -270,6 +284,10 @@ def _typed(value: Any, hint: Any, name: str) -> Any:
         if value not in get_args(hint):
             raise InputError(f"{name} cannot be {value!r}; {nearest(str(value), get_args(hint))}")
         return value
+    if get_origin(hint) is tuple:  # tuple[X, ...]
+        if not isinstance(value, list | tuple):
+            raise InputError(f"{name} must be a list, got {value!r}")
+        return tuple(_typed(each, get_args(hint)[0], name) for each in value)
     if isinstance(hint, UnionType):
         if value is None and NoneType in get_args(hint):
             return None

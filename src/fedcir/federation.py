@@ -70,7 +70,7 @@ def open_federation(config: Config) -> Federation:
                 number,
                 share.domain,
                 _examples(domains, share, normalisation) if share.rows else None,
-                ImageExamples(test.images, test.labels, np.arange(len(test)), normalisation),
+                ImageExamples(test, normalisation),
             )
         )
     card = {
@@ -111,15 +111,9 @@ def pooled(federation: Federation) -> Federation:
     return replace(federation, clients=tuple(clients))
 
 
-def _examples(domains: Domains, share: Share, normalisation: Normalisation) -> ImageExamples:
-    if len(share.rows) == 1:
-        (name, rows), *_ = share.rows.items()
-        split = domains[name].train
-        return ImageExamples(split.images, split.labels, rows, normalisation)
-    parts = [domains[name].train.take(rows) for name, rows in share.rows.items()]
-    images = np.concatenate([part.images for part in parts])
-    labels = np.concatenate([part.labels for part in parts])
-    return ImageExamples(images, labels, np.arange(len(labels)), normalisation)
+def _examples(domains: Domains, share: Share, normalisation: Normalisation) -> Examples:
+    parts = [ImageExamples(domains[name].train.take(rows), normalisation) for name, rows in share.rows.items()]
+    return parts[0] if len(parts) == 1 else PooledExamples(parts)
 
 
 def _manifest(domains: Domains, shares: Sequence[Share]) -> dict[str, Any]:
@@ -128,14 +122,14 @@ def _manifest(domains: Domains, shares: Sequence[Share]) -> dict[str, Any]:
         ids = [domains[name].train.ids[i] for name, rows in share.rows.items() for i in rows]
         clients.append({"id": number, "domain": share.domain, "train": ids})
     tests = {domain.name: list(domain.test.ids) for domain in domains}
-    content = {domain.name: _content_hash(domain) for domain in domains}
+    content = domains.content or "-".join(_content_hash(domain) for domain in domains)
     return _hashed({"dataset": domains.name, "content": content, "clients": clients, "test": tests})
 
 
 def _content_hash(domain: Domain) -> str:
     digest = hashlib.blake2b(digest_size=16)
     for split in (domain.train, domain.test):
-        digest.update(np.ascontiguousarray(split.images).data)
+        digest.update(split.pixels(np.arange(len(split))).data)
         digest.update(np.ascontiguousarray(split.labels).data)
     return digest.hexdigest()
 

@@ -10,29 +10,43 @@ from fedcir.rng import numpy_rng
 
 Images = NDArray[np.uint8]
 Labels = NDArray[np.int64]
+Rows = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class Split:
-    """Images with their labels, and a name for each that stays the same from run to run."""
+    """Samples with their labels, and a name for each that stays the same from run to run."""
 
-    images: Images  # (N, H, W, C)
+    images: Images  # (M, H, W, C): often a whole dataset, mapped from a file, of which `rows` are these samples
     labels: Labels  # (N,)
     ids: Sequence[str]
+    rows: Rows | None = None
+    """Where each sample's image is; all images in their order if not given."""
 
     def __post_init__(self) -> None:
-        if not len(self.images) == len(self.labels) == len(self.ids):
+        if self.rows is None:
+            object.__setattr__(self, "rows", np.arange(len(self.images)))
+        if not len(self.where) == len(self.labels) == len(self.ids):
             raise ValueError(
-                f"{len(self.images)} images, {len(self.labels)} labels and {len(self.ids)} ids do not match"
+                f"{len(self.where)} images, {len(self.labels)} labels and {len(self.ids)} ids do not match"
             )
 
     def __len__(self) -> int:
         return len(self.labels)
 
-    def take(self, indices: Sequence[int] | NDArray[np.int64]) -> "Split":
-        """The samples at these indices, in this order."""
+    @property
+    def where(self) -> Rows:
+        assert self.rows is not None
+        return self.rows
+
+    def pixels(self, indices: Sequence[int] | Rows) -> Images:
+        """A copy of the images of these samples."""
+        return self.images[self.where[np.asarray(indices, dtype=np.int64)]]
+
+    def take(self, indices: Sequence[int] | Rows) -> "Split":
+        """These samples, in this order; no image is copied."""
         chosen = np.asarray(indices, dtype=np.int64)
-        return Split(self.images[chosen], self.labels[chosen], [self.ids[i] for i in chosen])
+        return Split(self.images, self.labels[chosen], [self.ids[i] for i in chosen], self.where[chosen])
 
 
 @dataclass(frozen=True)
@@ -40,6 +54,7 @@ class Domain:
     name: str
     train: Split
     test: Split
+    validation: Split | None = None
 
 
 @dataclass(frozen=True)
@@ -49,6 +64,8 @@ class Domains:
     name: str
     classes: tuple[str, ...]
     domains: tuple[Domain, ...]
+    content: str = ""
+    """A hash of all that is in it, where the source has one; made from the pixels otherwise."""
 
     def __iter__(self) -> Iterator[Domain]:
         return iter(self.domains)

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedcir.data.domains import Images, Labels
+from fedcir.data.domains import Split
 from fedcir.types import InputError
 
 Positions = NDArray[np.int64]
@@ -39,25 +39,22 @@ class Normalisation:
 
 
 class ImageExamples:
-    """Rows of a uint8 array of images; a batch is gathered, moved to the device and only there made float."""
+    """Samples of a split; a batch is gathered as bytes, moved to the device and only there made float."""
 
-    def __init__(self, images: Images, labels: Labels, rows: Positions, normalisation: Normalisation) -> None:
-        self.images = images  # (N, H, W, C)
-        self.labels = labels
-        self.rows = rows
+    def __init__(self, split: Split, normalisation: Normalisation) -> None:
+        self.split = split
         self._scale = torch.tensor([1 / (255 * s) for s in normalisation.std]).view(1, -1, 1, 1)
         self._shift = torch.tensor([-m / s for m, s in zip(normalisation.mean, normalisation.std, strict=True)]).view(
             1, -1, 1, 1
         )
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return len(self.split)
 
     def batch(self, positions: Positions, device: torch.device, layout: torch.memory_format) -> tuple[Tensor, Tensor]:
-        rows = self.rows[positions]
-        pixels = torch.from_numpy(self.images[rows]).to(device).permute(0, 3, 1, 2)  # (B, C, H, W)
+        pixels = torch.from_numpy(self.split.pixels(positions)).to(device).permute(0, 3, 1, 2)  # (B, C, H, W)
         x = pixels.to(torch.float32, memory_format=layout).mul_(self._scale.to(device)).add_(self._shift.to(device))
-        return x, torch.from_numpy(self.labels[rows]).to(device)
+        return x, torch.from_numpy(self.split.labels[positions]).to(device)
 
 
 class PooledExamples:

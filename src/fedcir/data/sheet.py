@@ -35,7 +35,7 @@ def contact_sheet(domains: Domains, columns: int = 20, seed: int = 0) -> Image.I
         draw.text((2 * GAP, top + tile[1] / 2), domain.name, "black", font, anchor="lm")
         for column, index in enumerate(_chosen(domain, shown, seed)):
             if index is not None:
-                picture = _picture(domain.train.images[index]).resize(tile, Image.Resampling.LANCZOS)
+                picture = _picture(domain.train.pixels([index])[0]).resize(tile, Image.Resampling.LANCZOS)
                 sheet.paste(picture, (margin + column * across, top))
     return sheet
 
