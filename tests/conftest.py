@@ -1,6 +1,7 @@
 """A dataset so small that a run takes a fraction of a second, and the two ways to start one."""
 
 import dataclasses
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -13,6 +14,16 @@ import pytest
 from fedcir.algorithms import algorithm_class
 from fedcir.config import Config, config_from, merged, parse_assignment
 from fedcir.simulate import open_run
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Prepared images go into a folder of this test session, which its processes share."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "fedcir-cache"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FEDCIR_CACHE", str(folder))
+        yield folder
 
 
 def _write_domain(path: Path, *, seed: int = 0, classes: int = 3, train: int = 24, test: int = 12) -> Path:

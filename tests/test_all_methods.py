@@ -62,8 +62,8 @@ def with_small_clients(config: Config) -> Federation:
     whole, plain, single = federation.clients
     assert isinstance(plain.train, ImageExamples)
     assert isinstance(single.train, ImageExamples)
-    plain.train.rows = plain.train.rows[plain.train.labels == 2]
-    single.train.rows = single.train.rows[:1]
+    plain.train.split = plain.train.split.take(np.flatnonzero(plain.train.split.labels == 2))
+    single.train.split = single.train.split.take([0])
     return replace(federation, clients=(whole, plain, single))
 
 

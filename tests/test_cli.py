@@ -189,7 +189,7 @@ def test_a_dataset_that_needs_a_root_says_so(fedcir: Command, place: Path) -> No
         (["data", "nope"], ["'nope'"]),
         (["--verbos"], ["--verbos"]),
         (["algorithms", "fedavgg"], ["'fedavgg'", "did you mean 'fedavg'?"]),
-        (["data", "show", "nope"], ["'nope'", "arrays, minidigits"]),
+        (["data", "show", "nope"], ["'nope'", "arrays, camelyon17"]),
         (["data", "show", "arrays"], ["--data-root"]),
         (["compare", "--seeds", "x"], ["--seeds", "'x'"]),
         (["compare", "--seeds", "0,-1"], ["run.seed", "-1"]),

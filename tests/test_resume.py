@@ -63,7 +63,7 @@ PARTIAL = ("server.active=2", "server.rounds=4", "partition.scheme=dirichlet", "
 
 @pytest.mark.parametrize("settings", [("server.rounds=4",), PARTIAL], ids=["all active", "some active"])
 @pytest.mark.parametrize("algorithm", algorithms.names())
-def test_a_run_stopped_after_any_round_ends_as_if_it_had_not_been(  # noqa: PLR0917 (fixtures)
+def test_a_run_stopped_after_any_round_ends_as_if_it_had_not_been(
     tiny: Tiny, train: Train, reference: References, tmp_path: Path, algorithm: str, settings: tuple[str, ...]
 ) -> None:
     whole = reference(algorithm, *settings)
@@ -200,7 +200,7 @@ def test_a_folder_with_a_run_is_refused_without_resume(
         ("model.width=3", "model.width=2, not 3"),
     ],
 )
-def test_another_config_is_refused_by_the_name_of_the_setting(  # noqa: PLR0917 (fixtures)
+def test_another_config_is_refused_by_the_name_of_the_setting(
     tiny: Tiny, train: Train, reference: References, tmp_path: Path, change: str, named: str
 ) -> None:
     out = tmp_path / "run"

@@ -33,7 +33,9 @@ class DataConfig:
     image_size: int | None = None
     """Images are made squares of so many pixels; 128 if not given, and as they are for arrays and minidigits."""
     classes: tuple[str, ...] | None = None
-    """Only these classes; all if not given, for domainnet the ten that the field uses."""
+    """Only these classes; all if not given. For domainnet the ten that the field uses, unless it says "all"."""
+    columns: tuple[str, ...] = ("image", "label", "domain")
+    """The columns of image, label and domain (hub)."""
     train_per_domain: int | None = None
     """At most this many training images a domain, classes in their shares."""
     test_fraction: float = 0.2
@@ -51,8 +53,10 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class PartitionConfig:
-    scheme: Literal["domain", "dirichlet", "iid"] = "domain"
-    """One client a domain; Dirichlet(beta) over labels within each domain; or all data spread evenly."""
+    scheme: Literal["domain", "dirichlet", "iid", "csv"] = "domain"
+    """One client a domain; Dirichlet(beta) over labels within each; all data spread evenly; or as a file says."""
+    file: str | None = None
+    """A CSV file with the columns path and client: who holds what (csv)."""
     clients: int | None = None
     """How many clients; one a domain if not given."""
     beta: float = 0.5
@@ -68,6 +72,12 @@ class PartitionConfig:
         if self.beta > 1e6:  # numpy's Dirichlet overflows far above
             raise InputError(f"partition.beta must be at most 1e6, which is as even as can be, got {self.beta}")
         require_at_least("partition.min_samples", self.min_samples, 1)
+        if (self.scheme == "csv") != (self.file is not None):
+            raise InputError("partition.scheme=csv and partition.file=FILE.csv go together: give both")
+        if self.scheme == "csv" and self.clients is not None:
+            raise InputError(
+                f"partition.clients is {self.clients}, but {self.file} says who the clients are: leave it out"
+            )
 
 
 @dataclass(frozen=True)
@@ -101,6 +111,8 @@ class LocalConfig:
     weight_decay: float = 5e-4
     schedule: Literal["constant", "cosine"] = "constant"
     """The learning rate over the rounds."""
+    augment: tuple[Literal["flip", "crop", "colour"], ...] = ()
+    """Training images are changed at random: mirrored, cut, or in their colours. Not done in the paper."""
 
     def __post_init__(self) -> None:
         require_at_least("local.steps", self.steps, 1)
@@ -285,6 +297,8 @@ def _typed(value: Any, hint: Any, name: str) -> Any:
             raise InputError(f"{name} cannot be {value!r}; {nearest(str(value), get_args(hint))}")
         return value
     if get_origin(hint) is tuple:  # tuple[X, ...]
+        if isinstance(value, str):  # --set data.classes=cat,dog
+            value = [each.strip() for each in value.split(",") if each.strip()]
         if not isinstance(value, list | tuple):
             raise InputError(f"{name} must be a list, got {value!r}")
         return tuple(_typed(each, get_args(hint)[0], name) for each in value)

@@ -4,18 +4,20 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 from fedcir.config import Config
+from fedcir.data.decode import OnFile
 from fedcir.data.domains import Domain, Domains
 from fedcir.data.examples import DatasetExamples, Examples, ImageExamples, Normalisation, PooledExamples
 from fedcir.data.sources import open_dataset
 from fedcir.models.cnn import SMALLEST
 from fedcir.models.task import Task, image_task, module_task
-from fedcir.partition import Share, partition
+from fedcir.partition import Share, partition, read_owners
 from fedcir.types import InputError
 
 
@@ -27,6 +29,8 @@ class Client:
     domain: str
     train: Examples | None
     test: Examples
+    validation: Examples | None = None
+    """What the best round is picked on, where images were set aside for it."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,8 @@ class Federation:
     card: dict[str, Any]
     """What a user of the model must know: classes, size, normalisation. It goes into the model's file."""
     manifest: dict[str, Any]
+    notes: tuple[str, ...] = ()
+    """What its user should know about the data."""
 
     @property
     def trainers(self) -> tuple[int, ...]:
@@ -51,11 +57,20 @@ class Federation:
         return {client: domain for domain, client in first.items()}
 
 
-def open_federation(config: Config) -> Federation:
-    """Open the configured dataset and deal it out."""
+def deal(config: Config, on_file: OnFile | None = None) -> tuple[Domains, list[Share]]:
+    """The configured dataset, and who holds what of it."""
     seed = config.run.seed
-    domains = open_dataset(config.data, seed)
-    shares = partition(config.partition, {domain.name: domain.train.labels for domain in domains}, seed)
+    domains = open_dataset(config.data, seed, on_file)
+    ids = {domain.name: domain.train.ids for domain in domains}
+    shares = partition(config.partition, {domain.name: domain.train.labels for domain in domains}, seed, ids)
+    if config.partition.file is not None:
+        domains = replace(domains, notes=(*domains.notes, *_unmatched(config.partition.file, domains)))
+    return domains, shares
+
+
+def open_federation(config: Config, on_file: OnFile | None = None) -> Federation:
+    """Open the configured dataset and deal it out."""
+    domains, shares = deal(config, on_file)
     height, width, channels = domains.image_shape
     if config.model.name == "cnn" and min(height, width) < SMALLEST:
         raise InputError(
@@ -64,15 +79,10 @@ def open_federation(config: Config) -> Federation:
     normalisation = Normalisation.of_channels(channels)
     clients = []
     for number, share in enumerate(shares):
-        test = domains[share.domain].test
-        clients.append(
-            Client(
-                number,
-                share.domain,
-                _examples(domains, share, normalisation) if share.rows else None,
-                ImageExamples(test, normalisation),
-            )
-        )
+        home = domains[share.domain]
+        train = _examples(domains, share, normalisation) if share.rows else None
+        validation = None if home.validation is None or train is None else ImageExamples(home.validation, normalisation)
+        clients.append(Client(number, share.domain, train, ImageExamples(home.test, normalisation), validation))
     card = {
         "classes": list(domains.classes),
         "image_size": height,
@@ -80,8 +90,8 @@ def open_federation(config: Config) -> Federation:
         "mean": list(normalisation.mean),
         "std": list(normalisation.std),
     }
-    task = image_task(config.model, len(domains.classes), channels, seed)
-    return Federation(domains.name, tuple(clients), task, card, _manifest(domains, shares))
+    task = image_task(config.model, len(domains.classes), channels, config.run.seed)
+    return Federation(domains.name, tuple(clients), task, card, manifest_of(domains, shares), domains.notes)
 
 
 def federation_of(
@@ -116,14 +126,34 @@ def _examples(domains: Domains, share: Share, normalisation: Normalisation) -> E
     return parts[0] if len(parts) == 1 else PooledExamples(parts)
 
 
-def _manifest(domains: Domains, shares: Sequence[Share]) -> dict[str, Any]:
+def manifest_of(domains: Domains, shares: Sequence[Share]) -> dict[str, Any]:
+    """Every client's samples by name, and a hash of it all: the same for the same data, settings and seed anywhere."""
     clients = []
     for number, share in enumerate(shares):
         ids = [domains[name].train.ids[i] for name, rows in share.rows.items() for i in rows]
-        clients.append({"id": number, "domain": share.domain, "train": ids})
-    tests = {domain.name: list(domain.test.ids) for domain in domains}
-    content = domains.content or "-".join(_content_hash(domain) for domain in domains)
-    return _hashed({"dataset": domains.name, "content": content, "clients": clients, "test": tests})
+        name = {"name": share.name} if share.name else {}
+        clients.append({"id": number, **name, "domain": share.domain, "train": ids})
+    manifest: dict[str, Any] = {
+        "dataset": domains.name,
+        "content": domains.content or "-".join(_content_hash(domain) for domain in domains),
+        "clients": clients,
+        "test": {domain.name: list(domain.test.ids) for domain in domains},
+    }
+    aside = {domain.name: list(domain.validation.ids) for domain in domains if domain.validation is not None}
+    return _hashed({**manifest, "validation": aside} if aside else manifest)
+
+
+def _unmatched(file: str, domains: Domains) -> list[str]:
+    """What a file of owners leaves open."""
+    owners = read_owners(Path(file))
+    train = {name for domain in domains for name in domain.train.ids}
+    others = {name for d in domains for split in (d.test, d.validation) if split is not None for name in split.ids}
+    notes = []
+    if unknown := [name for name in owners if name not in train and name not in others]:
+        notes.append(f"{file} names {len(unknown)} paths that are not there or left out, the first is {unknown[0]!r}")
+    if unowned := sorted(train - owners.keys()):
+        notes.append(f"{len(unowned)} training images are in no row of {file}, the first is {unowned[0]!r}")
+    return notes
 
 
 def _content_hash(domain: Domain) -> str:

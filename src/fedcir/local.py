@@ -13,6 +13,7 @@ from fedcir.algorithm import Algorithm, Batch
 from fedcir.arrays import is_statistic, snapshot
 from fedcir.config import LocalConfig
 from fedcir.cost import step_flops
+from fedcir.data.augment import augment
 from fedcir.data.examples import Examples
 from fedcir.federation import Client
 from fedcir.rng import numpy_rng, torch_rng
@@ -74,8 +75,10 @@ def fit(worker: Worker, client: Client, received: Groups, kept: Groups, round: i
     sums: Arrays = {}
     flops = 0
     rng = numpy_rng(worker.seed, "batches", round, client.id)
+    changes = torch_rng(worker.seed, "augment", round, client.id)
     for positions in batches(len(client.train), worker.local.batch_size, worker.local.steps, rng):
         x, y = client.train.batch(positions, worker.device, worker.layout)
+        x = augment(x, worker.local.augment, changes)
         if not flops:
             flops = _counted_flops(worker, x, y, ctx)
         losses = algorithm.local_loss(modules, x, y, ctx)
@@ -106,13 +109,20 @@ def evaluate(worker: Worker, client: Client, received: Groups, kept: Groups, rou
         _estimate_statistics(worker, client)
     for module in worker.modules.values():
         module.eval()
+    metrics = _tested(worker, client.test, ctx)
+    if client.validation is not None:
+        aside = _tested(worker, client.validation, ctx)
+        metrics |= {f"validation/{name}": value for name, value in aside.items()}
+    return ClientReply(client.id, len(client.test), {}, metrics)
+
+
+def _tested(worker: Worker, data: Examples, ctx: LocalContext) -> dict[str, float]:
     correct, loss = 0, 0.0
-    for x, y in in_order(worker, client.test):
+    for x, y in in_order(worker, data):
         logits = worker.algorithm.predict(worker.modules, x, ctx)
         correct += int((logits.argmax(-1) == y).sum())
         loss += float(F.cross_entropy(logits, y, reduction="sum"))
-    count = len(client.test)
-    return ClientReply(client.id, count, {}, {"correct": float(correct), "count": float(count), "loss": loss / count})
+    return {"correct": float(correct), "count": float(len(data)), "loss": loss / len(data)}
 
 
 def in_order(worker: Worker, data: Examples) -> Iterator[Batch]:

@@ -21,6 +21,7 @@ class Options:
     config: Annotated[Path | None, typer.Argument(help="A TOML file of settings.", show_default=False)] = None
     dataset: Annotated[str | None, typer.Option(help="Name of the dataset (`fedcir data list`).")] = None
     data_root: Annotated[Path | None, typer.Option(help="Folder that holds the dataset.")] = None
+    image_size: Annotated[int | None, typer.Option(help="Pixels of a side; 128 by default for image files.")] = None
     preset: Annotated[str | None, typer.Option(help="Settings of the paper for a dataset, such as pacs.")] = None
     model: Annotated[str | None, typer.Option(help="Backbone: cnn or resnet18.")] = None
     rounds: Annotated[int | None, typer.Option(help="Rounds of training.")] = None
@@ -70,12 +71,13 @@ class Options:
         return config
 
 
-OWN_DATA = ("arrays",)
+OWN_DATA = ("arrays", "folders", "hub")
 """Datasets that hold anything, so that any preset may be tried on them."""
 
 _PLACES = {
     "dataset": "data.name",
     "data_root": "data.root",
+    "image_size": "data.image_size",
     "model": "model.name",
     "rounds": "server.rounds",
     "local_steps": "local.steps",

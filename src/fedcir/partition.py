@@ -1,7 +1,9 @@
 """Who holds what: pure functions from labels to the rows of each client."""
 
-from collections.abc import Mapping
+import csv
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,38 +22,60 @@ class Share:
 
     domain: str
     rows: Mapping[str, Rows]
+    name: str = ""
+    """What its owner calls it, where a file says who holds what."""
+
+    def counts(self, labels: Mapping[str, Labels], classes: int) -> NDArray[np.int64]:
+        """How many samples of each class it holds."""
+        held = [labels[domain][rows] for domain, rows in self.rows.items()]
+        return np.bincount(np.concatenate([np.empty(0, np.int64), *held]), minlength=classes)
 
 
-def partition(config: PartitionConfig, labels: Mapping[str, Labels], seed: int) -> list[Share]:
-    """The shares of a configured scheme, in the order of client numbers; a held-out domain comes last."""
+def partition(
+    config: PartitionConfig, labels: Mapping[str, Labels], seed: int, ids: Mapping[str, Sequence[str]] | None = None
+) -> list[Share]:
+    """The shares of a configured scheme, in the order of client numbers.
+
+    Domains that no client stands for, such as a held-out one, come last. `ids` name the samples, as a file needs.
+    """
     held_out = config.hold_out
     if held_out is not None and held_out not in labels:
         raise InputError(f"partition.hold_out: no domain {held_out!r}; there are {', '.join(labels)}")
     kept = {name: values for name, values in labels.items() if name != held_out}
     if not kept:
         raise InputError(f"partition.hold_out: {held_out!r} is the only domain, nothing is left to train on")
-    clients = len(kept) if config.clients is None else config.clients
-    if clients < len(kept):
-        raise InputError(f"partition.clients must be at least the number of domains, {len(kept)}, got {clients}")
-    if config.scheme == "domain":
-        if clients != len(kept):
-            raise InputError(
-                f"partition.clients is {clients} for {len(kept)} domains: "
-                "use --set partition.scheme=dirichlet to split a domain between clients"
-            )
-        shares = by_domain(kept)
-    elif config.scheme == "dirichlet":
-        shares = dirichlet_within_domain(kept, clients, config.beta, config.min_samples, seed)
-    else:
-        shares = iid(kept, clients, seed)
+    shares = _shares(config, kept, seed, ids)
     for number, share in enumerate(shares):
         size = sum(len(rows) for rows in share.rows.values())
         if size < config.min_samples:
             raise InputError(
-                f"client {number} would hold {size} images, below partition.min_samples={config.min_samples}: "
-                "lower --clients"
+                f"client {share.name or number} would hold {size} images, "
+                f"below partition.min_samples={config.min_samples}: "
+                + (f"mend {config.file}" if config.file else "lower --clients")
             )
-    return shares if held_out is None else [*shares, Share(held_out, {})]
+    spoken_for = {share.domain for share in shares}
+    return [*shares, *(Share(name, {}) for name in labels if name not in spoken_for)]
+
+
+def _shares(
+    config: PartitionConfig, labels: Mapping[str, Labels], seed: int, ids: Mapping[str, Sequence[str]] | None
+) -> list[Share]:
+    if config.file is not None:
+        assert ids is not None
+        return by_owner(read_owners(Path(config.file)), {name: ids[name] for name in labels})
+    clients = len(labels) if config.clients is None else config.clients
+    if clients < len(labels):
+        raise InputError(f"partition.clients must be at least the number of domains, {len(labels)}, got {clients}")
+    if config.scheme == "dirichlet":
+        return dirichlet_within_domain(labels, clients, config.beta, config.min_samples, seed)
+    if config.scheme == "iid":
+        return iid(labels, clients, seed)
+    if clients != len(labels):
+        raise InputError(
+            f"partition.clients is {clients} for {len(labels)} domains: "
+            "use --set partition.scheme=dirichlet to split a domain between clients"
+        )
+    return by_domain(labels)
 
 
 def by_domain(labels: Mapping[str, Labels]) -> list[Share]:
@@ -94,6 +118,44 @@ def iid(labels: Mapping[str, Labels], clients: int, seed: int) -> list[Share]:
         held = {name: np.sort(rows[piece[owners[piece] == i]]) for i, name in enumerate(names)}
         shares.append(Share(names[client % len(names)], {name: part for name, part in held.items() if len(part)}))
     return shares
+
+
+def by_owner(owners: Mapping[str, str], ids: Mapping[str, Sequence[str]]) -> list[Share]:
+    """A client for each owner, in the order of their first mention. It stands for the domain it holds most of."""
+    held: dict[str, dict[str, list[int]]] = {owner: {} for owner in owners.values()}
+    for domain, names in ids.items():
+        for row, name in enumerate(names):
+            if name in owners:
+                held[owners[name]].setdefault(domain, []).append(row)
+    shares = []
+    for owner, rows in held.items():
+        most = max(rows, key=lambda domain: len(rows[domain]), default=next(iter(ids)))
+        shares.append(Share(most, {domain: np.array(some) for domain, some in rows.items()}, owner))
+    return shares
+
+
+def read_owners(path: Path) -> dict[str, str]:
+    """Client by path, from a CSV file with columns of these names."""
+    owners: dict[str, str] = {}
+    try:
+        with open(path, newline="", encoding="utf-8-sig") as file:
+            reader = csv.DictReader(file, strict=True)
+            if not {"path", "client"} <= set(reader.fieldnames or ()):
+                raise InputError(
+                    f"partition.file: {path} has the columns {', '.join(reader.fieldnames or ('none',))}; "
+                    "it needs path and client"
+                )
+            for row in reader:
+                name, client = row["path"], row["client"]
+                if not name or not client:
+                    raise InputError(f"partition.file: {path}, line {reader.line_num} lacks a path or a client")
+                if owners.setdefault(name, client) != client:
+                    raise InputError(f"partition.file: {path} gives {name!r} to {owners[name]!r} and to {client!r}")
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise InputError(f"partition.file: cannot read {path}: {error}") from error
+    if not owners:
+        raise InputError(f"partition.file: {path} holds no row")
+    return owners
 
 
 def _top_up(parts: list[Rows], least: int, rng: np.random.Generator) -> list[Rows]:

@@ -11,12 +11,56 @@ from rich.progress import (
     MofNCompleteColumn,
     Progress,
     TaskID,
+    TaskProgressColumn,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
 
 from fedcir.types import RoundRecord
+
+
+class Meter:
+    """Shows how much of one long task is done, once it takes longer than a moment; with `quiet` it shows nothing."""
+
+    PATIENCE = 0.5
+
+    def __init__(self, what: str, quiet: bool, unit: str = "") -> None:
+        self._what, self._unit = what, unit
+        self._console = Console(stderr=True)
+        self._quiet = quiet
+        self._started = self._said = time.monotonic()
+        self._bars: Progress | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if self._bars is not None:
+            self._bars.stop()
+            self._bars = None
+
+    def show(self, done: int, total: int | None, what: str | None = None) -> None:
+        now = time.monotonic()
+        if self._quiet or now - self._started < self.PATIENCE:
+            return
+        what = what or self._what
+        if not self._console.is_terminal:
+            if now - self._said > 10 * self.PATIENCE:
+                self._said = now
+                print(f"{what}: {done:,}{self._unit}{'' if total is None else f' of {total:,}'}", file=sys.stderr)
+            return
+        if self._bars is None:
+            columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TaskProgressColumn())
+            self._bars = Progress(*columns, TimeRemainingColumn(), console=self._console, transient=True)
+            self._bars.add_task(what, total=total)
+            self._bars.start()
+        self._bars.update(self._bars.task_ids[0], completed=done, total=total, description=what)
 
 
 class Display:

@@ -89,15 +89,14 @@ class RunFolder:
     def append(self, record: RoundRecord) -> None:
         path = self.path / "rounds.jsonl"
         with _naming(path), open(path, "a", encoding="utf-8") as file:
-            file.write(json.dumps(asdict(record), ensure_ascii=False) + "\n")
+            file.write(_line(record))
 
     def rewind(self, round: int) -> list[RoundRecord]:
         """Forget the rounds after this one, which will be done again; gives those that stay."""
         for leftover in (*self.path.glob(".*.tmp"), *(self.path / "checkpoint").glob(".*.tmp")):
             leftover.unlink()
         records = [record for record in self.records() if record.round <= round]
-        lines = (json.dumps(asdict(record), ensure_ascii=False) + "\n" for record in records)
-        write(self.path / "rounds.jsonl", "".join(lines))
+        write(self.path / "rounds.jsonl", "".join(_line(record) for record in records))
         with contextlib.suppress(FileNotFoundError):
             (self.path / "summary.json").unlink()
         return records
@@ -211,6 +210,12 @@ def _naming(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def _line(record: RoundRecord) -> str:
+    """A line of rounds.jsonl; it tells of validation images only where there are some."""
+    values = {name: value for name, value in asdict(record).items() if name != "validation" or value is not None}
+    return json.dumps(values, ensure_ascii=False) + "\n"
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -25,6 +25,9 @@ from fedcir.types import (
     ServerState,
 )
 
+_Counts = dict[str, tuple[int, int]]
+"""Correct answers and samples by domain."""
+
 
 class Transport(Protocol):
     """Carries a state to clients and their replies back, in any order."""
@@ -50,6 +53,8 @@ class Session:
     state: ServerState
     records: list[RoundRecord] = field(default_factory=list)
     folder: RunFolder | None = None
+    notes: tuple[str, ...] = ()
+    """What the user should know about the data."""
 
     @property
     def finished(self) -> bool:
@@ -109,7 +114,8 @@ def sample_cohort(trainers: Sequence[int], active: int, seed: int, round: int) -
 def summarise(session: Session) -> dict[str, Any]:
     """The content of summary.json."""
     evaluated = [record for record in session.records if record.accuracy is not None]
-    best = max(evaluated, key=lambda record: (record.accuracy_mean or 0.0, -record.round), default=None)
+    aside = any(record.validation for record in evaluated)
+    best = max(evaluated, key=lambda record: (_to_pick_by(record, aside), -record.round), default=None)
     total = {
         name: sum(getattr(record, name) for record in session.records) for name in ("bytes_down", "bytes_up", "flops")
     }
@@ -123,9 +129,16 @@ def summarise(session: Session) -> dict[str, Any]:
         "seed": session.config.run.seed,
         "rounds": session.state.round,
         "final": _accuracies(evaluated[-1]) if evaluated else None,
-        "best": {**_accuracies(best), "picked_on": "test"} if best is not None else None,
+        "best": {**_accuracies(best), "picked_on": "validation" if aside else "test"} if best is not None else None,
         "cost": {**total, "seconds": seconds},
     }
+
+
+def _to_pick_by(record: RoundRecord, aside: bool) -> float:
+    """Mean accuracy over domains, on validation images where there are any."""
+    if not aside:
+        return record.accuracy_mean or 0.0
+    return sum(record.validation.values()) / len(record.validation) if record.validation else 0.0
 
 
 def _round(session: Session, transport: Transport) -> tuple[RoundRecord, ServerState]:
@@ -143,9 +156,10 @@ def _round(session: Session, transport: Transport) -> tuple[RoundRecord, ServerS
         raise InputError(f"round {round}: {name} is not finite after the server's step; lower its learning rate")
     _add(seconds, "server", started, less=seconds["train"])
     measured = time.perf_counter()
-    tests = {}
+    tests: _Counts = {}
+    aside: _Counts = {}
     if round % server.eval_every == 0 or round == server.rounds:
-        tests = _test(session, transport, state, collected.dropped)
+        tests, aside = _test(session, transport, state, collected.dropped)
     _add(seconds, "evaluate", measured)
     accuracy = {domain: correct / count for domain, (correct, count) in tests.items()}
     record = RoundRecord(
@@ -160,6 +174,7 @@ def _round(session: Session, transport: Transport) -> tuple[RoundRecord, ServerS
         flops=collected.flops,
         seconds=seconds,
         dropped=collected.dropped,
+        validation={domain: correct / count for domain, (correct, count) in aside.items()} or None,
     )
     return record, state
 
@@ -234,17 +249,20 @@ def _in_order(replies: Iterable[ClientReply | Dropped], cohort: Sequence[int]) -
 
 def _test(
     session: Session, transport: Transport, state: ServerState, dropped: dict[str, str]
-) -> dict[str, tuple[int, int]]:
-    """Correct answers and samples by domain, in the order of the clients that test."""
+) -> tuple[_Counts, _Counts]:
+    """Correct answers and samples by domain, in the order of the clients that test: of test and validation images."""
     cohort = sorted(session.evaluators)
-    tests = {}
+    tests: _Counts = {}
+    aside: _Counts = {}
     for reply in _in_order(transport.evaluate(state, cohort), cohort):
         if isinstance(reply, Dropped):
             dropped.setdefault(str(reply.client_id), f"evaluation: {reply.reason}")
         else:
-            counts = int(reply.metrics["correct"]), int(reply.metrics["count"])
-            tests[session.evaluators[reply.client_id]] = counts
-    return tests
+            domain, metrics = session.evaluators[reply.client_id], reply.metrics
+            tests[domain] = int(metrics["correct"]), int(metrics["count"])
+            if "validation/count" in metrics:
+                aside[domain] = int(metrics["validation/correct"]), int(metrics["validation/count"])
+    return tests, aside
 
 
 def _timed(replies: Iterable[ClientReply | Dropped], seconds: dict[str, float]) -> Iterator[ClientReply | Dropped]:

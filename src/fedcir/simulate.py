@@ -12,6 +12,7 @@ from fedcir.algorithm import Algorithm
 from fedcir.algorithms import make_algorithm
 from fedcir.arrays import is_statistic
 from fedcir.config import AlgorithmConfig, Config, ModelConfig, build, config_tables
+from fedcir.data.decode import OnFile
 from fedcir.federation import Client, Federation, open_federation, pooled
 from fedcir.local import Worker, evaluate, fit
 from fedcir.records import GENERATIONS, ClientStore, RunFolder
@@ -20,7 +21,7 @@ from fedcir.types import ClientReply, InputError, RoundRecord, ServerState
 
 Rounds = Generator[RoundRecord, None, None]
 
-MAY_DIFFER = {"server.rounds", "server.checkpoint_every", "data.root", "run.device"}
+MAY_DIFFER = {"server.rounds", "server.checkpoint_every", "data.root", "data.lists", "partition.file", "run.device"}
 """Settings that a resume may change."""
 
 
@@ -45,10 +46,15 @@ class SerialTransport:
 
 
 @contextmanager
-def open_run(config: Config, out: Path | None = None, resume: bool = False) -> Iterator[tuple[Session, Rounds]]:
-    """A configured run, and its rounds for the caller to go through. With `out` it is kept in that folder."""
+def open_run(
+    config: Config, out: Path | None = None, resume: bool = False, on_file: OnFile | None = None
+) -> Iterator[tuple[Session, Rounds]]:
+    """A configured run, and its rounds for the caller to go through. With `out` it is kept in that folder.
+
+    `on_file` is told of images that are decoded, where the dataset has not been prepared.
+    """
     algorithm = make_algorithm(config.algorithm)
-    federation = open_federation(config)
+    federation = open_federation(config, on_file)
     if keeps_statistics(config, algorithm) and config.partition.hold_out is not None:
         raise InputError("model.batchnorm=local needs training data at every site: it does not go with --hold-out")
     with open_rounds(resolve(config, algorithm, federation), algorithm, federation, out, resume) as opened:
@@ -139,6 +145,7 @@ def open_session(
         evaluators=federation.evaluators,
         card={**federation.card, **_model_card(config)},
         state=ServerState(0, {}),
+        notes=federation.notes,
     )
     session.state = algorithm.start(modules, session.context(0))
     if keeps_statistics(config, algorithm):

@@ -98,6 +98,8 @@ class RoundRecord:
     flops: int
     seconds: dict[str, float]
     dropped: dict[str, str]
+    validation: dict[str, float] | None = None
+    """Accuracy by domain on the images that were set aside to pick the best round on."""
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> "RoundRecord":

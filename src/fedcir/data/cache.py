@@ -8,31 +8,43 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from fedcir.data.decode import OnFile, decode_files
 from fedcir.data.domains import Images
-from fedcir.data.pictures import read_picture
+from fedcir.data.items import Pictures
 from fedcir.types import InputError
 
 VERSION = 1  # of how images are decoded: another version is another cache
-
-OnFile = Callable[[int, int], None]
-"""Told how many files are done, of how many."""
 
 
 @dataclass(frozen=True)
 class Prepared:
     images: Images  # (N, size, size, 3), mapped
-    digests: list[str]
+    digests: NDArray[np.void]
     """A hash of each file's content: equal files have equal ones."""
     content: str
     """A hash of everything."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What the cache holds of one dataset at one size."""
+
+    path: Path
+    dataset: str
+    root: str
+    images: int
+    size: int
+    bytes: int
 
 
 def cache_folder() -> Path:
@@ -43,92 +55,114 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedcir"
 
 
-def cache_bytes() -> int:
-    return sum(path.stat().st_size for path in cache_folder().rglob("*") if path.is_file())
+def cache_entries() -> list[Entry]:
+    """All that is prepared."""
+    entries = []
+    for folder in sorted(cache_folder().glob("prepared-*")):
+        with suppress(OSError, ValueError, TypeError):
+            about = json.loads((folder / "about.json").read_text(encoding="utf-8"))
+            taken = sum(path.stat().st_size for path in folder.iterdir())
+            entries.append(Entry(folder, **about, bytes=taken))
+    return entries
 
 
 def clear_cache() -> int:
-    """Remove everything that was prepared; gives the bytes that were freed."""
-    freed = cache_bytes()
-    shutil.rmtree(cache_folder(), ignore_errors=True)
+    """Remove what fedcir has put there, half-built leftovers too; gives the bytes that were freed."""
+    freed = 0
+    for kind in ("prepared-*", "seen-*", "build-*"):
+        for path in cache_folder().glob(kind):
+            files = [each for each in path.rglob("*") if each.is_file()] if path.is_dir() else [path]
+            freed += sum(each.stat().st_size for each in files)
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
     return freed
 
 
-def prepare(root: Path, names: Sequence[str], size: int, on_file: OnFile | None = None) -> Prepared:
-    """The images of these files below `root`, from the cache or into it."""
-    seen = _seen(root, names, size)
+def prepare(name: str, root: str, pictures: Pictures, size: int, on_file: OnFile | None = None) -> Prepared:
+    """The images of a dataset, from the cache or into it."""
+    key = json.dumps([VERSION, size, pictures.fingerprint()])
+    seen = hashlib.blake2b(key.encode(), digest_size=16).hexdigest()
     folder = cache_folder()
-    with _writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
     prepared = _open(folder, seen)
     if prepared is None:
-        with _writing(folder), _alone(folder / f"{seen}.lock"):
-            prepared = _open(folder, seen)  # another process may have built it while this one waited
-            if prepared is None:
-                _build(folder, seen, root, names, size, on_file)
-                prepared = _open(folder, seen)
+        with _writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            with _alone(folder / f"build-{seen}.lock"):
+                prepared = _open(folder, seen)  # another process may have built it while this one waited
+                if prepared is None:
+                    about = {"dataset": name, "root": root, "images": len(pictures.items), "size": size}
+                    _build(folder, seen, pictures, about, on_file)
+                    prepared = _open(folder, seen)
     assert prepared is not None
     return prepared
 
 
-def _seen(root: Path, names: Sequence[str], size: int) -> str:
-    """A hash of what the files look like from outside."""
-    digest = hashlib.blake2b(json.dumps([VERSION, size, str(root.resolve())]).encode(), digest_size=16)
-    for name in names:
-        status = os.stat(root / name)
-        digest.update(f"{name}\0{status.st_size}\0{status.st_mtime_ns}\n".encode(errors="surrogateescape"))
-    return digest.hexdigest()
-
-
 def _open(folder: Path, seen: str) -> Prepared | None:
     try:
-        content = (folder / f"{seen}.content").read_text(encoding="ascii")
-        digests = json.loads((folder / content / "digests.json").read_text(encoding="ascii"))
-        images = np.load(folder / content / "images.npy", mmap_mode="r")
+        content = (folder / f"seen-{seen}").read_text(encoding="ascii")
     except (OSError, ValueError):
         return None
+    return _read(folder / f"prepared-{content}")
+
+
+def _read(place: Path) -> Prepared | None:
+    """What is prepared there, if all of it is."""
+    try:
+        digests = np.load(place / "digests.npy")
+        images = np.load(place / "images.npy", mmap_mode="r")
+    except (OSError, ValueError, EOFError):
+        return None
+    content = place.name.removeprefix("prepared-")
     return Prepared(images, digests, content) if len(images) == len(digests) else None
 
 
-def _build(folder: Path, seen: str, root: Path, names: Sequence[str], size: int, on_file: OnFile | None) -> None:
+def _build(folder: Path, seen: str, pictures: Pictures, about: dict[str, Any], on_file: OnFile | None) -> None:
     """Decode everything into a folder beside, then move it to its place."""
-    beside = folder / f"{seen}.tmp"
+    beside = folder / f"build-{seen}"
     shutil.rmtree(beside, ignore_errors=True)  # of a process that was killed
     beside.mkdir()
     try:
-        shape = (len(names), size, size, 3)
+        size = int(about["size"])
+        shape = (len(pictures.items), size, size, 3)
         images = np.lib.format.open_memmap(beside / "images.npy", mode="w+", dtype=np.uint8, shape=shape)
-        with open(beside / "images.npy", "r+b") as file:
-            os.posix_fallocate(file.fileno(), 0, images.offset + images.nbytes)  # a full disk is an error, not a crash
-
-        def decode(index: int) -> str:
-            path = root / names[index]
-            try:
-                images[index] = read_picture(path, size)
-            except Exception as error:  # Pillow raises nearly anything on a damaged file
-                raise InputError(
-                    f"{path} is not a readable image: {error}; `fedcir data check` lists all such"
-                ) from error
-            return hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()
-
-        digests = []
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            for digest in pool.map(decode, range(len(names))):
-                digests.append(digest)
-                if on_file is not None:
-                    on_file(len(digests), len(names))
-        images.flush()
-        content = hashlib.blake2b(
-            json.dumps([VERSION, size, list(names), digests]).encode(), digest_size=16
-        ).hexdigest()
-        (beside / "digests.json").write_text(json.dumps(digests), encoding="ascii")
-        if not (folder / content).exists():
-            os.replace(beside, folder / content)
-        pointer = folder / f"{seen}.content.tmp"
+        if hasattr(os, "posix_fallocate"):
+            with open(beside / "images.npy", "r+b") as file:  # a full disk is an error now, not a crash later
+                os.posix_fallocate(file.fileno(), 0, images.offset + images.nbytes)
+        del images
+        with tempfile.TemporaryDirectory(dir=beside) as staging:
+            paths = pictures.paths(Path(staging))
+            looks = decode_files(paths, size, beside / "images.npy", on_file)
+        bad = [(item.name, look.error) for item, look in zip(pictures.items, looks, strict=True) if look.error]
+        if bad:
+            others = f" (and {len(bad) - 1} more; `fedcir data check` lists them)" if len(bad) > 1 else ""
+            raise InputError(
+                f"{about['root']}/{bad[0][0]} is not a readable image: {bad[0][1]}{others}; mend or remove it"
+            )
+        digests = [look.digest for look in looks]
+        names = [item.name for item in pictures.items]
+        key = json.dumps([VERSION, size, names, digests])
+        content = hashlib.blake2b(key.encode(), digest_size=16).hexdigest()
+        np.save(beside / "digests.npy", np.frombuffer(bytes.fromhex("".join(digests)), dtype="V16"))
+        (beside / "about.json").write_text(json.dumps(about), encoding="utf-8")
+        _move(beside, folder / f"prepared-{content}")
+        pointer = folder / f"build-{seen}.seen"
         pointer.write_text(content, encoding="ascii")
-        os.replace(pointer, folder / f"{seen}.content")
+        os.replace(pointer, folder / f"seen-{seen}")
     finally:
         shutil.rmtree(beside, ignore_errors=True)
+
+
+def _move(beside: Path, place: Path) -> None:
+    """Put a finished folder to its place, unless the same files at another root have been prepared there already."""
+    if _read(place) is None:
+        shutil.rmtree(place, ignore_errors=True)  # of a disk that lost something
+    try:
+        os.rename(beside, place)
+    except OSError:
+        if _read(place) is None:
+            raise
 
 
 @contextmanager

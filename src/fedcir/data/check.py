@@ -1,43 +1,42 @@
-"""What is in a dataset's folder, and whether it can be trained on."""
+"""What is in a dataset, and whether it can be trained on."""
 
 import hashlib
-import os
+import tempfile
 from collections import Counter
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from fedcir.config import DataConfig
-from fedcir.data.cache import OnFile
-from fedcir.data.folders import ImageFile
-from fedcir.data.pictures import picture_size
-from fedcir.data.sources import chosen_files, find
+from fedcir.data.decode import Look, OnFile, decode_files
+from fedcir.data.domains import Domains
+from fedcir.data.items import Item
+from fedcir.data.named import verify
+from fedcir.data.sources import ALL, IMAGE_SIZE, find, open_dataset
+from fedcir.types import InputError
 
 
 @dataclass(frozen=True)
 class Findings:
-    """Everything that a look at all files tells."""
+    """Everything that a look at all images tells."""
 
     counts: dict[str, Counter[str]]
     """Images by domain and class."""
-    classes: list[str]
     published: dict[str, int]
     """Images by domain according to the publication, where there is one."""
     unreadable: list[str]
     duplicates: list[list[str]]
-    """Files of equal content, in groups."""
+    """Images of equal content, in groups."""
     sizes: Counter[tuple[int, int]]
     """Width and height."""
+    notes: tuple[str, ...]
+    obstacle: str
+    """Why it cannot be trained on; empty if it can."""
 
     @property
-    def trainable(self) -> bool:
-        return not self.unreadable and len(self.classes) > 1 and not self.one_class
-
-    @property
-    def one_class(self) -> list[str]:
-        """Domains that hold a single class."""
-        return [domain for domain, classes in self.counts.items() if len(classes) == 1]
+    def classes(self) -> list[str]:
+        return sorted({label for counts in self.counts.values() for label in counts})
 
     @property
     def missing(self) -> dict[str, list[str]]:
@@ -49,47 +48,76 @@ class Findings:
     def off(self) -> dict[str, tuple[int, int]]:
         """Domains whose number of images is not the published one: found and published."""
         found = {domain: sum(classes.values()) for domain, classes in self.counts.items()}
-        return {d: (found.get(d, 0), n) for d, n in self.published.items() if n and found.get(d, 0) != n}
+        return {d: (found.get(d, 0), n) for d, n in self.published.items() if found.get(d, 0) != n}
 
 
-def check_files(data: DataConfig, on_file: OnFile | None = None) -> Findings:
-    """Read every file of a dataset of images."""
+def check(data: DataConfig, on_file: OnFile | None = None) -> Findings:
+    """Look at every image of a dataset."""
     source, root = find(data)
-    files = chosen_files(source, root, data)
-    counts: dict[str, Counter[str]] = {}
-    for file in files:
-        counts.setdefault(file.domain, Counter())[file.label] += 1
-    looks = _look(root, files, on_file)
-    by_content: dict[str, list[str]] = {}
-    for file, (digest, _, error) in zip(files, looks, strict=True):
-        if error is None:
-            by_content.setdefault(digest, []).append(file.name)
+    obstacle = ""
+    notes: tuple[str, ...] = ()
+    if source.pictures is None:
+        items, looks = _of_arrays(open_dataset(data, seed=0))
+    else:
+        pictures, notes = source.pictures(root, data)
+        items = list(pictures.items)
+        try:
+            if source.published is not None:
+                verify(items, source.published, data.name, root)
+        except InputError as error:
+            obstacle = str(error)
+        with tempfile.TemporaryDirectory() as staging:
+            looks = decode_files(pictures.paths(Path(staging)), data.image_size or IMAGE_SIZE, None, on_file)
+        if data.classes not in (None, ALL):
+            kept = [row for row, item in enumerate(items) if item.label in (data.classes or ())]
+            items, looks = [items[row] for row in kept], [looks[row] for row in kept]
+    whole = (data.classes or source.classes) == ALL and source.published is not None
+    unreadable = [f"{root / item.name}: {look.error}" for item, look in zip(items, looks, strict=True) if look.error]
     return Findings(
-        counts=counts,
-        classes=sorted({file.label for file in files}),
-        published=dict(source.published.counts) if source.published else {},
-        unreadable=[f"{root / file.name}: {error}" for file, (_, _, error) in zip(files, looks, strict=True) if error],
-        duplicates=[names for names in by_content.values() if len(names) > 1],
-        sizes=Counter(size for _, size, error in looks if error is None),
+        counts=_counts(items),
+        published=dict(source.published.counts) if whole and source.published else {},
+        unreadable=unreadable,
+        duplicates=_duplicates(items, looks),
+        sizes=Counter((look.width, look.height) for look in looks if not look.error),
+        notes=notes,
+        obstacle=obstacle or _obstacle(items, looks),
     )
 
 
-def _look(
-    root: Path, files: Sequence[ImageFile], on_file: OnFile | None
-) -> list[tuple[str, tuple[int, int], str | None]]:
-    """Each file's hash, size, and what is wrong with it."""
+def _counts(items: list[Item]) -> dict[str, Counter[str]]:
+    counts: dict[str, Counter[str]] = {}
+    for item in items:
+        counts.setdefault(item.domain, Counter())[item.label] += 1
+    return counts
 
-    def look(file: ImageFile) -> tuple[str, tuple[int, int], str | None]:
-        try:
-            size = picture_size(root / file.name)
-            return hashlib.blake2b((root / file.name).read_bytes(), digest_size=16).hexdigest(), size, None
-        except Exception as error:  # Pillow raises nearly anything on a damaged file
-            return "", (0, 0), f"{type(error).__name__}: {error}"
 
-    looks = []
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for seen in pool.map(look, files):
-            looks.append(seen)
-            if on_file is not None:
-                on_file(len(looks), len(files))
-    return looks
+def _duplicates(items: list[Item], looks: list[Look]) -> list[list[str]]:
+    by_content: dict[str, list[str]] = {}
+    for item, look in zip(items, looks, strict=True):
+        if not look.error:
+            by_content.setdefault(look.digest, []).append(item.name)
+    return [names for names in by_content.values() if len(names) > 1]
+
+
+def _obstacle(items: list[Item], looks: list[Look]) -> str:
+    bad = sum(bool(look.error) for look in looks)
+    if bad:
+        return f"{bad} file{'s are' if bad > 1 else ' is'} not readable: mend or remove {'them' if bad > 1 else 'it'}"
+    labels = {item.label for item in items}
+    if len(labels) < 2:
+        return f"there is one class only, {min(labels, default='none')!r}: a classifier needs two"
+    for domain, counts in _counts(items).items():
+        if len(counts) == 1:
+            return f"domain {domain!r} holds the class {next(iter(counts))!r} only: add another, or leave it out"
+    return ""
+
+
+def _of_arrays(domains: Domains) -> tuple[list[Item], list[Look]]:
+    height, width, _ = domains.image_shape
+    items, looks = [], []
+    for domain in domains:
+        for split in (domain.train, domain.test):
+            for image, label, name in zip(split.pixels(np.arange(len(split))), split.labels, split.ids, strict=True):
+                items.append(Item(name, domain.name, domains.classes[label]))
+                looks.append(Look(hashlib.blake2b(image.tobytes(), digest_size=16).hexdigest(), width, height, ""))
+    return items, looks

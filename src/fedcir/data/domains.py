@@ -1,5 +1,6 @@
 """The one type that every dataset returns: images by domain, split into train and test, with class names."""
 
+import mmap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -41,7 +42,9 @@ class Split:
 
     def pixels(self, indices: Sequence[int] | Rows) -> Images:
         """A copy of the images of these samples."""
-        return self.images[self.where[np.asarray(indices, dtype=np.int64)]]
+        chosen = np.asarray(self.images[self.where[np.asarray(indices, dtype=np.int64)]])
+        _release(self.images)
+        return chosen
 
     def take(self, indices: Sequence[int] | Rows) -> "Split":
         """These samples, in this order; no image is copied."""
@@ -66,6 +69,8 @@ class Domains:
     domains: tuple[Domain, ...]
     content: str = ""
     """A hash of all that is in it, where the source has one; made from the pixels otherwise."""
+    notes: tuple[str, ...] = ()
+    """What its user should know, such as files that were left out."""
 
     def __iter__(self) -> Iterator[Domain]:
         return iter(self.domains)
@@ -110,3 +115,10 @@ def stratified_sample(labels: Labels, size: int, rng: np.random.Generator) -> ND
     quota[np.argsort(quota - exact, kind="stable")[:remainder]] += 1  # the largest fractions are rounded up
     picks = [rng.permutation(np.flatnonzero(labels == c))[:n] for c, n in zip(classes, quota, strict=True)]
     return np.sort(np.concatenate(picks))
+
+
+def _release(images: Images) -> None:
+    """Let go of the pages of a map that were read: the system keeps them, but they no longer count as ours."""
+    pages: object = images.base
+    if isinstance(pages, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
+        pages.madvise(mmap.MADV_DONTNEED)

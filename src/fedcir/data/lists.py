@@ -1,10 +1,9 @@
 """Published lists that say which images are for training and which for testing: lines of `path label`."""
 
 from collections.abc import Sequence
-from dataclasses import replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
-from fedcir.data.folders import ImageFile
+from fedcir.data.items import Item
 from fedcir.types import InputError
 
 
@@ -24,17 +23,18 @@ def read_list(path: Path) -> list[str]:
     return names
 
 
-def with_lists(files: Sequence[ImageFile], train: Sequence[str], test: Sequence[str]) -> list[ImageFile]:
-    """The files that a list names, each marked as train or test. Their endings may differ (.png, .jpg)."""
+def with_lists(items: Sequence[Item], train: Sequence[str], test: Sequence[str]) -> list[Item]:
+    """The items that a list names, each marked as train or test. Their endings may differ (.png, .jpg)."""
     places = {_stem(name): False for name in train} | {_stem(name): True for name in test}
     both = {_stem(name) for name in train} & {_stem(name) for name in test}
     if both:
         raise InputError(f"{min(both)} is in the train list and in the test list")
-    marked = [replace(file, test=places[_stem(file.name)]) for file in files if _stem(file.name) in places]
-    if not marked:
-        raise InputError(f"no file is named by the lists; the first list names {next(iter(train), 'none')!r}")
+    marked = [item._replace(test=places[_stem(item.name)]) for item in items if _stem(item.name) in places]
+    missing = places.keys() - {_stem(item.name) for item in marked}
+    if missing:
+        raise InputError(f"the lists name {min(missing)!r} and {len(missing) - 1} more that are not there")
     return marked
 
 
 def _stem(name: str) -> str:
-    return str(PurePosixPath(name).with_suffix(""))
+    return name.rpartition(".")[0] or name

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedcir.data.folders import ImageFile, scan
+from fedcir.data.folders import scan
+from fedcir.data.items import Files, Found, Item
 from fedcir.data.lists import read_list, with_lists
 from fedcir.types import InputError
 
@@ -13,77 +14,88 @@ from fedcir.types import InputError
 class Published:
     """What a dataset holds according to its publication."""
 
-    classes: tuple[str, ...]
     counts: dict[str, int]
-    """Images by domain; 0 where the publication counts another set of classes."""
+    """Images by domain."""
+    classes: tuple[str, ...] = ()
+    """Empty where they are not checked."""
+    partial: bool = False
+    """Whether some of the domains will do."""
 
 
 PACS = Published(
-    ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person"),
     {"art_painting": 2048, "cartoon": 2344, "photo": 1670, "sketch": 3929},
+    ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person"),
 )
 OFFICE_CALTECH_10 = Published(
+    {"amazon": 958, "caltech": 1123, "dslr": 157, "webcam": 295},
     (
-        "back_pack", "bike", "calculator", "headphones", "keyboard",
+        "backpack", "bike", "calculator", "headphones", "keyboard",
         "laptop_computer", "monitor", "mouse", "mug", "projector",
     ),
-    {"amazon": 958, "caltech": 1123, "dslr": 157, "webcam": 295},
 )  # fmt: skip
 DOMAINNET = Published(
-    ("bird", "feather", "headphones", "ice_cream", "teapot", "tiger", "whale", "windmill", "wine_glass", "zebra"),
-    dict.fromkeys(("clipart", "infograph", "painting", "quickdraw", "real", "sketch"), 0),
+    {"clipart": 48129, "infograph": 51605, "painting": 72266, "quickdraw": 172500, "real": 172947, "sketch": 69128},
+    partial=True,
 )
-"""The ten classes that the field uses; the whole has 345."""
+"""The cleaned version, all 345 classes."""
+TEN_CLASSES = (
+    "bird", "feather", "headphones", "ice_cream", "teapot", "tiger", "whale", "windmill", "wine_glass", "zebra",
+)  # fmt: skip
+"""Those of DomainNet that the field uses."""
 
 
-def pacs(root: Path, lists: Path | None) -> list[ImageFile]:
-    """Four domains of seven classes, split by the official lists where they are given."""
-    files = _checked(scan(root), PACS, "pacs", root)
+def pacs(root: Path, lists: Path | None) -> Found:
+    """Four domains of seven classes, split by the official lists where they are given or lie beside the images."""
+    items = scan(root)
+    if lists is None and (root / "photo_train_kfold.txt").is_file():
+        lists = root
     if lists is None:
-        return files
+        return Found(Files(root, items), ("no official lists are given (data.lists): the split is drawn",))
     train = [name for domain in PACS.counts for name in read_list(lists / f"{domain}_train_kfold.txt")]
     test = [name for domain in PACS.counts for name in read_list(lists / f"{domain}_crossval_kfold.txt")]
-    return with_lists(files, train, test)
+    listed = with_lists(items, train, test)
+    left = len(items) - len(listed)
+    return Found(Files(root, listed), (f"{left} images are in no list and are left out",) if left else ())
 
 
-def office_caltech_10(root: Path) -> list[ImageFile]:
-    """Four domains of ten classes."""
-    return _checked(scan(root), OFFICE_CALTECH_10, "office-caltech-10", root)
+def office_caltech_10(root: Path) -> Found:
+    """Four domains of ten classes; some copies spell the first back_pack."""
+    items = [item._replace(label="backpack") if item.label == "back_pack" else item for item in scan(root)]
+    return Found(Files(root, items))
 
 
-def domainnet(root: Path, classes: Sequence[str] | None) -> list[ImageFile]:
+def domainnet(root: Path, classes: Sequence[str]) -> Found:
     """Six domains, those of them that are there, split by their official lists."""
-    wanted = set(DOMAINNET.classes if classes is None else classes)
-    present = [domain for domain in DOMAINNET.counts if (root / f"{domain}_train.txt").is_file()]
-    if not present:
+    wanted = set(classes)
+    absent = [domain for domain in DOMAINNET.counts if not (root / f"{domain}_train.txt").is_file()]
+    if len(absent) == len(DOMAINNET.counts):
         raise InputError(f"data.root: {root} holds no <domain>_train.txt of DomainNet, such as clipart_train.txt")
-    files = []
-    for domain in present:
-        for part in ("train", "test"):
-            for name in read_list(root / f"{domain}_{part}.txt"):
+    items = []
+    for domain in DOMAINNET.counts:
+        for part in ("train", "test") if domain not in absent else ():
+            path = root / f"{domain}_{part}.txt"
+            for name in read_list(path):
                 parts = name.split("/")
                 if len(parts) != 3:
-                    raise InputError(
-                        f"{root / f'{domain}_{part}.txt'} names {name!r}, expected <domain>/<class>/<image>"
-                    )
-                if not wanted or parts[1] in wanted:
-                    files.append(ImageFile(name, domain, parts[1], test=part == "test"))
-    missing = wanted - {file.label for file in files}
-    if missing:
+                    raise InputError(f"{path} names {name!r}, expected <domain>/<class>/<image>")
+                if wanted == {"all"} or parts[1] in wanted:
+                    items.append(Item(name, domain, parts[1], test=part == "test"))
+    if wanted != {"all"} and (missing := wanted - {item.label for item in items}):
         raise InputError(f"data.classes: no image of {min(missing)!r} in the lists of {root}")
-    return files
+    notes = (f"{', '.join(absent)} {'is' if len(absent) == 1 else 'are'} not there: training goes on without",)
+    return Found(Files(root, items), notes if absent else ())
 
 
-def _checked(files: list[ImageFile], published: Published, name: str, root: Path) -> list[ImageFile]:
-    """The same files if their domains and classes are those of the publication."""
-    for what, got, want in (
-        ("domain", {file.domain for file in files}, set(published.counts)),
-        ("class", {file.label for file in files}, set(published.classes)),
+def verify(items: Sequence[Item], published: Published, name: str, root: Path) -> None:
+    """Domains and classes are those of the publication."""
+    for what, plural, got, want in (
+        ("domain", "domains", {item.domain for item in items}, set(published.counts)),
+        ("class", "classes", {item.label for item in items}, set(published.classes)),
     ):
-        for extra in sorted(got - want):
+        if want and (extra := got - want):
             raise InputError(
-                f"{root} has the {what} {extra!r}, which is not one of {name}; use --dataset folders for your own"
+                f"{root} has the {what} {min(extra)!r}, but the {plural} of {name} are {', '.join(sorted(want))}; "
+                "use --dataset folders for your own"
             )
-        for missing in sorted(want - got):
-            raise InputError(f"{root} lacks the {what} {missing!r} of {name}")
-    return files
+        if want and not published.partial and (missing := want - got):
+            raise InputError(f"{root} lacks the {what} {min(missing)!r} of {name}")

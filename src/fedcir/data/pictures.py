@@ -1,28 +1,27 @@
-"""One image file to one square of bytes, whatever its mode, depth and rotation."""
+"""One encoded image to one square of bytes, whatever its mode, depth and rotation."""
 
-from pathlib import Path
+import io
+from typing import Any
 
 import numpy as np
 from PIL import Image, ImageOps
 
-from fedcir.data.domains import Images
-
-SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff"})
+SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff")
 
 
-def read_picture(path: Path, size: int) -> Images:
-    """The image as RGB of (size, size, 3), upright. Raises OSError or ValueError on a file that is not whole."""
-    with Image.open(path) as opened:
+def read_picture(encoded: bytes, size: int) -> tuple[Image.Image, tuple[int, int]]:
+    """The image as a square of RGB, upright, and its width and height as stored.
+
+    Raises nearly anything on a file that is not a whole image.
+    """
+    with Image.open(io.BytesIO(encoded)) as opened:
+        stored = opened.size
         opened.draft("RGB", (size, size))  # a JPEG much larger than asked for is decoded smaller, and faster
-        picture = ImageOps.exif_transpose(opened)
-        return np.asarray(_to_rgb(picture).resize((size, size), Image.Resampling.BILINEAR, reducing_gap=3.0))
+        picture: Any = opened if opened.getexif().get(ORIENTATION, 1) == 1 else ImageOps.exif_transpose(opened)
+        return _to_rgb(picture).resize((size, size), Image.Resampling.BILINEAR, reducing_gap=3.0), stored
 
 
-def picture_size(path: Path) -> tuple[int, int]:
-    """Width and height as stored, after reading the whole file to see that it is one."""
-    with Image.open(path) as opened:
-        opened.load()
-        return opened.size
+ORIENTATION = 0x0112
 
 
 def _to_rgb(picture: Image.Image) -> Image.Image:
@@ -32,4 +31,4 @@ def _to_rgb(picture: Image.Image) -> Image.Image:
     if picture.mode in ("RGBA", "LA", "PA") or "transparency" in picture.info:
         coloured = picture.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", coloured.size, "white"), coloured).convert("RGB")
-    return picture.convert("RGB")
+    return picture if picture.mode == "RGB" else picture.convert("RGB")

@@ -1,91 +1,165 @@
 """The datasets by name: what each is, where it comes from, and how it is opened."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+from PIL import Image
 
 from fedcir.config import DataConfig, nearest
 from fedcir.data.arrays import arrays
-from fedcir.data.cache import OnFile
-from fedcir.data.domains import Domain, Domains, stratified_sample
-from fedcir.data.folders import ImageFile, Splitting, open_files, scan
-from fedcir.data.named import DOMAINNET, OFFICE_CALTECH_10, PACS, Published, domainnet, office_caltech_10, pacs
-from fedcir.data.wilds import camelyon17, iwildcam
-from fedcir.rng import numpy_rng
+from fedcir.data.cache import prepare
+from fedcir.data.decode import OnFile
+from fedcir.data.domains import Domains, Images, Split
+from fedcir.data.download import Download
+from fedcir.data.folders import scan
+from fedcir.data.hub import hub
+from fedcir.data.items import Files, Found
+from fedcir.data.named import (
+    DOMAINNET,
+    OFFICE_CALTECH_10,
+    PACS,
+    TEN_CLASSES,
+    Published,
+    domainnet,
+    office_caltech_10,
+    pacs,
+    verify,
+)
+from fedcir.data.split import Splitting, split_items, with_validation
+from fedcir.data.wilds import CAMELYON17, camelyon17, iwildcam
 from fedcir.types import InputError
 
 IMAGE_SIZE = 128
+ALL = ("all",)
+"""Every class, as a setting."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """A dataset: either image files, which are cached, or arrays that are there already."""
+    """A dataset: either pictures, which are decoded into the cache, or arrays that are there already."""
 
     about: str
     licence: str
     size: str
     where: str
     """How to get it."""
-    files: Callable[[Path, DataConfig], list[ImageFile]] | None = None
+    pictures: Callable[[Path, DataConfig], Found] | None = None
     arrays: Callable[[Path], Domains] | None = None
-    needs_root: bool = True
+    root: str = "folder"
+    """What data.root names: a folder, a name, or nothing."""
     published: Published | None = None
+    classes: tuple[str, ...] = ALL
+    """Those that are taken unless data.classes says otherwise."""
+    downloads: tuple[Download, ...] = ()
 
+
+_BU = "http://csr.bu.edu/ftp/visda/2019/multi-source"
+_CODALAB = "https://worksheets.codalab.org/rest/bundles"
+# The SHA-512 prefixes are those that kwcoco's grab_domainnet.py has written down; it has none for painting's lists.
+_DOMAINNET_SHA512 = {
+    "groundtruth/clipart.zip": "3bcfb9ec1b4061e8d5b0b887d4ebd4a708732787fc563c6dfc2d",
+    "infograph.zip": "47841f0d1b8606e4b02d508b250484d54f5cf04ef6c4875c6c5a39c",
+    "groundtruth/painting.zip": "4c98b02563075948668a298c488660fda1d1a7ed85fd69caa7985fba",
+    "quickdraw.zip": "127cce1dd57fc99992f8614de77d03ae8ed6af242973f7a013ec0a",
+    "real.zip": "751713d4592d1278b50bf69787988cfae280cabdac80ee34ec4016e",
+    "sketch.zip": "369b8b6d78ac61bfcc85f660d878ba5fc701524b82bbc2eb65ca9a",
+    "domainnet/txt/clipart_train.txt": "400985ce2a0878df2d8e54f1996c4fc253e577c1f91136304e553b",
+    "domainnet/txt/clipart_test.txt": "4d34a4a540d8b139499581875e2d18bbedd37c347233523d66beaf",
+    "domainnet/txt/infograph_train.txt": "d9ed4d86e2ea20b44315699964b6b7dc09442f0539300444d9329d",
+    "domainnet/txt/infograph_test.txt": "700f2b5deaad3923b0b8b85aeb694b73f24b13255cf48db3e770eaf",
+    "domainnet/txt/painting_train.txt": "",
+    "domainnet/txt/painting_test.txt": "",
+    "domainnet/txt/quickdraw_train.txt": "7410e8a1debd769e0412725a0fcc646d83055d297b5f44a92f50308",
+    "domainnet/txt/quickdraw_test.txt": "07a97e84d723f58dea67683ae5ddf013ebc5d33b76deca9a5d34f72",
+    "domainnet/txt/real_train.txt": "a5a510fec614018546510d55c378bca008fcfd51062f6414583639e",
+    "domainnet/txt/real_test.txt": "9586235e335340f065de720f99332bc906aa0ab147006a1a7ea4925",
+    "domainnet/txt/sketch_train.txt": "ee92102f2b98f11765e6a97afbab15c60f2bac6e30fa7e1bc5a7db",
+    "domainnet/txt/sketch_test.txt": "7384fc06670979911d7e1e9a34ba8a6cd20e9e77d6bc3536c739ff4",
+}
 
 SOURCES = {
     "minidigits": Source(
         "Digits in four styles: handwritten, printed, over photographs, outlined.",
         "BSD and font licences of the packages that carry it",
-        "2,396 images of 32 pixels",
-        "comes with fedcir: it is made from scikit-learn's and matplotlib's own files",
+        "2,396 images",
+        "comes with fedcir",
         arrays=lambda root: _minidigits(),
-        needs_root=False,
+        root="nothing",
     ),
     "folders": Source(
-        "Your own images.", "yours", "any", "DIR/<domain>/<class>/<image>", files=lambda root, data: scan(root)
+        "Your own images.",
+        "yours",
+        "any",
+        "DIR/<domain>/<class>/<image>",
+        pictures=lambda root, data: Found(Files(root, scan(root))),
     ),
     "arrays": Source(
-        "Your own arrays.", "yours", "any", "DIR/<domain>.npz with x_train, y_train, x_test, y_test", arrays=arrays
+        "Your own arrays.", "yours", "any", "DIR/<domain>.npz of x_train, y_train, x_test, y_test", arrays=arrays
+    ),
+    "hub": Source(
+        "Any Hugging Face dataset with columns for image, label and domain.",
+        "each its own",
+        "any",
+        "--data-root NAME on the hub (such as flwrlabs/pacs), a saved folder, or .parquet files",
+        pictures=lambda root, data: hub(str(data.root), data.columns),
+        root="name",
     ),
     "pacs": Source(
-        "Photographs, paintings, cartoons and sketches of seven classes.",
-        "research use",
+        "Photographs, paintings, cartoons and sketches; seven classes.",
+        "none stated; research use",
         "9,991 images",
-        "the authors' page, domaingeneralization.github.io; DIR/<domain>/<class>/<image>",
-        files=lambda root, data: pacs(root, None if data.lists is None else Path(data.lists)),
+        "domaingeneralization.github.io, as DIR/<domain>/<class>/<image>; or --dataset hub --data-root flwrlabs/pacs",
+        pictures=lambda root, data: pacs(root, None if data.lists is None else Path(data.lists)),
         published=PACS,
     ),
     "office-caltech-10": Source(
         "Objects in shop pictures, two cameras and Caltech-256; ten classes.",
-        "research use",
-        "2,533 images, 26 of them twice",
-        "with the code of FedBN or of GFK; DIR/<domain>/<class>/<image>",
-        files=lambda root, data: office_caltech_10(root),
+        "none stated; research use",
+        "2,533 images, 26 of them copies",
+        "with the code of FedBN or GFK, as DIR/<domain>/<class>/<image>",
+        pictures=lambda root, data: office_caltech_10(root),
         published=OFFICE_CALTECH_10,
     ),
     "domainnet": Source(
         "Six styles, from clip art to quick sketches; ten classes by default, of 345.",
         "fair use, research only",
-        "586,575 images",
-        "ai.bu.edu/M3SDA, the cleaned version; DIR/<domain>/<class>/*.jpg and DIR/<domain>_train.txt, _test.txt",
-        files=lambda root, data: domainnet(root, data.classes),
+        "586,575 images, 18 GB",
+        "`fedcir data prepare` fetches it; or ai.bu.edu/M3SDA, cleaned, as DIR/<domain>/<class>/*.jpg and "
+        "DIR/<domain>_train.txt, _test.txt",
+        pictures=lambda root, data: domainnet(root, data.classes or TEN_CLASSES),
         published=DOMAINNET,
+        classes=TEN_CLASSES,
+        downloads=tuple(
+            Download(f"{_BU}/{path}", Path(path).name.removesuffix(".zip"), prefix)
+            for path, prefix in _DOMAINNET_SHA512.items()
+        ),
     ),
     "camelyon17": Source(
         "Lymph nodes with and without tumour, from five hospitals.",
         "CC0",
-        "455,954 patches, 10 GB",
-        "wilds.stanford.edu; DIR/metadata.csv and DIR/patches/",
-        files=lambda root, data: camelyon17(root),
+        "455,954 patches, 11 GB",
+        "`fedcir data prepare` fetches it; or wilds.stanford.edu, as DIR/metadata.csv and DIR/patches/",
+        pictures=lambda root, data: camelyon17(root),
+        published=CAMELYON17,
+        downloads=(
+            Download(
+                f"{_CODALAB}/0xe45e15f39fb54e9d9e919556af67aabe/contents/blob/", "metadata.csv", size=10_658_709_504
+            ),
+        ),
     ),
     "iwildcam": Source(
         "Camera traps: the ten cameras with the most animals, the ten most frequent animals.",
         "Community Data License Agreement, permissive",
-        "203,029 images, 11 GB",
-        "wilds.stanford.edu; DIR/metadata.csv and DIR/train/",
-        files=lambda root, data: iwildcam(root),
+        "203,029 images, 12 GB",
+        "`fedcir data prepare` fetches it; or wilds.stanford.edu, as DIR/metadata.csv and DIR/train/",
+        pictures=lambda root, data: iwildcam(root),
+        downloads=(
+            Download(
+                f"{_CODALAB}/0x6313da2b204647e79a14b468131fcd64/contents/blob/", "metadata.csv", size=11_957_420_032
+            ),
+        ),
     ),
 }
 
@@ -93,20 +167,22 @@ SOURCES = {
 def open_dataset(data: DataConfig, seed: int, on_file: OnFile | None = None) -> Domains:
     """The configured dataset, checked to be one that can be trained on."""
     source, root = find(data)
-    if source.files is not None:
-        files = chosen_files(source, root, data)
-        size = data.image_size or IMAGE_SIZE
-        domains = open_files(data.name, root, files, size, Splitting(data.test_fraction, seed), on_file)
+    if source.pictures is not None:
+        pictures, notes = pictures_of(source, root, data)
+        prepared = prepare(data.name, str(root), pictures, data.image_size or IMAGE_SIZE, on_file)
+        domains = split_items(data.name, pictures.items, prepared, Splitting(data.test_fraction, seed))
+        domains = replace(domains, notes=(*notes, *domains.notes))
     else:
         assert source.arrays is not None
         domains = source.arrays(root)
-        if data.image_size not in (None, domains.image_shape[0]):
-            raise InputError(
-                f"data.image_size is {data.image_size}, {data.name} has images of {domains.image_shape[0]}"
-            )
+        if data.classes not in (None, ALL):
+            domains = _of_classes(domains, data.classes or ())
+        if data.image_size is not None:
+            domains = _resized(domains, data.image_size)
     _check_classes(domains, f"in any domain of {data.name}")
     if data.val_fraction:
-        domains = replace(domains, domains=tuple(_with_validation(each, data.val_fraction, seed) for each in domains))
+        kept = tuple(with_validation(domain, data.val_fraction, seed) for domain in domains)
+        domains = replace(domains, domains=kept)
     if data.train_per_domain is not None:
         domains = domains.capped(data.train_per_domain, seed)
         _check_classes(domains, f"left; raise data.train_per_domain={data.train_per_domain}")
@@ -114,31 +190,39 @@ def open_dataset(data: DataConfig, seed: int, on_file: OnFile | None = None) -> 
 
 
 def find(data: DataConfig) -> tuple[Source, Path]:
-    """The source of a name, and its folder."""
+    """The source of a name, and its root."""
     if data.name not in SOURCES:
         raise InputError(f"no dataset {data.name!r}; {nearest(data.name, SOURCES)}")
     source = SOURCES[data.name]
-    if source.needs_root and data.root is None:
-        raise InputError(f"dataset {data.name!r} needs --data-root, the folder that holds it")
+    if source.root != "nothing" and data.root is None:
+        raise InputError(f"dataset {data.name!r} needs --data-root, the {source.root} that holds it")
     root = Path(data.root or ".")
-    if source.needs_root and not root.is_dir():
+    if source.root == "folder" and not root.is_dir():
+        fetch = f"; `fedcir data prepare {data.name} --data-root {root}` fetches it" if source.downloads else ""
         raise InputError(
-            f"data.root: {root} is a file, not a folder" if root.exists() else f"data.root: no folder {root}"
+            f"data.root: {root} is a file, not a folder" if root.exists() else f"data.root: no folder {root}{fetch}"
         )
     return source, root
 
 
-def chosen_files(source: Source, root: Path, data: DataConfig) -> list[ImageFile]:
-    """The files of a dataset, those of the configured classes."""
-    assert source.files is not None
-    files = source.files(root, data)
-    if data.classes is None:
-        return files
-    labels = {file.label for file in files}
-    for label in data.classes:
-        if label not in labels:
-            raise InputError(f"data.classes: no class {label!r} in {root}; {nearest(label, labels)}")
-    return [file for file in files if file.label in data.classes]
+def pictures_of(source: Source, root: Path, data: DataConfig) -> Found:
+    """The pictures of a dataset, those of the configured classes, its names checked."""
+    assert source.pictures is not None
+    found = source.pictures(root, data)
+    if source.published is not None:
+        verify(found.pictures.items, source.published, data.name, root)
+    if data.classes in (None, ALL):
+        return found
+    items, classes = found.pictures.items, data.classes or ()
+    _known(classes, {item.label for item in items}, str(root))
+    rows = [row for row, item in enumerate(items) if item.label in classes]
+    return Found(found.pictures.only(rows), found.notes)
+
+
+def _known(classes: Sequence[str], there: set[str], where: str) -> None:
+    for label in classes:
+        if label not in there:
+            raise InputError(f"data.classes: no class {label!r} in {where}; {nearest(label, there)}")
 
 
 def _minidigits() -> Domains:
@@ -147,13 +231,37 @@ def _minidigits() -> Domains:
     return minidigits()
 
 
-def _with_validation(domain: Domain, fraction: float, seed: int) -> Domain:
-    rng = numpy_rng(seed, "validation", domain.name)
-    held = stratified_sample(domain.train.labels, round(fraction * len(domain.train)), rng)
-    kept = np.setdiff1d(np.arange(len(domain.train)), held)
-    if not len(held) or not len(kept):
-        raise InputError(f"data.val_fraction={fraction} of {len(domain.train)} images of {domain.name!r} leaves none")
-    return replace(domain, train=domain.train.take(kept), validation=domain.train.take(held))
+def _of_classes(domains: Domains, classes: Sequence[str]) -> Domains:
+    _known(classes, set(domains.classes), domains.name)
+    kept = sorted(domains.classes.index(label) for label in set(classes))
+    number = np.full(len(domains.classes), -1)
+    number[kept] = np.arange(len(kept))
+
+    def of(split: Split) -> Split:
+        some = split.take(np.flatnonzero(number[split.labels] >= 0))
+        return replace(some, labels=number[some.labels])
+
+    some = tuple(replace(domain, train=of(domain.train), test=of(domain.test)) for domain in domains)
+    return replace(domains, classes=tuple(domains.classes[k] for k in kept), domains=some)
+
+
+def _resized(domains: Domains, size: int) -> Domains:
+    if domains.image_shape[:2] == (size, size):
+        return domains
+
+    def of(split: Split) -> Split:
+        images = np.stack([_square(image, size) for image in split.pixels(np.arange(len(split)))])
+        return Split(images, split.labels, split.ids)
+
+    return replace(domains, domains=tuple(replace(d, train=of(d.train), test=of(d.test)) for d in domains))
+
+
+def _square(image: Images, size: int) -> Images:
+    channels = [
+        np.asarray(Image.fromarray(image[..., c]).resize((size, size), Image.Resampling.BILINEAR))
+        for c in range(image.shape[-1])
+    ]
+    return np.stack(channels, axis=-1)
 
 
 def _check_classes(domains: Domains, where: str) -> None:
@@ -164,6 +272,8 @@ def _check_classes(domains: Domains, where: str) -> None:
         if count == 0:
             raise InputError(f"class {name!r} has no training image {where}")
     for domain in domains:
+        if not len(domain.train) or not len(domain.test):
+            raise InputError(f"domain {domain.name!r} has no image left to train or to test on")
         if len(np.unique(domain.train.labels)) == 1:
             only = domains.classes[domain.train.labels[0]]
             raise InputError(

@@ -1,0 +1,256 @@
+"""`fedcir data`: which datasets there are, what is in them, and who would hold what."""
+
+import json as jsonlib
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedcir.cli.tables import print_table
+from fedcir.options import Options
+
+if TYPE_CHECKING:
+    from fedcir.config import Config
+    from fedcir.data.check import Findings
+
+data = typer.Typer(help="Datasets: which there are, what is in them, and who would hold what.", no_args_is_help=True)
+
+Name = Annotated[str, typer.Argument(help="Name of the dataset (`fedcir data list`).")]
+Root = Annotated[Path | None, typer.Option(help="Folder that holds the dataset.")]
+Size = Annotated[int | None, typer.Option(help="Pixels of a side; 128 by default for image files.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="No progress.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+Settings = Annotated[
+    list[str] | None, typer.Option("--set", metavar="SECTION.FIELD=VALUE", help="Any setting; may be repeated.")
+]
+
+FEW = 12
+"""So many lines of a list are shown, and so many columns of a table."""
+
+
+@data.command("list")
+def list_(json: Json = False) -> None:
+    """List the datasets: what each is, its size and licence, and where to get it."""
+    from fedcir.data.sources import SOURCES
+
+    told = {
+        name: {"about": s.about, "size": s.size, "licence": s.licence, "where": s.where} for name, s in SOURCES.items()
+    }
+    if json:
+        print(jsonlib.dumps(told, indent=1))
+    else:
+        titles = ["dataset", "what it is", "size", "licence", "where to get it"]
+        print_table([titles, *([name, *texts.values()] for name, texts in told.items())])
+
+
+@data.command()
+def check(
+    name: Name,
+    data_root: Root = None,
+    image_size: Size = None,
+    quiet: Quiet = False,
+    json: Json = False,
+    set: Settings = None,
+) -> None:
+    """Look at every image: counts against the published ones, damaged files, copies, sizes, and a verdict."""
+    from dataclasses import asdict
+
+    from fedcir.data.check import check as look
+    from fedcir.progress import Meter
+    from fedcir.types import InputError
+
+    config = _config(name, data_root, image_size, set)
+    with Meter("looking at images", quiet) as meter:
+        found = look(config.data, meter.show)
+    if json:
+        sizes = [[width, height, count] for (width, height), count in found.sizes.most_common()]
+        print(jsonlib.dumps({**asdict(found), "sizes": sizes, "missing": found.missing}, indent=1, ensure_ascii=False))
+    else:
+        _print_findings(found)
+    if found.obstacle:
+        raise InputError(f"{name} cannot be trained on: {found.obstacle}")
+    if not json:
+        copies = sum(len(group) - 1 for group in found.duplicates)
+        print("verdict: it can be trained on" + (f"; {copies} copies will be left out" if copies else ""))
+
+
+@data.command()
+def show(
+    name: Name,
+    data_root: Root = None,
+    image_size: Size = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Where to write the picture. [default: NAME.png]")
+    ] = None,
+    quiet: Quiet = False,
+    set: Settings = None,
+) -> None:
+    """Draw a contact sheet: domains as rows, classes as columns."""
+    from fedcir.data.sheet import contact_sheet
+    from fedcir.data.sources import open_dataset
+    from fedcir.progress import Meter
+
+    config = _config(name, data_root, image_size, set)
+    with Meter("decoding images", quiet) as meter:
+        domains = open_dataset(config.data, config.run.seed, meter.show)
+    _print_notes(domains.notes)
+    path = out or Path(f"{name}.png")
+    contact_sheet(domains).save(path, format="PNG")
+    rows = [["domain", "train", "test"]] + [[d.name, str(len(d.train)), str(len(d.test))] for d in domains]
+    print_table(rows, f"{len(domains.classes)} classes, {domains.image_shape[0]}x{domains.image_shape[1]} pixels")
+    print(f"\ncontact sheet in {path}")
+
+
+@data.command()
+def prepare(
+    name: Name, data_root: Root = None, image_size: Size = None, quiet: Quiet = False, set: Settings = None
+) -> None:
+    """Fetch a dataset where that can be done, and decode its images into the cache ahead of the first run."""
+    from fedcir.data.cache import cache_entries
+    from fedcir.data.sources import SOURCES, open_dataset
+    from fedcir.progress import Meter
+
+    config = _config(name, data_root, image_size, set)
+    if name in SOURCES and SOURCES[name].downloads and data_root is not None:
+        _fetch(name, data_root, quiet)
+    with Meter("decoding images", quiet) as meter:
+        domains = open_dataset(config.data, config.run.seed, meter.show)
+    _print_notes(domains.notes)
+    entry = next((entry for entry in cache_entries() if entry.path.name == f"prepared-{domains.content}"), None)
+    if entry is None:
+        print(f"{name} needs no preparation")
+    else:
+        what = f"{entry.images:,} images of {entry.size}x{entry.size} pixels"
+        print(f"{what}, {_megabytes(entry.bytes)}, in {entry.path}")
+
+
+@data.command()
+def partition(
+    name: Name,
+    data_root: Root = None,
+    image_size: Size = None,
+    clients: Annotated[int | None, typer.Option(help="Number of clients; domains are split between them.")] = None,
+    beta: Annotated[float | None, typer.Option(help="Dirichlet label skew within a domain; small is skewed.")] = None,
+    hold_out: Annotated[str | None, typer.Option(help="Domain that is tested on but not trained on.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of everything random. [default: 0]")] = None,
+    plot: Annotated[bool, typer.Option("--plot", help="Draw clients by classes.")] = False,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Where to write the picture. [default: NAME-clients.png]")
+    ] = None,
+    quiet: Quiet = False,
+    json: Json = False,
+    set: Settings = None,
+) -> None:
+    """Show who would hold what; --json prints the manifest that a run would have."""
+    from fedcir.federation import deal, manifest_of
+    from fedcir.progress import Meter
+    from fedcir.report.plots import clients_by_classes
+
+    options = Options(dataset=name, data_root=data_root, image_size=image_size, clients=clients, beta=beta, set=set)
+    options.hold_out = hold_out
+    config = options.to_config(seed=seed)
+    with Meter("decoding images", quiet) as meter:
+        domains, shares = deal(config, meter.show)
+    manifest = manifest_of(domains, shares)
+    labels = {domain.name: domain.train.labels for domain in domains}
+    held = [
+        (share.name or str(number), share.domain, share.counts(labels, len(domains.classes)))
+        for number, share in enumerate(shares)
+    ]
+    if json:
+        print(jsonlib.dumps(manifest, indent=1, ensure_ascii=False))
+    else:
+        _print_notes(domains.notes)
+        shown = list(domains.classes) if len(domains.classes) <= FEW else []
+        rows = [["client", "domain", "images", *shown]]
+        for client, domain, counts in held:
+            rows.append([client, domain, str(counts.sum()), *(str(count) for count in counts[: len(shown)])])
+        print_table(rows, f"{len(held)} clients, manifest {manifest['hash']}")
+    if plot:
+        path = out or Path(f"{name}-clients.png")
+        clients_by_classes(held, domains.classes, path)
+        print(f"clients by classes in {path}", file=sys.stderr if json else sys.stdout)
+
+
+@data.command()
+def cache(
+    clear: Annotated[bool, typer.Option("--clear", help="Remove everything that was prepared.")] = False,
+) -> None:
+    """Show what is prepared and how much disk it takes."""
+    from fedcir.data.cache import cache_entries, cache_folder, clear_cache
+
+    if clear:
+        print(f"{_megabytes(clear_cache())} freed in {cache_folder()}")
+        return
+    entries = cache_entries()
+    if entries:
+        rows = [[e.dataset, e.root, f"{e.images:,}", f"{e.size}x{e.size}", _megabytes(e.bytes)] for e in entries]
+        print_table([["dataset", "from", "images", "pixels", "on disk"], *rows])
+    print(f"{_megabytes(sum(entry.bytes for entry in entries))} in {cache_folder()}")
+
+
+def _config(name: str, data_root: Path | None, image_size: int | None, set: list[str] | None) -> "Config":
+    return Options(dataset=name, data_root=data_root, image_size=image_size, set=set).to_config()
+
+
+def _fetch(name: str, root: Path, quiet: bool) -> None:
+    """Get what is not there yet."""
+    from fedcir.data.download import NoAnswer, fetch
+    from fedcir.data.sources import SOURCES
+    from fedcir.progress import Meter
+
+    source = SOURCES[name]
+    for download in source.downloads:
+        with Meter("fetching", quiet, " bytes") as meter:
+
+            def on_bytes(file: str, done: int, total: int | None, meter: Meter = meter) -> None:
+                meter.show(done, total, f"fetching {file}")
+
+            try:
+                fetch(download, root, on_bytes)
+            except NoAnswer as error:
+                raise NoAnswer(f"{error}. Try again, or place the files by hand: {source.where}") from error
+
+
+def _print_findings(found: "Findings") -> None:
+    shown = found.classes if len(found.classes) <= FEW else []
+    rows = [["domain", "images", *(["published"] if found.published else []), *shown]]
+    for domain in [*found.counts, *(d for d in found.published if d not in found.counts)]:
+        counts = found.counts.get(domain, Counter())
+        expected = [str(found.published.get(domain, ""))] if found.published else []
+        rows.append([domain, str(sum(counts.values())), *expected, *(str(counts.get(label, 0)) for label in shown)])
+    print_table(rows, f"{len(found.classes)} classes")
+    sizes = [f"{width}x{height} ({count:,})" for (width, height), count in found.sizes.most_common(3)]
+    more = f" and {len(found.sizes) - 3} other sizes" if len(found.sizes) > 3 else ""
+    print(f"sizes: {', '.join(sizes)}{more}")
+    for domain, (count, published) in found.off.items():
+        print(f"warning: {domain} has {count} images, published are {published}")
+    for domain, classes in found.missing.items():
+        print(f"warning: {domain} has no image of {_some(classes)}")
+    for note in found.notes:
+        print(f"note: {note}")
+    _print_lines("warning: copies of one image", [" = ".join(group) for group in found.duplicates])
+    _print_lines("error: not a readable image", found.unreadable)
+
+
+def _print_lines(title: str, lines: Sequence[str]) -> None:
+    for line in lines[:FEW]:
+        print(f"{title}: {line}")
+    if len(lines) > FEW:
+        print(f"{title}: {len(lines) - FEW} more (--json lists all)")
+
+
+def _print_notes(notes: Sequence[str]) -> None:
+    for note in notes:
+        print(f"note: {note}", file=sys.stderr)
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:FEW]) + (f" and {len(names) - FEW} more" if len(names) > FEW else "")
+
+
+def _megabytes(count: int) -> str:
+    return f"{count / 1e6:,.0f} MB"

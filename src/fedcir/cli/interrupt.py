@@ -1,0 +1,5 @@
+"""What Ctrl-C leaves behind."""
+
+
+class Interrupted(Exception):
+    """The user asked to stop; the message says how to go on."""

@@ -1,0 +1,156 @@
+"""Many image files decoded at once, by processes of their own: Python threads would wait for each other.
+
+`python -m fedcir.data.decode` is one of these processes. It imports no torch, so that it starts at once.
+"""
+
+import hashlib
+import json
+import os
+import queue
+import subprocess
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from PIL import UnidentifiedImageError
+
+from fedcir.data.pictures import read_picture
+
+FEW = 256
+"""So many files are decoded before a process would have started."""
+
+TOGETHER = 32
+"""Files between two words about progress."""
+
+OnFile = Callable[[int, int], None]
+"""Told how many files are done, of how many."""
+
+
+class Look(NamedTuple):
+    """What was seen in a file."""
+
+    digest: str
+    """A hash of its bytes: equal files have equal ones."""
+    width: int
+    height: int
+    error: str
+    """What is wrong with it; empty if nothing is."""
+
+
+def decode_files(
+    paths: Sequence[str], size: int, images: Path | None = None, on_file: OnFile | None = None
+) -> list[Look]:
+    """Look at every file, and write its image into its row of the .npy file `images` where one is given."""
+    rows = range(len(paths))
+    looks: dict[int, Look] = {}
+    for some in _here(paths, rows, size, images) if len(paths) <= FEW else _beside(paths, size, images):
+        looks |= some
+        if on_file is not None:
+            on_file(len(looks), len(paths))
+    return [looks[row] for row in rows]
+
+
+def _here(paths: Sequence[str], rows: Sequence[int], size: int, images: Path | None) -> Iterator[dict[int, Look]]:
+    """Looks by row, some at a time."""
+    with ExitStack() as stack:
+        into = None if images is None else stack.enter_context(open(images, "r+b", buffering=0))
+        header = 0 if images is None else np.load(images, mmap_mode="r").offset
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")  # large images are welcome, and odd metadata does no harm
+        for start in range(0, len(rows), TOGETHER):
+            some = {}
+            for row, path in zip(rows[start : start + TOGETHER], paths[start : start + TOGETHER], strict=True):
+                some[row], pixels = _decode(path, size)
+                if into is not None and pixels:
+                    into.seek(header + row * len(pixels))
+                    into.write(pixels)
+            yield some
+        if into is not None:
+            os.fsync(into.fileno())
+
+
+def _decode(path: str, size: int) -> tuple[Look, bytes]:
+    try:
+        with open(path, "rb") as file:
+            encoded = file.read()
+        picture, (width, height) = read_picture(encoded, size)
+    except UnidentifiedImageError:
+        return Look("", 0, 0, "its content is no image of a known kind"), b""
+    except Exception as error:  # Pillow raises nearly anything on a damaged file
+        return Look("", 0, 0, " ".join(str(error).split()) or type(error).__name__), b""
+    return Look(hashlib.blake2b(encoded, digest_size=16).hexdigest(), width, height, ""), picture.tobytes()
+
+
+def _beside(paths: Sequence[str], size: int, images: Path | None) -> Iterator[dict[int, Look]]:
+    """The same by as many processes as there are cores."""
+    count = os.cpu_count() or 1
+    answers: queue.Queue[dict[int, Look] | None] = queue.Queue()
+    workers = []
+    try:
+        for number in range(count):
+            rows = range(number, len(paths), count)
+            job = {
+                "paths": [paths[row] for row in rows],
+                "rows": list(rows),
+                "size": size,
+                "images": None if images is None else str(images),
+            }
+            workers.append(_start(job, answers))
+        running = count
+        while running:
+            answer = answers.get()
+            if answer is None:
+                running -= 1
+            else:
+                yield answer
+        for worker in workers:
+            if code := worker.wait():
+                raise OSError(f"a process that decodes images ended with code {code}: is there enough memory and disk?")
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.wait()
+
+
+def _start(job: dict[str, Any], answers: "queue.Queue[dict[int, Look] | None]") -> "subprocess.Popen[str]":
+    worker = subprocess.Popen(
+        [sys.executable, "-P", "-m", "fedcir.data.decode"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        encoding="ascii",
+        start_new_session=True,  # Ctrl-C is for the process that waits for it
+    )
+    assert worker.stdin is not None
+    assert worker.stdout is not None
+    try:
+        json.dump(job, worker.stdin)
+        worker.stdin.close()
+    except BrokenPipeError:
+        pass  # it died at its start; its exit code will tell
+    output = worker.stdout
+
+    def listen() -> None:
+        for line in output:
+            answers.put({row: Look(*look) for row, look in json.loads(line)})
+        answers.put(None)
+
+    threading.Thread(target=listen, daemon=True).start()
+    return worker
+
+
+def main() -> None:
+    """Do the job that standard input describes, with a line of answer every few files."""
+    job = json.load(sys.stdin)
+    images = None if job["images"] is None else Path(job["images"])
+    for some in _here(job["paths"], job["rows"], job["size"], images):
+        print(json.dumps(list(some.items())), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,125 @@
+"""Published files fetched over the network: resumable, checked, and put to their place only when whole."""
+
+import hashlib
+import os
+import shutil
+import tarfile
+import urllib.error
+import urllib.request
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from fedcir.types import InputError
+
+OnBytes = Callable[[str, int, int | None], None]
+"""Told a file's name, how many bytes of it are there, and how many it has in all."""
+
+CHUNK = 1 << 20
+TIMEOUT = 30.0
+
+
+@dataclass(frozen=True)
+class Download:
+    url: str
+    makes: str
+    """The file or folder below the root that it gives; it is not fetched where that exists."""
+    sha512: str = ""
+    """How its hash begins, where somebody has written it down."""
+    size: int | None = None
+    """Its bytes, where they are published."""
+
+
+class NoAnswer(InputError):
+    """The host could not be reached, or does not have the file."""
+
+
+def fetch(download: Download, root: Path, on_bytes: OnBytes | None = None) -> None:
+    """Get a file and unpack it where it is an archive. What is there of it already is not fetched again."""
+    if (root / download.makes).exists():
+        return
+    root.mkdir(parents=True, exist_ok=True)
+    name = Path(urlsplit(download.url).path).name or download.makes
+    part = root / f".{Path(download.makes).name}.part"
+    _receive(download, part, name, on_bytes)
+    _check(download, part)
+    if tarfile.is_tarfile(part) or zipfile.is_zipfile(part):
+        _unpack(part, root, download)
+        part.unlink()
+    else:
+        os.replace(part, root / download.makes)
+
+
+def _receive(download: Download, part: Path, name: str, on_bytes: OnBytes | None) -> None:
+    done = part.stat().st_size if part.exists() else 0
+    if done and done == download.size:
+        return
+    headers = {"User-Agent": "fedcir", **({"Range": f"bytes={done}-"} if done else {})}
+    host = urlsplit(download.url).hostname
+    try:
+        with urllib.request.urlopen(urllib.request.Request(download.url, headers=headers), timeout=TIMEOUT) as answer:
+            if answer.status != 206:  # the server sends the whole again
+                done = 0
+            left = answer.headers.get("Content-Length")
+            total = download.size if left is None else done + int(left)
+            with open(part, "ab" if done else "wb") as file:
+                while chunk := answer.read(CHUNK):
+                    file.write(chunk)
+                    done += len(chunk)
+                    if on_bytes is not None:
+                        on_bytes(name, done, total)
+    except urllib.error.HTTPError as error:
+        if error.code == 416 and done:  # nothing is left to send
+            return
+        raise NoAnswer(f"{host} answers {error.code} {error.reason} for {download.url}") from error
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "reason", None) or error
+        raise NoAnswer(f"{host} does not answer ({reason}) for {download.url}; what came is kept") from error
+    if total is not None and done < total:
+        raise NoAnswer(f"{host} sent {done} of {total} bytes of {download.url}; what came is kept")
+
+
+def _check(download: Download, part: Path) -> None:
+    """Its size and hash are the published ones; a file that is not what it should be is removed."""
+    size = part.stat().st_size
+    if download.size is not None and size != download.size:
+        part.unlink()
+        raise InputError(f"{download.url} has {size} bytes, not the published {download.size}: fetch it by hand")
+    if download.sha512:
+        with open(part, "rb") as file:
+            found = hashlib.file_digest(file, "sha512").hexdigest()
+        if not found.startswith(download.sha512):
+            part.unlink()
+            raise InputError(
+                f"{download.url} has the SHA-512 {found[:16]}..., not {download.sha512[:16]}...: try again"
+            )
+
+
+def _unpack(archive: Path, root: Path, download: Download) -> None:
+    """Unpack beside, then move, what says that it is all there last. The archives' own checksums are verified."""
+    beside = archive.with_suffix(".unpacked")
+    shutil.rmtree(beside, ignore_errors=True)
+    try:
+        if zipfile.is_zipfile(archive):
+            with zipfile.ZipFile(archive) as opened:
+                opened.extractall(beside)
+        else:
+            with tarfile.open(archive) as packed:
+                packed.extractall(beside, filter="data")
+    except (zipfile.BadZipFile, tarfile.TarError, EOFError, OSError) as error:
+        shutil.rmtree(beside, ignore_errors=True)
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        archive.unlink()
+        raise InputError(f"{download.url} is damaged: {error}; try again") from error
+    inside = beside
+    if not (inside / download.makes).exists():  # some wrap everything into one folder
+        inside = next((each for each in beside.iterdir() if (each / download.makes).exists()), beside)
+    for each in sorted(inside.iterdir(), key=lambda path: path.name == download.makes):
+        if not (root / each.name).exists():
+            os.replace(each, root / each.name)
+    shutil.rmtree(beside)
+    if not (root / download.makes).exists():
+        raise InputError(f"{download.url} does not hold {download.makes}: unpack it by hand")

@@ -1,0 +1,118 @@
+"""`hub`: any dataset of the Hugging Face libraries that has columns for image, label and domain.
+
+From the hub by its name (flwrlabs/pacs), from a folder that `save_to_disk` wrote, or from parquet files.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedcir.data.items import Found, Item
+from fedcir.types import InputError
+
+
+@dataclass(frozen=True)
+class Cells:
+    """Images that are cells of a table."""
+
+    items: Sequence[Item]
+    table: Any
+    column: str
+
+    def only(self, rows: Sequence[int]) -> "Cells":
+        return Cells([self.items[row] for row in rows], self.table.select(rows), self.column)
+
+    def fingerprint(self) -> str:
+        key = f"{self.column}\0{self.table._fingerprint}"
+        return hashlib.blake2b(key.encode(), digest_size=16).hexdigest()
+
+    def paths(self, staging: Path) -> list[str]:
+        paths = []
+        for row, cell in enumerate(self.table.select_columns([self.column])):
+            value = cell[self.column] or {}
+            path = value.get("path") or ""
+            if value.get("bytes") is not None:
+                path = str(staging / f"{row:08d}")
+                Path(path).write_bytes(value["bytes"])
+            paths.append(path)
+        return paths
+
+
+def hub(root: str, columns: Sequence[str]) -> Found:
+    """The rows of all splits; those of a split named test are for testing."""
+    if len(columns) != 3:
+        raise InputError(f"data.columns names image, label and domain, three columns, got {', '.join(columns)!r}")
+    image, label, domain = columns
+    splits = _load(root)
+    items = []
+    for split, table in splits.items():
+        for column in columns:
+            if column not in table.column_names:
+                raise InputError(
+                    f"{root} has no column {column!r}, it has {', '.join(table.column_names)}: "
+                    "name yours by --set data.columns=IMAGE,LABEL,DOMAIN"
+                )
+        test = split == "test" if "test" in splits else None
+        pairs = zip(_words(table, label), _words(table, domain), strict=True)
+        items += [Item(f"{split}/{row:06d}", where, what, test) for row, (what, where) in enumerate(pairs)]
+    if not items:
+        raise InputError(f"{root} holds no row")
+    return Found(Cells(items, _undecoded(list(splits.values()), image, root), image))
+
+
+def _load(root: str) -> dict[str, Any]:
+    """Tables by split."""
+    try:
+        import datasets
+    except ImportError:
+        raise InputError("dataset 'hub' needs the datasets library: pip install 'fedcir[hub]'") from None
+    place = Path(root)
+    datasets.disable_progress_bars()
+    try:
+        if place.is_dir() and any((place / name).exists() for name in ("dataset_dict.json", "state.json")):
+            loaded = datasets.load_from_disk(root)
+        elif place.exists():
+            files = [place] if place.is_file() else sorted(place.rglob("*.parquet"))
+            if not files:
+                raise InputError(f"data.root: {root} holds no .parquet file and no saved dataset")
+            loaded = datasets.load_dataset("parquet", data_files=_by_split(files))
+        else:
+            loaded = datasets.load_dataset(root)
+    except InputError:
+        raise
+    except Exception as error:  # the library raises nearly anything
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise InputError(
+            f"cannot open {root!r} from the hub: {reason[:300]}; "
+            "give the name of a dataset there, or a local folder or .parquet file of it"
+        ) from error
+    finally:
+        datasets.enable_progress_bars()
+    return dict(loaded) if isinstance(loaded, datasets.DatasetDict) else {"train": loaded}
+
+
+def _by_split(files: Sequence[Path]) -> dict[str, list[str]]:
+    """Files by the split that their names begin with, as on the hub: train-00000-of-00002.parquet."""
+    splits: dict[str, list[str]] = {}
+    for file in files:
+        first = file.stem.partition("-")[0]
+        splits.setdefault(first if first in ("train", "validation", "test") else "train", []).append(str(file))
+    return splits
+
+
+def _undecoded(tables: Sequence[Any], column: str, root: str) -> Any:
+    import datasets
+
+    try:
+        only = [table.select_columns([column]).cast_column(column, datasets.Image(decode=False)) for table in tables]
+        return datasets.concatenate_datasets(only)
+    except Exception as error:
+        raise InputError(f"the column {column!r} of {root} holds no images: {error}") from error
+
+
+def _words(table: Any, column: str) -> list[str]:
+    """The values of a column, by name where they are numbered classes."""
+    names = getattr(table.features[column], "names", None)
+    return [names[value] if names is not None and value is not None else str(value) for value in table[column]]

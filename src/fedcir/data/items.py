@@ -1,0 +1,75 @@
+"""Encoded images before they are decoded: which there are, and where each lies."""
+
+import hashlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from fedcir.types import InputError
+
+
+class Item(NamedTuple):
+    """One image."""
+
+    name: str
+    """Its path below the dataset's root, with / between the parts; the same on every machine."""
+    domain: str
+    label: str
+    test: bool | None = None
+    """Whether a published list puts it into the test set; None where none tells."""
+    group: str | None = None
+    """Images of one group, such as a burst of one camera, are never divided between train and test."""
+
+
+class Pictures(Protocol):
+    """The images of a dataset, wherever they lie."""
+
+    @property
+    def items(self) -> Sequence[Item]: ...
+
+    def only(self, rows: Sequence[int]) -> "Pictures":
+        """Some of them."""
+        ...
+
+    def fingerprint(self) -> str:
+        """A hash that changes when an image does, found without reading any."""
+        ...
+
+    def paths(self, staging: Path) -> list[str]:
+        """A file for each item; what is not a file yet is written into `staging`."""
+        ...
+
+
+class Found(NamedTuple):
+    """What a source found, and what its user should know about it."""
+
+    pictures: Pictures
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Files:
+    """Images that are files below a root."""
+
+    root: Path
+    items: Sequence[Item]
+
+    def only(self, rows: Sequence[int]) -> "Files":
+        return Files(self.root, [self.items[row] for row in rows])
+
+    def fingerprint(self) -> str:
+        root = os.fspath(self.root.resolve())
+        digest = hashlib.blake2b(root.encode(errors="surrogateescape"), digest_size=16)
+        for item in self.items:
+            try:
+                status = os.stat(f"{root}/{item.name}")
+            except OSError as error:
+                raise InputError(f"{self.root / item.name} is missing, or a link that leads nowhere") from error
+            digest.update(f"\0{item.name}\0{status.st_size}\0{status.st_mtime_ns}".encode())
+        return digest.hexdigest()
+
+    def paths(self, staging: Path) -> list[str]:
+        root = os.fspath(self.root.resolve())
+        return [f"{root}/{item.name}" for item in self.items]

@@ -1,0 +1,96 @@
+"""Decoded images to a dataset: without duplicates, and divided into train and test before anything else."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedcir.data.cache import Prepared
+from fedcir.data.domains import Domain, Domains, Labels, Rows, Split, stratified_sample
+from fedcir.data.items import Item
+from fedcir.rng import numpy_rng
+from fedcir.types import InputError
+
+
+@dataclass(frozen=True)
+class Splitting:
+    """How images are divided where no list tells."""
+
+    test_fraction: float
+    seed: int
+
+
+def split_items(name: str, items: Sequence[Item], prepared: Prepared, splitting: Splitting) -> Domains:
+    """The dataset of these images, every domain divided into train and test."""
+    kept = without_duplicates(items, prepared.digests)
+    classes = tuple(sorted({item.label for item in items}))
+    number = {label: i for i, label in enumerate(classes)}
+    rows_of: dict[str, list[int]] = {item.domain: [] for item in items}
+    for row in kept.tolist():
+        rows_of[items[row].domain].append(row)
+    domains = []
+    for domain, held in rows_of.items():
+        some = [items[row] for row in held]
+        labels = np.array([number[item.label] for item in some], dtype=np.int64)
+        whole = Split(prepared.images, labels, [item.name for item in some], np.array(held, dtype=np.int64))
+        test = _test_rows(some, labels, splitting, domain)
+        if not len(test) or len(test) == len(some):
+            raise InputError(
+                f"domain {domain!r} has {len(some)} different images, too few to train and to test on: "
+                "add some, or leave the domain out"
+            )
+        train = np.setdiff1d(np.arange(len(some)), test)
+        domains.append(Domain(domain, whole.take(train), whole.take(test)))
+    twice = len(items) - len(kept)
+    notes = (f"{twice} of {len(items)} files are copies of others and are left out",) if twice else ()
+    return Domains(name, classes, tuple(domains), prepared.content, notes)
+
+
+def without_duplicates(items: Sequence[Item], digests: NDArray[np.void]) -> Rows:
+    """Rows of which no two are the same file, ascending. Of equal ones a test image stays, else the first."""
+    _, kinds = np.unique(digests, return_inverse=True)
+    train_last = np.array([not item.test for item in items])
+    order = np.lexsort((np.arange(len(items)), train_last, kinds))
+    first = np.flatnonzero(np.diff(kinds[order], prepend=-1))
+    return np.sort(order[first])
+
+
+def with_validation(domain: Domain, fraction: float, seed: int) -> Domain:
+    """A share of every class of the training images set aside."""
+    rng = numpy_rng(seed, "validation", domain.name)
+    held = _leaving_one(domain.train.labels, fraction, rng)
+    if not len(held):
+        raise InputError(
+            f"data.val_fraction={fraction} of the {len(domain.train)} training images of {domain.name!r} is none: "
+            "raise it"
+        )
+    kept = np.setdiff1d(np.arange(len(domain.train)), held)
+    return replace(domain, train=domain.train.take(kept), validation=domain.train.take(held))
+
+
+def _test_rows(items: Sequence[Item], labels: Labels, splitting: Splitting, domain: str) -> Rows:
+    """The test samples: those of a list where there is one, else a seeded share of every class."""
+    if any(item.test is not None for item in items):
+        return np.flatnonzero([bool(item.test) for item in items])
+    rng = numpy_rng(splitting.seed, "test", domain)
+    groups: dict[str | int, list[int]] = {}
+    for row, item in enumerate(items):
+        groups.setdefault(row if item.group is None else item.group, []).append(row)
+    together = list(groups.values())
+    drawn = _leaving_one(labels[[rows[0] for rows in together]], splitting.test_fraction, rng)
+    return np.sort(np.array([row for group in drawn for row in together[group]], dtype=np.int64))
+
+
+def _leaving_one(labels: Labels, fraction: float, rng: np.random.Generator) -> Rows:
+    """A stratified sample that takes at least one, and of no class all."""
+    drawn = stratified_sample(labels, max(1, round(len(labels) * fraction)), rng)
+    rest = set(labels[np.setdiff1d(np.arange(len(labels)), drawn)].tolist())
+    spared: set[int] = set()
+    taken = []
+    for row in drawn.tolist():
+        label = int(labels[row])
+        if label in rest or label in spared:
+            taken.append(row)
+        spared.add(label)
+    return np.array(taken, dtype=np.int64)
