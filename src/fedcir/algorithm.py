@@ -62,7 +62,10 @@ class Algorithm:
         return replace(state, round=ctx.round, shared={**state.shared, **means})
 
     def predict(self, modules: Modules, x: Tensor, ctx: LocalContext) -> Tensor:
-        """Logits (or log-probabilities) of a batch, with the networks in evaluation mode."""
+        """Logits (or log-probabilities) of a batch, with the networks in evaluation mode.
+
+        Of what the server shares, only the groups that `trains` names are received for it.
+        """
         logits: Tensor = modules["model"](x)
         return logits
 
@@ -81,4 +84,5 @@ class Algorithm:
         averaged = {name: running.value() for name, running in means.items()}
         if ctx.batchnorm == "pooled":
             averaged = {name: pooled_variances(bag) for name, bag in averaged.items()}
+        ctx.merged(averaged)
         return averaged, kept

@@ -126,24 +126,5 @@ def not_finite(groups: Groups) -> str | None:
     return None
 
 
-def optimizer_arrays(optimizer: torch.optim.Optimizer) -> Arrays:
-    """An optimiser's state as a bag: the moments of parameter 3 are "3.exp_avg" and so on."""
-    state = optimizer.state_dict()["state"]
-    return {
-        f"{index}.{key}": value.detach().cpu().clone()
-        for index, values in state.items()
-        for key, value in values.items()
-    }
-
-
-def load_optimizer(optimizer: torch.optim.Optimizer, bag: Arrays) -> None:
-    """Put back what `optimizer_arrays` took out; an empty bag is a fresh optimiser."""
-    state: dict[int, Arrays] = {}
-    for name, tensor in bag.items():
-        index, key = name.split(".", 1)
-        state.setdefault(int(index), {})[key] = tensor.clone()
-    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
-
-
 def _kind(tensor: Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"

@@ -151,6 +151,8 @@ class AlgorithmConfig:
 @dataclass(frozen=True)
 class RunConfig:
     seed: int = 0
+    workers: int | None = None
+    """Processes that train on a CPU; as many as there are cores if not given. Results do not depend on it."""
     threads: int = 1
     """Torch threads of a training process: results depend on it, so it is saved."""
     device: str = "auto"
@@ -161,6 +163,7 @@ class RunConfig:
     def __post_init__(self) -> None:
         require_at_least("run.seed", self.seed, 0)
         require_at_least("run.threads", self.threads, 1)
+        require_at_least("run.workers", self.workers, 1)
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from fedcir.cost import step_flops
 from fedcir.data.augment import augment
 from fedcir.data.examples import Examples
 from fedcir.federation import Client
+from fedcir.optim import SGD
 from fedcir.rng import numpy_rng, torch_rng
 from fedcir.types import Arrays, ClientReply, Groups, LocalContext, Modules
 
@@ -40,17 +41,23 @@ class Worker:
     """What a client that has kept nothing yet starts from."""
     flops: dict[tuple[str, ...], int] = field(default_factory=dict)
     """FLOPs of a step by the groups received, each counted once."""
+    optimizer: SGD = field(init=False)
 
     def __post_init__(self) -> None:
         for module in self.modules.values():
             module.to(self.device, memory_format=self.layout)  # type: ignore[call-overload]
         self.first.update(self.to_keep())
+        trained = (*self.algorithm.trains, *self.algorithm.keeps)
+        sgd = SGD(p for name in trained for p in self.modules[name].parameters())
+        object.__setattr__(self, "optimizer", sgd)
 
     def to_keep(self) -> Groups:
         """A copy of what a client keeps: modules of its own, and its BatchNorm statistics where they are local."""
         kept = {name: snapshot(self.modules[name]) for name in self.algorithm.keeps}
-        statistics = {n: t for n, t in snapshot(self.modules["model"]).items() if is_statistic(n)}
-        return {**kept, "batchnorm": statistics} if self.keeps_statistics and statistics else kept
+        if self.keeps_statistics:
+            statistics = {n: t for n, t in snapshot(self.modules["model"]).items() if is_statistic(n)}
+            kept |= {"batchnorm": statistics} if statistics else {}
+        return kept
 
 
 def fit(worker: Worker, client: Client, received: Groups, kept: Groups, round: int) -> tuple[ClientReply, Groups]:
@@ -64,14 +71,9 @@ def fit(worker: Worker, client: Client, received: Groups, kept: Groups, round: i
     trained = (*algorithm.trains, *algorithm.keeps)
     for name, module in modules.items():
         module.train(name in trained)
-    parameters = [p for name in trained for p in modules[name].parameters()]
-    optimizer = torch.optim.SGD(
-        parameters,
-        lr=learning_rate(worker.local, round, worker.total_rounds),
-        momentum=worker.local.momentum,
-        weight_decay=worker.local.weight_decay,
-        fused=True,
-    )
+    optimizer = worker.optimizer
+    optimizer.restart()
+    lr = learning_rate(worker.local, round, worker.total_rounds)
     sums: Arrays = {}
     flops = 0
     rng = numpy_rng(worker.seed, "batches", round, client.id)
@@ -84,7 +86,7 @@ def fit(worker: Worker, client: Client, received: Groups, kept: Groups, round: i
         losses = algorithm.local_loss(modules, x, y, ctx)
         optimizer.zero_grad()
         losses.total.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
+        optimizer.step(lr, worker.local.momentum, worker.local.weight_decay)
         for name, term in {**losses.terms, "total": losses.total}.items():
             sums[name] = sums[name] + term.detach() if name in sums else term.detach()
     for module in modules.values():

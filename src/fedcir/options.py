@@ -30,6 +30,7 @@ class Options:
     active: Annotated[int | None, typer.Option(help="Clients that train in a round; all by default.")] = None
     beta: Annotated[float | None, typer.Option(help="Dirichlet label skew within a domain; small is skewed.")] = None
     hold_out: Annotated[str | None, typer.Option(help="Domain that is tested on but not trained on.")] = None
+    workers: Annotated[int | None, typer.Option(help="Processes that train; as many as cores by default.")] = None
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or mps.")] = None
     eval_every: Annotated[int | None, typer.Option(help="Evaluate every so many rounds.")] = None
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder for the results.")] = None
@@ -86,6 +87,7 @@ _PLACES = {
     "beta": "partition.beta",
     "hold_out": "partition.hold_out",
     "device": "run.device",
+    "workers": "run.workers",
     "eval_every": "server.eval_every",
 }
 

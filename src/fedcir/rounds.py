@@ -36,6 +36,14 @@ class Transport(Protocol):
 
     def evaluate(self, state: ServerState, cohort: Sequence[int]) -> Iterable[ClientReply | Dropped]: ...
 
+    def evaluate_early(self, state: ServerState, cohort: Sequence[int]) -> None:
+        """Begin to evaluate a state that is likely the one that `evaluate` will be asked for, if that can be done."""
+        ...
+
+    def peak_memory(self) -> int:
+        """Bytes that all processes of this machine together have held at most."""
+        ...
+
 
 @dataclass
 class Session:
@@ -55,6 +63,10 @@ class Session:
     folder: RunFolder | None = None
     notes: tuple[str, ...] = ()
     """What the user should know about the data."""
+    loading: float = 0.0
+    """Seconds that opening it took; they count with its first round."""
+    peak_memory: int = 0
+    """Bytes held at most by all processes of this machine, since it was opened."""
 
     @property
     def finished(self) -> bool:
@@ -89,8 +101,10 @@ def run(session: Session, transport: Transport) -> Generator[RoundRecord, None, 
             if folder is not None and (state.round % server.checkpoint_every == 0 or state.round == server.rounds):
                 folder.save_checkpoint(state)
                 saved = state.round
+            record.seconds["load"], session.loading = session.loading, 0.0
             _add(record.seconds, "write", writing)
-            _add(record.seconds, "total", started)
+            _add(record.seconds, "total", started, less=-record.seconds["load"])
+            session.peak_memory = max(session.peak_memory, transport.peak_memory())
             if folder is not None:
                 folder.append(record)
             session.state = state
@@ -130,7 +144,7 @@ def summarise(session: Session) -> dict[str, Any]:
         "rounds": session.state.round,
         "final": _accuracies(evaluated[-1]) if evaluated else None,
         "best": {**_accuracies(best), "picked_on": "validation" if aside else "test"} if best is not None else None,
-        "cost": {**total, "seconds": seconds},
+        "cost": {**total, "peak_memory": session.peak_memory, "seconds": seconds},
     }
 
 
@@ -151,14 +165,21 @@ def _round(session: Session, transport: Transport) -> tuple[RoundRecord, ServerS
     started = time.perf_counter()
     replies = collected.usable(_timed(transport.train(before, cohort), seconds), cohort)
     handed = replace(before, private=clone(before.private))
-    state = session.algorithm.server_step(handed, replies, session.modules, session.context(round))
+    tested = round % server.eval_every == 0 or round == server.rounds
+
+    def merged(means: Groups) -> None:
+        if tested and not_finite(means) is None:
+            transport.evaluate_early(ServerState(round, means), sorted(session.evaluators))
+
+    ctx = replace(session.context(round), merged=merged)
+    state = session.algorithm.server_step(handed, replies, session.modules, ctx)
     if (name := not_finite(state.shared)) is not None:
         raise InputError(f"round {round}: {name} is not finite after the server's step; lower its learning rate")
     _add(seconds, "server", started, less=seconds["train"])
     measured = time.perf_counter()
     tests: _Counts = {}
     aside: _Counts = {}
-    if round % server.eval_every == 0 or round == server.rounds:
+    if tested:
         tests, aside = _test(session, transport, state, collected.dropped)
     _add(seconds, "evaluate", measured)
     accuracy = {domain: correct / count for domain, (correct, count) in tests.items()}
@@ -254,7 +275,8 @@ def _test(
     cohort = sorted(session.evaluators)
     tests: _Counts = {}
     aside: _Counts = {}
-    for reply in _in_order(transport.evaluate(state, cohort), cohort):
+    trained = replace(state, shared={name: state.shared[name] for name in session.algorithm.trains})
+    for reply in _in_order(transport.evaluate(trained, cohort), cohort):
         if isinstance(reply, Dropped):
             dropped.setdefault(str(reply.client_id), f"evaluation: {reply.reason}")
         else:

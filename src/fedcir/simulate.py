@@ -1,9 +1,12 @@
 """A federation on this machine: the serial transport, and how a configured run is opened or resumed."""
 
+import os
+import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 import torch
@@ -12,16 +15,26 @@ from fedcir.algorithm import Algorithm
 from fedcir.algorithms import make_algorithm
 from fedcir.arrays import is_statistic
 from fedcir.config import AlgorithmConfig, Config, ModelConfig, build, config_tables
+from fedcir.cost import peak_memory
 from fedcir.data.decode import OnFile
 from fedcir.federation import Client, Federation, open_federation, pooled
 from fedcir.local import Worker, evaluate, fit
 from fedcir.records import GENERATIONS, ClientStore, RunFolder
 from fedcir.rounds import Session, run
 from fedcir.types import ClientReply, InputError, RoundRecord, ServerState
+from fedcir.workers import WorkerTransport
 
 Rounds = Generator[RoundRecord, None, None]
 
-MAY_DIFFER = {"server.rounds", "server.checkpoint_every", "data.root", "data.lists", "partition.file", "run.device"}
+MAY_DIFFER = {
+    "server.rounds",
+    "server.checkpoint_every",
+    "data.root",
+    "data.lists",
+    "partition.file",
+    "run.device",
+    "run.workers",
+}
 """Settings that a resume may change."""
 
 
@@ -44,6 +57,12 @@ class SerialTransport:
             kept = self.store.load(client, state.round + 1)
             yield evaluate(self.worker, self.clients[client], state.shared, kept, state.round)
 
+    def evaluate_early(self, state: ServerState, cohort: Sequence[int]) -> None:
+        pass
+
+    def peak_memory(self) -> int:
+        return peak_memory()
+
 
 @contextmanager
 def open_run(
@@ -53,12 +72,14 @@ def open_run(
 
     `on_file` is told of images that are decoded, where the dataset has not been prepared.
     """
+    started = time.perf_counter()
     algorithm = make_algorithm(config.algorithm)
     federation = open_federation(config, on_file)
     if keeps_statistics(config, algorithm) and config.partition.hold_out is not None:
         raise InputError("model.batchnorm=local needs training data at every site: it does not go with --hold-out")
-    with open_rounds(resolve(config, algorithm, federation), algorithm, federation, out, resume) as opened:
-        yield opened
+    with open_rounds(resolve(config, algorithm, federation), algorithm, federation, out, resume) as (session, rounds):
+        session.loading = time.perf_counter() - started
+        yield session, rounds
 
 
 @contextmanager
@@ -77,8 +98,19 @@ def open_rounds(
             stack.enter_context(RunFolder(out).locked())
         session = open_session(config, algorithm, federation, out, resume)
         stack.enter_context(_threads(config.run.threads))
-        store = ClientStore(out / "clients" if out else None, GENERATIONS * config.server.checkpoint_every)
-        rounds = run(session, SerialTransport(make_worker(session, federation), federation.clients, store))
+        workers = pick_workers(config, federation)
+        place = out / "clients" if out else None
+        if place is None and workers > 1 and (algorithm.keeps or keeps_statistics(config, algorithm)):
+            place = Path(stack.enter_context(TemporaryDirectory(prefix="fedcir-")))
+        store = ClientStore(place, GENERATIONS * config.server.checkpoint_every)
+        worker = make_worker(session, federation)
+        transport: SerialTransport | WorkerTransport
+        if workers > 1:
+            transport = WorkerTransport(worker, federation.clients, store, workers)
+            stack.callback(transport.close)
+        else:
+            transport = SerialTransport(worker, federation.clients, store)
+        rounds = run(session, transport)
         stack.callback(rounds.close)  # saves the last whole round if the caller stops early
         yield session, rounds
 
@@ -103,6 +135,16 @@ def resolve(config: Config, algorithm: Algorithm, federation: Federation) -> Con
         algorithm=AlgorithmConfig(config.algorithm.name, hyper_parameters(algorithm)),
         run=run,
     )
+
+
+def pick_workers(config: Config, federation: Federation) -> int:
+    """Processes that train: as asked for, else one for every core that has something to do."""
+    if not hasattr(os, "memfd_create") or not hasattr(os, "fork") or not config.run.device.startswith("cpu"):
+        return 1
+    if config.run.workers is not None:
+        return config.run.workers
+    cores = len(os.sched_getaffinity(0)) // config.run.threads
+    return max(1, min(cores, max(config.server.active or 1, len(federation.evaluators))))
 
 
 def layout_for(model: ModelConfig) -> Literal["contiguous", "channels_last"]:

@@ -13,12 +13,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedcir.algorithm import Algorithm
-from fedcir.arrays import load_optimizer, optimizer_arrays, snapshot
+from fedcir.arrays import snapshot
 from fedcir.config import require_at_least, require_not_negative, require_positive
 from fedcir.losses import class_gaussians, gaussian_kl, mixture_nll
 from fedcir.models.encoder import GaussianClassifier, sample
 from fedcir.models.generator import Generator, all_classes, logits_of_heads
 from fedcir.models.task import Task
+from fedcir.optim import Adam
 from fedcir.types import Arrays, ClientReply, InputError, LocalContext, Losses, Modules, ServerContext, ServerState
 
 
@@ -129,12 +130,11 @@ class FedCiR(Algorithm):
         self, generator: Generator, heads: list[tuple[Tensor, Tensor]], optimizer_state: Arrays, ctx: ServerContext
     ) -> Arrays:
         """E_g steps on the mixture of the clients' heads; gives the optimiser's state after them."""
-        optimizer = torch.optim.Adam(generator.parameters(), lr=self.generator_lr)
-        load_optimizer(optimizer, optimizer_state)
+        optimizer = Adam(generator.parameters(), self.generator_lr, optimizer_state)
         for _ in range(self.generator_steps):
             labels = torch.randint(ctx.num_classes, (ctx.batch_size,), generator=ctx.rng)
             z = generator(generator.draw(ctx.batch_size, ctx.rng), labels, "update")  # (B, Z)
             optimizer.zero_grad()
             mixture_nll(logits_of_heads(z, heads), labels).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
-        return optimizer_arrays(optimizer)
+        return optimizer.state

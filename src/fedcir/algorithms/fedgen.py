@@ -12,12 +12,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedcir.algorithm import Algorithm, Batch
-from fedcir.arrays import load_optimizer, optimizer_arrays, snapshot
+from fedcir.arrays import snapshot
 from fedcir.config import require_at_least, require_not_negative, require_positive
 from fedcir.losses import distillation_kl, diversity, teacher_loss
 from fedcir.models.encoder import Classifier
 from fedcir.models.generator import Generator, logits_of_heads
 from fedcir.models.task import Task
+from fedcir.optim import Adam
 from fedcir.types import Arrays, ClientReply, Groups, LocalContext, Losses, Modules, ServerContext, ServerState
 
 
@@ -93,8 +94,7 @@ class FedGen(Algorithm):
         generator = modules["generator"]
         assert isinstance(generator, Generator)
         generator.load_state_dict(state.private["generator"])
-        optimizer = torch.optim.Adam(generator.parameters(), lr=self.generator_lr)
-        load_optimizer(optimizer, state.private["optimizer"])
+        optimizer = Adam(generator.parameters(), self.generator_lr, state.private["optimizer"])
         for _ in range(self.generator_steps):
             labels = torch.randint(ctx.num_classes, (ctx.batch_size,), generator=ctx.rng)
             noise = generator.draw(ctx.batch_size, ctx.rng, self.noise_kind)
@@ -104,5 +104,5 @@ class FedGen(Algorithm):
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
         trained = snapshot(generator)
-        private = {"generator": trained, "optimizer": optimizer_arrays(optimizer)}
+        private = {"generator": trained, "optimizer": optimizer.state}
         return ServerState(ctx.round, {**means, "generator": trained}, private)

@@ -66,7 +66,6 @@ def compare(
     ] = "fedavg,fedreg,fedalign,fedcir",
     seeds: Annotated[str, typer.Option(help="Seeds, comma-separated.")] = "0",
     target: Annotated[float | None, typer.Option(help="Accuracy to reach; by default the baseline's last.")] = None,
-    workers: Annotated[int | None, typer.Option(help="Runs at a time; as many as there are cores by default.")] = None,
 ) -> None:
     """Train several methods on the same clients, splits and batches, and put them side by side."""
     from dataclasses import asdict
@@ -82,7 +81,7 @@ def compare(
     names, numbers = _algorithms(algorithms), _seeds(seeds)
     out = options.out or Path("runs", "compare")
     jobs = {(name, seed): out / f"{Path(name).stem}-{seed}" for seed in numbers for name in names}
-    _run_all(options, jobs, (os.cpu_count() or 1) if workers is None else workers)
+    _run_all(options, jobs)
     runs = {Path(name).stem: {seed: RunFolder(jobs[name, seed]) for seed in numbers} for name in names}
     baseline = "fedavg" if "fedavg" in runs else next(iter(runs))
     methods = compare_runs(runs, baseline, target)
@@ -123,13 +122,17 @@ def _seeds(text: str) -> list[int]:
         raise InputError(f"--seeds takes whole numbers such as 0,1,2, got {text!r}") from None
 
 
-def _run_all(options: Options, jobs: "dict[tuple[str, int], Path]", workers: int) -> None:
-    """Do the runs that are not finished yet, showing how they go."""
+def _run_all(options: Options, jobs: "dict[tuple[str, int], Path]") -> None:
+    """Do the runs that are not finished yet, several at a time, showing how they go."""
+    from dataclasses import replace
+
     from fedcir.federation import open_federation
     from fedcir.progress import Display, Meter
     from fedcir.records import RunFolder
     from fedcir.sweep import Job, sweep
 
+    workers = (os.cpu_count() or 1) if options.workers is None else options.workers
+    options = replace(options, workers=max(1, workers // max(1, len(jobs))))  # of each run
     planned = [Job(options.to_config(name, seed), path) for (name, seed), path in jobs.items()]
     for job in planned:
         _check_fields(job.config.algorithm)

@@ -1,0 +1,318 @@
+"""Resident worker processes: this process and copies of it, which keep networks, data maps and buffers alive.
+
+The copies are made by fork, so they start at once, share what was loaded, and take Datasets and modules of any kind.
+Tensors travel through memory without a name, which the system frees when the last process that has it ends; the few
+words beside them are JSON. Nothing is pickled.
+"""
+
+import ctypes
+import json
+import mmap
+import os
+import queue
+import signal
+import sys
+import threading
+import warnings
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
+from typing import Any, Literal, NamedTuple
+
+import torch
+
+from fedcir.arrays import clone
+from fedcir.cost import peak_memory
+from fedcir.federation import Client
+from fedcir.local import Worker, evaluate, fit
+from fedcir.records import ClientStore
+from fedcir.types import ClientReply, Groups, InputError, ServerState
+
+ALIGNMENT = 64
+Layout = list[tuple[str, list[tuple[str, str, list[int], int]]]]
+"""Where tensors lie: by group, each one's name, dtype, shape and offset."""
+
+What = Literal["train", "evaluate"]
+
+
+class Arena:
+    """Tensors in memory that processes share."""
+
+    def __init__(self) -> None:
+        self._file = os.memfd_create("fedcir")
+        self._map: mmap.mmap | None = None
+
+    def write(self, groups: Groups) -> Layout:
+        layout: Layout = []
+        end = 0
+        for group, bag in groups.items():
+            places = []
+            for name, tensor in bag.items():
+                places.append((name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape), end))
+                end += -(-tensor.numel() * tensor.element_size() // ALIGNMENT) * ALIGNMENT
+            layout.append((group, places))
+        if self._map is None or len(self._map) < end:
+            os.ftruncate(self._file, max(end, ALIGNMENT))
+        for group, bag in self.read(layout).items():
+            for name, tensor in bag.items():
+                tensor.copy_(groups[group][name])
+        return layout
+
+    def read(self, layout: Layout) -> Groups:
+        """Views of what was written; a copy is the caller's business."""
+        size = os.fstat(self._file).st_size
+        if size and (self._map is None or len(self._map) < size):
+            self._map = mmap.mmap(self._file, size)
+        return {group: {place[0]: self._view(*place[1:]) for place in places} for group, places in layout}
+
+    def _view(self, dtype: str, shape: list[int], offset: int) -> torch.Tensor:
+        kind, count = getattr(torch, dtype), torch.Size(shape).numel()
+        if not count:
+            return torch.empty(shape, dtype=kind)
+        assert self._map is not None
+        return torch.frombuffer(self._map, dtype=kind, count=count, offset=offset).view(shape)
+
+    def close(self) -> None:
+        self._map = None
+        os.close(self._file)
+
+
+@dataclass
+class Child:
+    """A worker process, as the first one sees it."""
+
+    pid: int
+    pipe: Connection
+    answers: tuple[Arena, Arena]
+    """It writes into one while the other is read."""
+    turn: int = 0
+    memory: int = 0
+    """Bytes it has held at most."""
+
+
+class Again(NamedTuple):
+    """A client that this process must do itself."""
+
+    client: int
+    because: str = ""
+    """What happened to the worker that had it."""
+
+
+@dataclass
+class Work:
+    """Clients that are to train or to test one state."""
+
+    what: What
+    round: int
+    shared: Groups
+    left: deque[int]
+    count: int
+    answers: "queue.Queue[ClientReply | Again | Exception]" = field(default_factory=queue.Queue)
+
+
+class WorkerTransport:
+    """Clients spread over this process and others, the longest first."""
+
+    def __init__(self, worker: Worker, clients: Sequence[Client], store: ClientStore, workers: int) -> None:
+        self.worker, self.clients, self.store = worker, clients, store
+        self._state = Arena()
+        self._children: list[Child] = []
+        self._server: threading.Thread | None = None
+        self._early: Work | None = None
+        for _ in range(workers - 1):
+            self._children.append(self._fork())
+
+    def train(self, state: ServerState, cohort: Sequence[int]) -> Iterator[ClientReply]:
+        yield from self._finish(self._begin("train", state.round + 1, state.shared, cohort))
+
+    def evaluate(self, state: ServerState, cohort: Sequence[int]) -> Iterator[ClientReply]:
+        work, self._early = self._early, None
+        if work is not None and not _same(work, state):
+            for _ in self._finish(work):  # what was tested is not what the round came to
+                pass
+            work = None
+        yield from self._finish(work or self._begin("evaluate", state.round, state.shared, cohort))
+
+    def evaluate_early(self, state: ServerState, cohort: Sequence[int]) -> None:
+        """Let the other processes begin while this one is still busy."""
+        if self._children:
+            self._early = self._begin("evaluate", state.round, state.shared, cohort)
+
+    def peak_memory(self) -> int:
+        """Bytes that all processes together have held at most."""
+        return peak_memory() + sum(child.memory for child in self._children)
+
+    def close(self) -> None:
+        """End all other processes; nothing of them is left."""
+        children, self._children = self._children, []
+        for child in children:
+            _kill(child)
+        if self._server is not None:
+            self._server.join()
+        for child in children:
+            child.pipe.close()
+            for arena in child.answers:
+                arena.close()
+        self._state.close()
+
+    def _begin(self, what: What, round: int, shared: Groups, cohort: Sequence[int]) -> Work:
+        left = deque(sorted(cohort, key=lambda client: -self._size(what, client)))
+        work = Work(what, round, shared, left, len(cohort))
+        if self._children and len(cohort) > 1:
+            if self._server is not None:
+                self._server.join()
+            job = {"what": what, "round": round, "state": self._state.write(shared)}
+            self._server = threading.Thread(target=self._serve, args=(work, job), daemon=True)
+            self._server.start()
+        return work
+
+    def _finish(self, work: Work) -> Iterator[ClientReply]:
+        """Do what is left of the work here, beside the others, and give every reply."""
+        for _ in range(work.count):
+            reply: ClientReply | Again | Exception
+            if work.answers.empty() and work.left:
+                try:
+                    reply = Again(work.left.popleft())
+                except IndexError:  # another process was quicker
+                    reply = work.answers.get()
+            else:
+                reply = work.answers.get()
+            if isinstance(reply, Exception):
+                raise reply
+            if isinstance(reply, Again):
+                if reply.because:
+                    warnings.warn(f"{reply.because}; client {reply.client} is done again", RuntimeWarning, stacklevel=2)
+                reply = self._do(work.what, reply.client, work.shared, work.round)
+            yield reply
+
+    def _do(self, what: What, client: int, shared: Groups, round: int) -> ClientReply:
+        if what == "evaluate":
+            return evaluate(self.worker, self.clients[client], shared, self.store.load(client, round + 1), round)
+        reply, keep = fit(self.worker, self.clients[client], shared, self.store.load(client, round), round)
+        self.store.save(client, round, keep)
+        return reply
+
+    def _size(self, what: What, client: int) -> int:
+        data = self.clients[client].train if what == "train" else self.clients[client].test
+        return len(data or ())
+
+    def _serve(self, work: Work, job: dict[str, Any]) -> None:
+        """Hand out the work to the other processes and take in their answers, in a thread of its own."""
+        busy: dict[Connection, tuple[Child, int]] = {}
+
+        def hand_to(child: Child) -> None:
+            try:
+                client = work.left.popleft()
+            except IndexError:
+                return
+            try:
+                child.turn = 1 - child.turn
+                child.pipe.send_bytes(json.dumps({**job, "client": client, "turn": child.turn}).encode())
+                busy[child.pipe] = (child, client)
+            except OSError:
+                work.answers.put(Again(client, self._lost(child)))
+
+        for child in list(self._children):
+            hand_to(child)
+        while busy:
+            for pipe in wait(list(busy)):
+                assert isinstance(pipe, Connection)
+                child, client = busy.pop(pipe)
+                try:
+                    answer = json.loads(pipe.recv_bytes())
+                except (EOFError, OSError):
+                    work.answers.put(Again(client, self._lost(child)))
+                    continue
+                written = child.answers[child.turn]
+                hand_to(child)
+                if "error" in answer:
+                    work.answers.put(InputError(answer["error"]) if answer["expected"] else Again(client))
+                else:
+                    child.memory = answer["memory"]
+                    arrays = clone(written.read(answer["arrays"]))
+                    work.answers.put(ClientReply(client, answer["num_examples"], arrays, answer["metrics"]))
+
+    def _lost(self, child: Child) -> str:
+        """A worker has died: go on without it."""
+        if child in self._children:
+            self._children.remove(child)
+            _kill(child)
+        return f"worker process {child.pid} has died ({len(self._children)} of its kind are left)"
+
+    def _fork(self) -> Child:
+        here, there = Pipe()
+        answers = (Arena(), Arena())
+        sys.stdout.flush()
+        sys.stderr.flush()
+        parent = os.getpid()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # other threads are none of its business
+            pid = os.fork()
+        if pid == 0:
+            try:
+                here.close()
+                _die_with(parent)
+                self._live(there, answers)
+            finally:
+                os._exit(0)
+        there.close()
+        return Child(pid, here, answers)
+
+    def _live(self, pipe: Connection, answers: tuple[Arena, Arena]) -> None:
+        """What a worker process does until the first one ends it."""
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the first process, which then ends this one
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        while True:
+            try:
+                job = json.loads(pipe.recv_bytes())
+            except (EOFError, OSError):
+                return
+            try:
+                reply = self._do(job["what"], job["client"], self._state.read(job["state"]), job["round"])
+                answer: dict[str, Any] = {
+                    "num_examples": reply.num_examples,
+                    "metrics": dict(reply.metrics),
+                    "arrays": answers[job["turn"]].write(reply.arrays),
+                    "memory": peak_memory(),
+                }
+            except Exception as error:
+                answer = _described(error, job["client"])
+            pipe.send_bytes(json.dumps(answer).encode())
+
+
+def _same(work: Work, state: ServerState) -> bool:
+    """Whether the state that is being tested is, tensor by tensor, the one that is to be tested."""
+    return work.round == state.round and all(
+        state.shared.get(group, {}).get(name) is tensor
+        for group, bag in work.shared.items()
+        for name, tensor in bag.items()
+    )
+
+
+def _described(error: Exception, client: int) -> dict[str, Any]:
+    """An error for the first process. One that the user did not cause is met again there, with its traceback."""
+    text = " ".join(str(error).split())
+    if isinstance(error, MemoryError) or "can't allocate memory" in text or "not enough memory" in text:
+        return {
+            "error": f"a worker process has too little memory for client {client}: "
+            "lower --workers, local.batch_size or --image-size",
+            "expected": True,
+        }
+    return {"error": text, "expected": isinstance(error, InputError)}
+
+
+def _die_with(parent: int) -> None:
+    """Have the system end this process when its parent ends, even by kill -9."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    if os.getppid() != parent:  # it has ended before
+        os._exit(0)
+
+
+def _kill(child: Child) -> None:
+    try:
+        os.kill(child.pid, signal.SIGKILL)
+        os.waitpid(child.pid, 0)
+    except (ProcessLookupError, ChildProcessError):
+        pass
