@@ -12,12 +12,12 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from PIL import UnidentifiedImageError
+from PIL import Image, UnidentifiedImageError
 
 from fedcir.data.pictures import read_picture
 
@@ -81,6 +81,8 @@ def _decode(path: str, size: int) -> tuple[Look, bytes]:
         picture, (width, height) = read_picture(encoded, size)
     except UnidentifiedImageError:
         return Look("", 0, 0, "its content is no image of a known kind"), b""
+    except Image.DecompressionBombError:
+        return Look("", 0, 0, "it has far too many pixels: make it smaller"), b""
     except Exception as error:  # Pillow raises nearly anything on a damaged file
         return Look("", 0, 0, " ".join(str(error).split()) or type(error).__name__), b""
     return Look(hashlib.blake2b(encoded, digest_size=16).hexdigest(), width, height, ""), picture.tobytes()
@@ -100,7 +102,8 @@ def _beside(paths: Sequence[str], size: int, images: Path | None) -> Iterator[di
                 "size": size,
                 "images": None if images is None else str(images),
             }
-            workers.append(_start(job, answers))
+            workers.append(_start())
+            _send(workers[-1], job, answers)
         running = count
         while running:
             answer = answers.get()
@@ -109,16 +112,24 @@ def _beside(paths: Sequence[str], size: int, images: Path | None) -> Iterator[di
             else:
                 yield answer
         for worker in workers:
-            if code := worker.wait():
-                raise OSError(f"a process that decodes images ended with code {code}: is there enough memory and disk?")
+            if worker.wait():
+                from fedcir.types import InputError  # brings torch, which the workers do without
+
+                raise InputError(
+                    f"a process that decodes images ended with code {worker.returncode}: "
+                    "is there enough memory and disk?"
+                )
     finally:
         for worker in workers:
             worker.kill()
             worker.wait()
+            if worker.stdin is not None and not worker.stdin.closed:
+                with suppress(OSError):
+                    worker.stdin.close()
 
 
-def _start(job: dict[str, Any], answers: "queue.Queue[dict[int, Look] | None]") -> "subprocess.Popen[str]":
-    worker = subprocess.Popen(
+def _start() -> "subprocess.Popen[str]":
+    return subprocess.Popen(
         [sys.executable, "-P", "-m", "fedcir.data.decode"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -126,27 +137,33 @@ def _start(job: dict[str, Any], answers: "queue.Queue[dict[int, Look] | None]") 
         encoding="ascii",
         start_new_session=True,  # Ctrl-C is for the process that waits for it
     )
+
+
+def _send(worker: "subprocess.Popen[str]", job: dict[str, Any], answers: "queue.Queue[dict[int, Look] | None]") -> None:
     assert worker.stdin is not None
     assert worker.stdout is not None
-    try:
-        json.dump(job, worker.stdin)
-        worker.stdin.close()
-    except BrokenPipeError:
-        pass  # it died at its start; its exit code will tell
     output = worker.stdout
 
     def listen() -> None:
-        for line in output:
-            answers.put({row: Look(*look) for row, look in json.loads(line)})
-        answers.put(None)
+        try:
+            with output, suppress(ValueError):  # a line that a kill cut short: its exit code will tell
+                for line in output:
+                    answers.put({row: Look(*look) for row, look in json.loads(line)})
+        finally:
+            answers.put(None)
 
     threading.Thread(target=listen, daemon=True).start()
-    return worker
+    with suppress(BrokenPipeError):  # it died at its start
+        json.dump(job, worker.stdin)
+        worker.stdin.close()
 
 
 def main() -> None:
     """Do the job that standard input describes, with a line of answer every few files."""
-    job = json.load(sys.stdin)
+    try:
+        job = json.load(sys.stdin)
+    except ValueError:  # whoever wanted it done has ended
+        return
     images = None if job["images"] is None else Path(job["images"])
     for some in _here(job["paths"], job["rows"], job["size"], images):
         print(json.dumps(list(some.items())), flush=True)
