@@ -22,7 +22,7 @@ import numpy as np
 from PIL import Image
 
 SIZE = 128
-REPEATS = 3
+REPEATS = 5
 
 
 def plain_part(job: tuple[list[str], str]) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcir.data.decode import OnFile, decode_files
+from fedcir.data.decode import OnFile, Rows, decode_files
 from fedcir.data.domains import Images
 from fedcir.data.items import Pictures
 from fedcir.types import InputError
@@ -132,13 +132,13 @@ def _build(folder: Path, seen: str, pictures: Pictures, about: dict[str, Any], o
         size = int(about["size"])
         shape = (len(pictures.items), size, size, 3)
         images = np.lib.format.open_memmap(beside / "images.npy", mode="w+", dtype=np.uint8, shape=shape)
+        rows = Rows(str(beside / "images.npy"), images.offset)
         if hasattr(os, "posix_fallocate"):
-            with open(beside / "images.npy", "r+b") as file:  # a full disk is an error now, not a crash later
+            with open(rows.path, "r+b") as file:  # a full disk is an error now, not a crash later
                 os.posix_fallocate(file.fileno(), 0, images.offset + images.nbytes)
         del images
         with tempfile.TemporaryDirectory(dir=beside) as staging:
-            paths = pictures.paths(Path(staging))
-            looks = decode_files(paths, size, beside / "images.npy", on_file)
+            looks = decode_files(pictures.paths(Path(staging)), size, rows, on_file)
         bad = [(item.name, look.error) for item, look in zip(pictures.items, looks, strict=True) if look.error]
         if bad:
             others = f" (and {len(bad) - 1} more; `fedcir data check` lists them)" if len(bad) > 1 else ""

@@ -13,10 +13,8 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
-from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from fedcir.data.pictures import read_picture
@@ -42,10 +40,17 @@ class Look(NamedTuple):
     """What is wrong with it; empty if nothing is."""
 
 
+class Rows(NamedTuple):
+    """A file of squares, one after the other from an offset on."""
+
+    path: str
+    offset: int
+
+
 def decode_files(
-    paths: Sequence[str], size: int, images: Path | None = None, on_file: OnFile | None = None
+    paths: Sequence[str], size: int, images: Rows | None = None, on_file: OnFile | None = None
 ) -> list[Look]:
-    """Look at every file, and write its image into its row of the .npy file `images` where one is given."""
+    """Look at every file, and write its image into its row of `images` where that is given."""
     rows = range(len(paths))
     looks: dict[int, Look] = {}
     for some in _here(paths, rows, size, images) if len(paths) <= FEW else _beside(paths, size, images):
@@ -55,19 +60,18 @@ def decode_files(
     return [looks[row] for row in rows]
 
 
-def _here(paths: Sequence[str], rows: Sequence[int], size: int, images: Path | None) -> Iterator[dict[int, Look]]:
+def _here(paths: Sequence[str], rows: Sequence[int], size: int, images: Rows | None) -> Iterator[dict[int, Look]]:
     """Looks by row, some at a time."""
     with ExitStack() as stack:
-        into = None if images is None else stack.enter_context(open(images, "r+b", buffering=0))
-        header = 0 if images is None else np.load(images, mmap_mode="r").offset
+        into = None if images is None else stack.enter_context(open(images.path, "r+b", buffering=0))
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")  # large images are welcome, and odd metadata does no harm
         for start in range(0, len(rows), TOGETHER):
             some = {}
             for row, path in zip(rows[start : start + TOGETHER], paths[start : start + TOGETHER], strict=True):
                 some[row], pixels = _decode(path, size)
-                if into is not None and pixels:
-                    into.seek(header + row * len(pixels))
+                if into is not None and images is not None and pixels:
+                    into.seek(images.offset + row * len(pixels))
                     into.write(pixels)
             yield some
         if into is not None:
@@ -88,7 +92,7 @@ def _decode(path: str, size: int) -> tuple[Look, bytes]:
     return Look(hashlib.blake2b(encoded, digest_size=16).hexdigest(), width, height, ""), picture.tobytes()
 
 
-def _beside(paths: Sequence[str], size: int, images: Path | None) -> Iterator[dict[int, Look]]:
+def _beside(paths: Sequence[str], size: int, images: Rows | None) -> Iterator[dict[int, Look]]:
     """The same by as many processes as there are cores."""
     count = os.cpu_count() or 1
     answers: queue.Queue[dict[int, Look] | None] = queue.Queue()
@@ -100,7 +104,7 @@ def _beside(paths: Sequence[str], size: int, images: Path | None) -> Iterator[di
                 "paths": [paths[row] for row in rows],
                 "rows": list(rows),
                 "size": size,
-                "images": None if images is None else str(images),
+                "images": images,
             }
             workers.append(_start())
             _send(workers[-1], job, answers)
@@ -164,7 +168,7 @@ def main() -> None:
         job = json.load(sys.stdin)
     except ValueError:  # whoever wanted it done has ended
         return
-    images = None if job["images"] is None else Path(job["images"])
+    images = None if job["images"] is None else Rows(*job["images"])
     for some in _here(job["paths"], job["rows"], job["size"], images):
         print(json.dumps(list(some.items())), flush=True)
 
