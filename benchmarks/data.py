@@ -22,8 +22,7 @@ import numpy as np
 from PIL import Image
 
 SIZE = 128
-REPEATS = 3
-MODELS = {"resnet18": "--model resnet18", "cnn": "--model cnn"}
+REPEATS = 5
 
 
 def plain_part(job: tuple[list[str], str]) -> None:
@@ -105,7 +104,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dataset", default="pacs")
     parser.add_argument("--data-root", required=True)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=1)
     given = parser.parse_args()
     data = {"name": given.dataset, "root": given.data_root, "image_size": SIZE}
     paths = sorted(str(path) for path in Path(given.data_root).rglob("*.jpg"))

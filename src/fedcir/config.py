@@ -46,6 +46,8 @@ class DataConfig:
     def __post_init__(self) -> None:
         require_at_least("data.train_per_domain", self.train_per_domain, 1)
         require_at_least("data.image_size", self.image_size, 1)
+        if self.classes == ():
+            raise InputError("data.classes names no class: give some, or leave it out")
         require_share("data.val_fraction", self.val_fraction)
         require_share("data.test_fraction", self.test_fraction)
         require_positive("data.test_fraction", self.test_fraction)
@@ -304,7 +306,10 @@ def _typed(value: Any, hint: Any, name: str) -> Any:
             value = [each.strip() for each in value.split(",") if each.strip()]
         if not isinstance(value, list | tuple):
             raise InputError(f"{name} must be a list, got {value!r}")
-        return tuple(_typed(each, get_args(hint)[0], name) for each in value)
+        inner = get_args(hint)[0]
+        if inner is str and (number := next((each for each in value if not isinstance(each, str)), None)) is not None:
+            raise InputError(f'{name} holds names, got {number!r}; write each in quotes, ["{number}", ...]')
+        return tuple(_typed(each, inner, name) for each in value)
     if isinstance(hint, UnionType):
         if value is None and NoneType in get_args(hint):
             return None
@@ -313,7 +318,7 @@ def _typed(value: Any, hint: Any, name: str) -> Any:
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value) if abs(value) < 2**1023 else math.copysign(math.inf, value)
     if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
-        quote = f"; write it in quotes, '{name}=\"{value}\"'" if hint is str else ""
+        quote = f'; write it in quotes, "{value}"' if hint is str else ""
         raise InputError(f"{name} must be {_WORDS.get(hint, hint)}, got {value!r}{quote}")
     return value
 

@@ -61,10 +61,14 @@ def deal(config: Config, on_file: OnFile | None = None) -> tuple[Domains, list[S
     """The configured dataset, and who holds what of it."""
     seed = config.run.seed
     domains = open_dataset(config.data, seed, on_file)
+    held_out = config.partition.hold_out
+    if held_out in domains.names:  # nothing is picked on it
+        kept = tuple(replace(d, validation=None) if d.name == held_out else d for d in domains)
+        domains = replace(domains, domains=kept)
     ids = {domain.name: domain.train.ids for domain in domains}
     shares = partition(config.partition, {domain.name: domain.train.labels for domain in domains}, seed, ids)
     if config.partition.file is not None:
-        domains = replace(domains, notes=(*domains.notes, *_unmatched(config.partition.file, domains)))
+        domains = replace(domains, notes=(*domains.notes, *_unmatched(config.partition.file, domains, held_out)))
     return domains, shares
 
 
@@ -81,7 +85,7 @@ def open_federation(config: Config, on_file: OnFile | None = None) -> Federation
     for number, share in enumerate(shares):
         home = domains[share.domain]
         train = _examples(domains, share, normalisation) if share.rows else None
-        validation = None if home.validation is None or train is None else ImageExamples(home.validation, normalisation)
+        validation = None if home.validation is None else ImageExamples(home.validation, normalisation)
         clients.append(Client(number, share.domain, train, ImageExamples(home.test, normalisation), validation))
     card = {
         "classes": list(domains.classes),
@@ -143,23 +147,25 @@ def manifest_of(domains: Domains, shares: Sequence[Share]) -> dict[str, Any]:
     return _hashed({**manifest, "validation": aside} if aside else manifest)
 
 
-def _unmatched(file: str, domains: Domains) -> list[str]:
+def _unmatched(file: str, domains: Domains, held_out: str | None) -> list[str]:
     """What a file of owners leaves open."""
     owners = read_owners(Path(file))
-    train = {name for domain in domains for name in domain.train.ids}
-    others = {name for d in domains for split in (d.test, d.validation) if split is not None for name in split.ids}
+    known = {
+        name for d in domains for split in (d.train, d.test, d.validation) if split is not None for name in split.ids
+    }
     notes = []
-    if unknown := [name for name in owners if name not in train and name not in others]:
-        notes.append(f"{file} names {len(unknown)} paths that are not there or left out, the first is {unknown[0]!r}")
-    if unowned := sorted(train - owners.keys()):
-        notes.append(f"{len(unowned)} training images are in no row of {file}, the first is {unowned[0]!r}")
+    if unknown := [name for name in owners if name not in known]:
+        notes.append(f"paths in {file} that are not there or left out: {len(unknown)}, the first is {unknown[0]!r}")
+    trained = {name for domain in domains if domain.name != held_out for name in domain.train.ids}
+    if unowned := sorted(trained - owners.keys()):
+        notes.append(f"training images in no row of {file}: {len(unowned)}, the first is {unowned[0]!r}")
     return notes
 
 
 def _content_hash(domain: Domain) -> str:
     digest = hashlib.blake2b(digest_size=16)
-    for split in (domain.train, domain.test):
-        digest.update(split.pixels(np.arange(len(split))).data)
+    for split in (domain.train, domain.test, *([domain.validation] if domain.validation is not None else [])):
+        digest.update(np.ascontiguousarray(split.pixels(np.arange(len(split)))).data)
         digest.update(np.ascontiguousarray(split.labels).data)
     return digest.hexdigest()
 

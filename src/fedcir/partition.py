@@ -51,7 +51,7 @@ def partition(
             raise InputError(
                 f"client {share.name or number} would hold {size} images, "
                 f"below partition.min_samples={config.min_samples}: "
-                + (f"mend {config.file}" if config.file else "lower --clients")
+                + (f"mend its rows in {config.file}" if config.file else "lower --clients")
             )
     spoken_for = {share.domain for share in shares}
     return [*shares, *(Share(name, {}) for name in labels if name not in spoken_for)]
@@ -62,7 +62,10 @@ def _shares(
 ) -> list[Share]:
     if config.file is not None:
         assert ids is not None
-        return by_owner(read_owners(Path(config.file)), {name: ids[name] for name in labels})
+        path = Path(config.file)
+        owners = read_owners(path)
+        aside = set(ids.get(config.hold_out or "", ()))
+        return by_owner({name: o for name, o in owners.items() if name not in aside}, {n: ids[n] for n in labels}, path)
     clients = len(labels) if config.clients is None else config.clients
     if clients < len(labels):
         raise InputError(f"partition.clients must be at least the number of domains, {len(labels)}, got {clients}")
@@ -120,7 +123,7 @@ def iid(labels: Mapping[str, Labels], clients: int, seed: int) -> list[Share]:
     return shares
 
 
-def by_owner(owners: Mapping[str, str], ids: Mapping[str, Sequence[str]]) -> list[Share]:
+def by_owner(owners: Mapping[str, str], ids: Mapping[str, Sequence[str]], path: Path) -> list[Share]:
     """A client for each owner, in the order of their first mention. It stands for the domain it holds most of."""
     held: dict[str, dict[str, list[int]]] = {owner: {} for owner in owners.values()}
     for domain, names in ids.items():
@@ -129,7 +132,14 @@ def by_owner(owners: Mapping[str, str], ids: Mapping[str, Sequence[str]]) -> lis
                 held[owners[name]].setdefault(domain, []).append(row)
     shares = []
     for owner, rows in held.items():
-        most = max(rows, key=lambda domain: len(rows[domain]), default=next(iter(ids)))
+        if not rows:
+            mine = next(name for name, other in owners.items() if other == owner)
+            there = next(name for names in ids.values() for name in names)
+            raise InputError(
+                f"partition.file: {path} gives client {owner!r} no training image: {mine!r} is none, "
+                f"they are named like {there!r}"
+            )
+        most = max(rows, key=lambda domain: len(rows[domain]))
         shares.append(Share(most, {domain: np.array(some) for domain, some in rows.items()}, owner))
     return shares
 
@@ -142,12 +152,12 @@ def read_owners(path: Path) -> dict[str, str]:
             reader = csv.DictReader(file, strict=True)
             if not {"path", "client"} <= set(reader.fieldnames or ()):
                 raise InputError(
-                    f"partition.file: {path} has the columns {', '.join(reader.fieldnames or ('none',))}; "
+                    f"partition.file: {path} has the columns {', '.join(map(repr, reader.fieldnames or ('none',)))}; "
                     "it needs path and client"
                 )
             for row in reader:
                 name, client = row["path"], row["client"]
-                if not name or not client:
+                if not (name or "").strip() or not (client or "").strip():
                     raise InputError(f"partition.file: {path}, line {reader.line_num} lacks a path or a client")
                 if owners.setdefault(name, client) != client:
                     raise InputError(f"partition.file: {path} gives {name!r} to {owners[name]!r} and to {client!r}")

@@ -75,8 +75,13 @@ def open_run(
     started = time.perf_counter()
     algorithm = make_algorithm(config.algorithm)
     federation = open_federation(config, on_file)
-    if keeps_statistics(config, algorithm) and config.partition.hold_out is not None:
-        raise InputError("model.batchnorm=local needs training data at every site: it does not go with --hold-out")
+    if keeps_statistics(config, algorithm):
+        for client in federation.clients:
+            if client.train is None:
+                raise InputError(
+                    f"model.batchnorm=local needs training data at every site, {client.domain!r} has none: "
+                    "it does not go with --hold-out"
+                )
     with open_rounds(resolve(config, algorithm, federation), algorithm, federation, out, resume) as (session, rounds):
         session.loading = time.perf_counter() - started
         yield session, rounds

@@ -37,7 +37,13 @@ def list_(json: Json = False) -> None:
     from fedcir.data.sources import SOURCES
 
     told = {
-        name: {"about": s.about, "size": s.size, "licence": s.licence, "where": s.where} for name, s in SOURCES.items()
+        name: {
+            "about": source.about,
+            "size": source.size,
+            "licence": source.licence,
+            "where": f"`fedcir data prepare` fetches it; or {source.where}" if source.downloads else source.where,
+        }
+        for name, source in SOURCES.items()
     }
     if json:
         print(jsonlib.dumps(told, indent=1))
@@ -56,7 +62,7 @@ def check(
     set: Settings = None,
 ) -> None:
     """Look at every image: counts against the published ones, damaged files, copies, sizes, and a verdict."""
-    from dataclasses import asdict
+    from dataclasses import fields
 
     from fedcir.data.check import check as look
     from fedcir.progress import Meter
@@ -67,14 +73,18 @@ def check(
         found = look(config.data, meter.show)
     if json:
         sizes = [[width, height, count] for (width, height), count in found.sizes.most_common()]
-        print(jsonlib.dumps({**asdict(found), "sizes": sizes, "missing": found.missing}, indent=1, ensure_ascii=False))
+        told = {field.name: getattr(found, field.name) for field in fields(found)}
+        print(jsonlib.dumps({**told, "sizes": sizes, "missing": found.missing}, indent=1, ensure_ascii=False))
     else:
         _print_findings(found)
     if found.obstacle:
         raise InputError(f"{name} cannot be trained on: {found.obstacle}")
     if not json:
-        copies = sum(len(group) - 1 for group in found.duplicates)
-        print("verdict: it can be trained on" + (f"; {copies} copies will be left out" if copies else ""))
+        copies = found.copies_left_out
+        print(
+            "verdict: it can be trained on"
+            + (f"; {copies} cop{'ies' if copies > 1 else 'y'} will be left out" if copies else "")
+        )
 
 
 @data.command()
@@ -154,6 +164,7 @@ def partition(
     config = options.to_config(seed=seed)
     with Meter("decoding images", quiet) as meter:
         domains, shares = deal(config, meter.show)
+    _print_notes(domains.notes)
     manifest = manifest_of(domains, shares)
     labels = {domain.name: domain.train.labels for domain in domains}
     held = [
@@ -163,12 +174,11 @@ def partition(
     if json:
         print(jsonlib.dumps(manifest, indent=1, ensure_ascii=False))
     else:
-        _print_notes(domains.notes)
         shown = list(domains.classes) if len(domains.classes) <= FEW else []
         rows = [["client", "domain", "images", *shown]]
         for client, domain, counts in held:
             rows.append([client, domain, str(counts.sum()), *(str(count) for count in counts[: len(shown)])])
-        print_table(rows, f"{len(held)} clients, manifest {manifest['hash']}")
+        print_table(rows, f"{len(held)} client{'s' * (len(held) > 1)}, manifest {manifest['hash']}")
     if plot:
         path = out or Path(f"{name}-clients.png")
         clients_by_classes(held, domains.classes, path)

@@ -8,7 +8,9 @@ def print_table(rows: list[list[str]], title: str | None = None) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(*rows[0], title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    if title is not None:
+        print(title)
+    table = Table(*rows[0], box=box.SIMPLE_HEAD)
     for row in rows[1:]:
         table.add_row(*row)
-    Console(width=None if sys.stdout.isatty() else 160, highlight=False).print(table)
+    Console(width=None if sys.stdout.isatty() else 160, highlight=False, markup=False, emoji=False).print(table)

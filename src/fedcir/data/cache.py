@@ -7,6 +7,7 @@ has is remembered by their names, sizes and times, so that opening it again read
 import hashlib
 import json
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -18,10 +19,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcir.data.decode import OnFile, decode_files
+from fedcir.data.decode import OnFile, Rows, decode_files
 from fedcir.data.domains import Images
 from fedcir.data.items import Pictures
 from fedcir.types import InputError
+
+OWN = re.compile(r"(prepared|seen|build)-[0-9a-f]{32}(\.lock|\.seen)?")
+"""Names in the cache folder, which may hold other things too."""
 
 VERSION = 1  # of how images are decoded: another version is another cache
 
@@ -51,7 +55,7 @@ def cache_folder() -> Path:
     """FEDCIR_CACHE, or the user's cache folder."""
     given = os.environ.get("FEDCIR_CACHE")
     if given:
-        return Path(given)
+        return Path(given).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedcir"
 
 
@@ -62,6 +66,7 @@ def cache_entries() -> list[Entry]:
         with suppress(OSError, ValueError, TypeError):
             about = json.loads((folder / "about.json").read_text(encoding="utf-8"))
             taken = sum(path.stat().st_size for path in folder.iterdir())
+            about["root"] = os.fsencode(about["root"]).decode(errors="replace")
             entries.append(Entry(folder, **about, bytes=taken))
     return entries
 
@@ -69,8 +74,8 @@ def cache_entries() -> list[Entry]:
 def clear_cache() -> int:
     """Remove what fedcir has put there, half-built leftovers too; gives the bytes that were freed."""
     freed = 0
-    for kind in ("prepared-*", "seen-*", "build-*"):
-        for path in cache_folder().glob(kind):
+    for path in cache_folder().iterdir() if cache_folder().is_dir() else ():
+        if OWN.fullmatch(path.name):
             files = [each for each in path.rglob("*") if each.is_file()] if path.is_dir() else [path]
             freed += sum(each.stat().st_size for each in files)
             if path.is_dir():
@@ -127,13 +132,13 @@ def _build(folder: Path, seen: str, pictures: Pictures, about: dict[str, Any], o
         size = int(about["size"])
         shape = (len(pictures.items), size, size, 3)
         images = np.lib.format.open_memmap(beside / "images.npy", mode="w+", dtype=np.uint8, shape=shape)
+        rows = Rows(str(beside / "images.npy"), images.offset)
         if hasattr(os, "posix_fallocate"):
-            with open(beside / "images.npy", "r+b") as file:  # a full disk is an error now, not a crash later
+            with open(rows.path, "r+b") as file:  # a full disk is an error now, not a crash later
                 os.posix_fallocate(file.fileno(), 0, images.offset + images.nbytes)
         del images
         with tempfile.TemporaryDirectory(dir=beside) as staging:
-            paths = pictures.paths(Path(staging))
-            looks = decode_files(paths, size, beside / "images.npy", on_file)
+            looks = decode_files(pictures.paths(Path(staging)), size, rows, on_file)
         bad = [(item.name, look.error) for item, look in zip(pictures.items, looks, strict=True) if look.error]
         if bad:
             others = f" (and {len(bad) - 1} more; `fedcir data check` lists them)" if len(bad) > 1 else ""
@@ -156,13 +161,10 @@ def _build(folder: Path, seen: str, pictures: Pictures, about: dict[str, Any], o
 
 def _move(beside: Path, place: Path) -> None:
     """Put a finished folder to its place, unless the same files at another root have been prepared there already."""
-    if _read(place) is None:
-        shutil.rmtree(place, ignore_errors=True)  # of a disk that lost something
-    try:
-        os.rename(beside, place)
-    except OSError:
+    with _alone(place.with_name(place.name.replace("prepared", "build") + ".lock")):
         if _read(place) is None:
-            raise
+            shutil.rmtree(place, ignore_errors=True)  # of a disk that lost something
+            os.rename(beside, place)
 
 
 @contextmanager

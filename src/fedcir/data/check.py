@@ -3,17 +3,19 @@
 import hashlib
 import tempfile
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from fedcir.config import DataConfig
+from fedcir.data.cache import Prepared
 from fedcir.data.decode import Look, OnFile, decode_files
 from fedcir.data.domains import Domains
 from fedcir.data.items import Item
 from fedcir.data.named import verify
-from fedcir.data.sources import ALL, IMAGE_SIZE, find, open_dataset
+from fedcir.data.sources import ALL, IMAGE_SIZE, check_classes, find, of_classes, open_dataset
+from fedcir.data.split import Splitting, split_items
 from fedcir.types import InputError
 
 
@@ -33,6 +35,8 @@ class Findings:
     notes: tuple[str, ...]
     obstacle: str
     """Why it cannot be trained on; empty if it can."""
+    copies_left_out: int
+    """How many of the duplicates a run would not take; of arrays it takes all."""
 
     @property
     def classes(self) -> list[str]:
@@ -57,30 +61,32 @@ def check(data: DataConfig, on_file: OnFile | None = None) -> Findings:
     obstacle = ""
     notes: tuple[str, ...] = ()
     if source.pictures is None:
-        items, looks = _of_arrays(open_dataset(data, seed=0))
+        items, looks = _of_arrays(
+            open_dataset(replace(data, val_fraction=0.0), seed=0)
+        )  # it says itself what is wrong with them
     else:
         pictures, notes = source.pictures(root, data)
-        items = list(pictures.items)
         try:
             if source.published is not None:
-                verify(items, source.published, data.name, root)
+                verify(pictures.items, source.published, data.name, root)
         except InputError as error:
             obstacle = str(error)
+        pictures = of_classes(pictures, data.classes, root)
+        items = list(pictures.items)
         with tempfile.TemporaryDirectory() as staging:
             looks = decode_files(pictures.paths(Path(staging)), data.image_size or IMAGE_SIZE, None, on_file)
-        if data.classes not in (None, ALL):
-            kept = [row for row, item in enumerate(items) if item.label in (data.classes or ())]
-            items, looks = [items[row] for row in kept], [looks[row] for row in kept]
     whole = (data.classes or source.classes) == ALL and source.published is not None
     unreadable = [f"{root / item.name}: {look.error}" for item, look in zip(items, looks, strict=True) if look.error]
+    duplicates = _duplicates(items, looks)
     return Findings(
         counts=_counts(items),
         published=dict(source.published.counts) if whole and source.published else {},
         unreadable=unreadable,
-        duplicates=_duplicates(items, looks),
+        duplicates=duplicates,
         sizes=Counter((look.width, look.height) for look in looks if not look.error),
         notes=notes,
-        obstacle=obstacle or _obstacle(items, looks),
+        copies_left_out=0 if source.pictures is None else sum(len(group) - 1 for group in duplicates),
+        obstacle=obstacle or _obstacle(data, items, looks),
     )
 
 
@@ -99,16 +105,18 @@ def _duplicates(items: list[Item], looks: list[Look]) -> list[list[str]]:
     return [names for names in by_content.values() if len(names) > 1]
 
 
-def _obstacle(items: list[Item], looks: list[Look]) -> str:
+def _obstacle(data: DataConfig, items: list[Item], looks: list[Look]) -> str:
+    """What a run would say."""
     bad = sum(bool(look.error) for look in looks)
     if bad:
         return f"{bad} file{'s are' if bad > 1 else ' is'} not readable: mend or remove {'them' if bad > 1 else 'it'}"
-    labels = {item.label for item in items}
-    if len(labels) < 2:
-        return f"there is one class only, {min(labels, default='none')!r}: a classifier needs two"
-    for domain, counts in _counts(items).items():
-        if len(counts) == 1:
-            return f"domain {domain!r} holds the class {next(iter(counts))!r} only: add another, or leave it out"
+    digests = np.frombuffer(bytes.fromhex("".join(look.digest for look in looks)), dtype="V16")
+    prepared = Prepared(np.empty((0, 1, 1, 3), np.uint8), digests, "")
+    try:
+        domains = split_items(data.name, items, prepared, Splitting(data.test_fraction, seed=0))
+        check_classes(domains, f"in any domain of {data.name}")
+    except InputError as error:
+        return str(error)
     return ""
 
 

@@ -12,12 +12,10 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
-from pathlib import Path
+from contextlib import ExitStack, suppress
 from typing import Any, NamedTuple
 
-import numpy as np
-from PIL import UnidentifiedImageError
+from PIL import Image, UnidentifiedImageError
 
 from fedcir.data.pictures import read_picture
 
@@ -42,10 +40,17 @@ class Look(NamedTuple):
     """What is wrong with it; empty if nothing is."""
 
 
+class Rows(NamedTuple):
+    """A file of squares, one after the other from an offset on."""
+
+    path: str
+    offset: int
+
+
 def decode_files(
-    paths: Sequence[str], size: int, images: Path | None = None, on_file: OnFile | None = None
+    paths: Sequence[str], size: int, images: Rows | None = None, on_file: OnFile | None = None
 ) -> list[Look]:
-    """Look at every file, and write its image into its row of the .npy file `images` where one is given."""
+    """Look at every file, and write its image into its row of `images` where that is given."""
     rows = range(len(paths))
     looks: dict[int, Look] = {}
     for some in _here(paths, rows, size, images) if len(paths) <= FEW else _beside(paths, size, images):
@@ -55,19 +60,18 @@ def decode_files(
     return [looks[row] for row in rows]
 
 
-def _here(paths: Sequence[str], rows: Sequence[int], size: int, images: Path | None) -> Iterator[dict[int, Look]]:
+def _here(paths: Sequence[str], rows: Sequence[int], size: int, images: Rows | None) -> Iterator[dict[int, Look]]:
     """Looks by row, some at a time."""
     with ExitStack() as stack:
-        into = None if images is None else stack.enter_context(open(images, "r+b", buffering=0))
-        header = 0 if images is None else np.load(images, mmap_mode="r").offset
+        into = None if images is None else stack.enter_context(open(images.path, "r+b", buffering=0))
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")  # large images are welcome, and odd metadata does no harm
         for start in range(0, len(rows), TOGETHER):
             some = {}
             for row, path in zip(rows[start : start + TOGETHER], paths[start : start + TOGETHER], strict=True):
                 some[row], pixels = _decode(path, size)
-                if into is not None and pixels:
-                    into.seek(header + row * len(pixels))
+                if into is not None and images is not None and pixels:
+                    into.seek(images.offset + row * len(pixels))
                     into.write(pixels)
             yield some
         if into is not None:
@@ -81,12 +85,14 @@ def _decode(path: str, size: int) -> tuple[Look, bytes]:
         picture, (width, height) = read_picture(encoded, size)
     except UnidentifiedImageError:
         return Look("", 0, 0, "its content is no image of a known kind"), b""
+    except Image.DecompressionBombError:
+        return Look("", 0, 0, "it has far too many pixels: make it smaller"), b""
     except Exception as error:  # Pillow raises nearly anything on a damaged file
         return Look("", 0, 0, " ".join(str(error).split()) or type(error).__name__), b""
     return Look(hashlib.blake2b(encoded, digest_size=16).hexdigest(), width, height, ""), picture.tobytes()
 
 
-def _beside(paths: Sequence[str], size: int, images: Path | None) -> Iterator[dict[int, Look]]:
+def _beside(paths: Sequence[str], size: int, images: Rows | None) -> Iterator[dict[int, Look]]:
     """The same by as many processes as there are cores."""
     count = os.cpu_count() or 1
     answers: queue.Queue[dict[int, Look] | None] = queue.Queue()
@@ -98,9 +104,10 @@ def _beside(paths: Sequence[str], size: int, images: Path | None) -> Iterator[di
                 "paths": [paths[row] for row in rows],
                 "rows": list(rows),
                 "size": size,
-                "images": None if images is None else str(images),
+                "images": images,
             }
-            workers.append(_start(job, answers))
+            workers.append(_start())
+            _send(workers[-1], job, answers)
         running = count
         while running:
             answer = answers.get()
@@ -109,16 +116,24 @@ def _beside(paths: Sequence[str], size: int, images: Path | None) -> Iterator[di
             else:
                 yield answer
         for worker in workers:
-            if code := worker.wait():
-                raise OSError(f"a process that decodes images ended with code {code}: is there enough memory and disk?")
+            if worker.wait():
+                from fedcir.types import InputError  # brings torch, which the workers do without
+
+                raise InputError(
+                    f"a process that decodes images ended with code {worker.returncode}: "
+                    "is there enough memory and disk?"
+                )
     finally:
         for worker in workers:
             worker.kill()
             worker.wait()
+            if worker.stdin is not None and not worker.stdin.closed:
+                with suppress(OSError):
+                    worker.stdin.close()
 
 
-def _start(job: dict[str, Any], answers: "queue.Queue[dict[int, Look] | None]") -> "subprocess.Popen[str]":
-    worker = subprocess.Popen(
+def _start() -> "subprocess.Popen[str]":
+    return subprocess.Popen(
         [sys.executable, "-P", "-m", "fedcir.data.decode"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -126,28 +141,34 @@ def _start(job: dict[str, Any], answers: "queue.Queue[dict[int, Look] | None]") 
         encoding="ascii",
         start_new_session=True,  # Ctrl-C is for the process that waits for it
     )
+
+
+def _send(worker: "subprocess.Popen[str]", job: dict[str, Any], answers: "queue.Queue[dict[int, Look] | None]") -> None:
     assert worker.stdin is not None
     assert worker.stdout is not None
-    try:
-        json.dump(job, worker.stdin)
-        worker.stdin.close()
-    except BrokenPipeError:
-        pass  # it died at its start; its exit code will tell
     output = worker.stdout
 
     def listen() -> None:
-        for line in output:
-            answers.put({row: Look(*look) for row, look in json.loads(line)})
-        answers.put(None)
+        try:
+            with output, suppress(ValueError):  # a line that a kill cut short: its exit code will tell
+                for line in output:
+                    answers.put({row: Look(*look) for row, look in json.loads(line)})
+        finally:
+            answers.put(None)
 
     threading.Thread(target=listen, daemon=True).start()
-    return worker
+    with suppress(BrokenPipeError):  # it died at its start
+        json.dump(job, worker.stdin)
+        worker.stdin.close()
 
 
 def main() -> None:
     """Do the job that standard input describes, with a line of answer every few files."""
-    job = json.load(sys.stdin)
-    images = None if job["images"] is None else Path(job["images"])
+    try:
+        job = json.load(sys.stdin)
+    except ValueError:  # whoever wanted it done has ended
+        return
+    images = None if job["images"] is None else Rows(*job["images"])
     for some in _here(job["paths"], job["rows"], job["size"], images):
         print(json.dumps(list(some.items())), flush=True)
 

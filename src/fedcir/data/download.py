@@ -1,12 +1,16 @@
 """Published files fetched over the network: resumable, checked, and put to their place only when whole."""
 
+import gzip
 import hashlib
+import http.client
+import lzma
 import os
 import shutil
 import tarfile
 import urllib.error
 import urllib.request
 import zipfile
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,10 +30,10 @@ class Download:
     url: str
     makes: str
     """The file or folder below the root that it gives; it is not fetched where that exists."""
+    packed: bool = False
+    """Whether it is an archive, .zip or .tar.gz, that holds what it makes."""
     sha512: str = ""
     """How its hash begins, where somebody has written it down."""
-    size: int | None = None
-    """Its bytes, where they are published."""
 
 
 class NoAnswer(InputError):
@@ -41,52 +45,8 @@ def fetch(download: Download, root: Path, on_bytes: OnBytes | None = None) -> No
     if (root / download.makes).exists():
         return
     root.mkdir(parents=True, exist_ok=True)
-    name = Path(urlsplit(download.url).path).name or download.makes
     part = root / f".{Path(download.makes).name}.part"
-    _receive(download, part, name, on_bytes)
-    _check(download, part)
-    if tarfile.is_tarfile(part) or zipfile.is_zipfile(part):
-        _unpack(part, root, download)
-        part.unlink()
-    else:
-        os.replace(part, root / download.makes)
-
-
-def _receive(download: Download, part: Path, name: str, on_bytes: OnBytes | None) -> None:
-    done = part.stat().st_size if part.exists() else 0
-    if done and done == download.size:
-        return
-    headers = {"User-Agent": "fedcir", **({"Range": f"bytes={done}-"} if done else {})}
-    host = urlsplit(download.url).hostname
-    try:
-        with urllib.request.urlopen(urllib.request.Request(download.url, headers=headers), timeout=TIMEOUT) as answer:
-            if answer.status != 206:  # the server sends the whole again
-                done = 0
-            left = answer.headers.get("Content-Length")
-            total = download.size if left is None else done + int(left)
-            with open(part, "ab" if done else "wb") as file:
-                while chunk := answer.read(CHUNK):
-                    file.write(chunk)
-                    done += len(chunk)
-                    if on_bytes is not None:
-                        on_bytes(name, done, total)
-    except urllib.error.HTTPError as error:
-        if error.code == 416 and done:  # nothing is left to send
-            return
-        raise NoAnswer(f"{host} answers {error.code} {error.reason} for {download.url}") from error
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "reason", None) or error
-        raise NoAnswer(f"{host} does not answer ({reason}) for {download.url}; what came is kept") from error
-    if total is not None and done < total:
-        raise NoAnswer(f"{host} sent {done} of {total} bytes of {download.url}; what came is kept")
-
-
-def _check(download: Download, part: Path) -> None:
-    """Its size and hash are the published ones; a file that is not what it should be is removed."""
-    size = part.stat().st_size
-    if download.size is not None and size != download.size:
-        part.unlink()
-        raise InputError(f"{download.url} has {size} bytes, not the published {download.size}: fetch it by hand")
+    _receive(download, part, on_bytes)
     if download.sha512:
         with open(part, "rb") as file:
             found = hashlib.file_digest(file, "sha512").hexdigest()
@@ -95,10 +55,44 @@ def _check(download: Download, part: Path) -> None:
             raise InputError(
                 f"{download.url} has the SHA-512 {found[:16]}..., not {download.sha512[:16]}...: try again"
             )
+    if download.packed:
+        _unpack(part, root, download)
+        part.unlink()
+    else:
+        os.replace(part, root / download.makes)
+
+
+def _receive(download: Download, part: Path, on_bytes: OnBytes | None) -> None:
+    done = part.stat().st_size if part.exists() else 0
+    total: int | None = None
+    headers = {"User-Agent": "fedcir", **({"Range": f"bytes={done}-"} if done else {})}
+    host = urlsplit(download.url).hostname
+    try:
+        with urllib.request.urlopen(urllib.request.Request(download.url, headers=headers), timeout=TIMEOUT) as answer:
+            if answer.status != 206:  # the server sends the whole again
+                done = 0
+            left = answer.headers.get("Content-Length")
+            total = None if left is None else done + int(left)
+            with open(part, "ab" if done else "wb") as file:
+                while chunk := answer.read1(CHUNK):
+                    file.write(chunk)
+                    done += len(chunk)
+                    if on_bytes is not None:
+                        on_bytes(Path(urlsplit(download.url).path).name or download.makes, done, total)
+    except urllib.error.HTTPError as error:
+        if error.code == 416 and done:  # nothing is left to send
+            return
+        raise NoAnswer(f"{host} answers {error.code} {error.reason} for {download.url}") from error
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        reason = getattr(error, "reason", None) or str(error) or type(error).__name__
+        kept = "; what came is kept" if done else ""
+        raise NoAnswer(f"{host} does not answer ({reason}) for {download.url}{kept}") from error
+    if total is not None and done < total:
+        raise NoAnswer(f"{host} sent {done} of {total} bytes of {download.url}; what came is kept")
 
 
 def _unpack(archive: Path, root: Path, download: Download) -> None:
-    """Unpack beside, then move, what says that it is all there last. The archives' own checksums are verified."""
+    """Unpack beside, then move, what says that it is all there last. The archive's own checksums are verified."""
     beside = archive.with_suffix(".unpacked")
     shutil.rmtree(beside, ignore_errors=True)
     try:
@@ -106,14 +100,17 @@ def _unpack(archive: Path, root: Path, download: Download) -> None:
             with zipfile.ZipFile(archive) as opened:
                 opened.extractall(beside)
         else:
-            with tarfile.open(archive) as packed:
-                packed.extractall(beside, filter="data")
-    except (zipfile.BadZipFile, tarfile.TarError, EOFError, OSError) as error:
+            with gzip.open(archive) as stream:
+                with tarfile.open(fileobj=stream) as packed:
+                    packed.extractall(beside, filter="data")
+                while stream.read(CHUNK):  # its checksum is at the very end
+                    pass
+    except _DAMAGED as error:
         shutil.rmtree(beside, ignore_errors=True)
         if isinstance(error, OSError) and error.errno is not None:
             raise
         archive.unlink()
-        raise InputError(f"{download.url} is damaged: {error}; try again") from error
+        raise InputError(f"{download.url} is no whole archive: {error}; try again") from error
     inside = beside
     if not (inside / download.makes).exists():  # some wrap everything into one folder
         inside = next((each for each in beside.iterdir() if (each / download.makes).exists()), beside)
@@ -123,3 +120,9 @@ def _unpack(archive: Path, root: Path, download: Download) -> None:
     shutil.rmtree(beside)
     if not (root / download.makes).exists():
         raise InputError(f"{download.url} does not hold {download.makes}: unpack it by hand")
+
+
+_DAMAGED = (
+    zipfile.BadZipFile, tarfile.TarError, gzip.BadGzipFile, zlib.error, lzma.LZMAError, EOFError, OSError,
+    NotImplementedError, RuntimeError,
+)  # fmt: skip

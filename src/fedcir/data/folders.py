@@ -4,9 +4,19 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from fedcir.data.items import Item
+from fedcir.data.items import Files, Found, Item
 from fedcir.data.pictures import SUFFIXES
 from fedcir.types import InputError
+
+Inodes = tuple[tuple[int, int], ...]
+
+
+def folders(root: Path) -> Found:
+    """All images, and a word on folders that hold none where a domain's should be."""
+    items = scan(root)
+    empty = [name for name in _folders(os.fspath(root), ()) if name not in {item.domain for item in items}]
+    note = f"folders without any <class>/<image>, which are left out: {', '.join(empty[:5])}"
+    return Found(Files(root, items), (note,) if empty else ())
 
 
 def scan(root: Path) -> list[Item]:
@@ -16,43 +26,56 @@ def scan(root: Path) -> list[Item]:
     """
     base = os.fspath(root)
     items = []
-    for domain in _folders(base):
-        for label in _folders(f"{base}/{domain}"):
+    for domain in _folders(base, (_inode(base),)):
+        above = (_inode(base), _inode(f"{base}/{domain}"))
+        for label in _folders(f"{base}/{domain}", above):
             place = f"{domain}/{label}"
-            items += [Item(f"{place}/{name}", domain, label) for name in _images(f"{base}/{place}", ())]
+            items += [Item(f"{place}/{name}", domain, label) for name in _images(f"{base}/{place}", above)]
     if not items:
-        raise InputError(f"data.root: {root} {_what_is_wrong(root)}")
+        raise InputError(f"data.root: {root} {_what_is_wrong(base)}")
     for item in items:
-        if not item.name.isprintable() and any("\udc80" <= letter <= "\udcff" for letter in item.name):
+        if any("\udc80" <= letter <= "\udcff" for letter in item.name):
             raise InputError(f"the name of {os.fsencode(root / item.name)!r} is not UTF-8: rename it")
     return items
 
 
-def _images(folder: str, above: tuple[tuple[int, int], ...]) -> Iterator[str]:
+def _images(folder: str, above: Inodes) -> Iterator[str]:
     """Names of the images in a folder and in those within it, in order; a link back to one above is not followed."""
-    with os.scandir(folder) as entries:
-        found = sorted((entry for entry in entries if not entry.name.startswith(".")), key=lambda entry: entry.name)
-    here = os.stat(folder)
-    inode = (here.st_dev, here.st_ino)
-    for entry in found:
-        if entry.name.lower().endswith(SUFFIXES) and not entry.is_dir():
+    here = (*above, _inode(folder))
+    for entry in _entries(folder):
+        if _is_folder(entry):
+            if _inode(entry.path) not in here:
+                yield from (f"{entry.name}/{name}" for name in _images(entry.path, here))
+        elif entry.name.lower().endswith(SUFFIXES):
             yield entry.name
-        elif entry.is_dir() and inode not in above:
-            yield from (f"{entry.name}/{name}" for name in _images(entry.path, (*above, inode)))
 
 
-def _folders(path: str) -> list[str]:
+def _folders(path: str, above: Inodes) -> list[str]:
+    """Names of the folders in a folder, in order, but for links back to one above."""
+    return [entry.name for entry in _entries(path) if _is_folder(entry) and _inode(entry.path) not in above]
+
+
+def _entries(path: str) -> list["os.DirEntry[str]"]:
     with os.scandir(path) as entries:
-        return sorted(entry.name for entry in entries if not entry.name.startswith(".") and entry.is_dir())
+        return sorted((e for e in entries if not e.name.startswith(".")), key=lambda entry: entry.name)
 
 
-def _what_is_wrong(root: Path) -> str:
+def _is_folder(entry: "os.DirEntry[str]") -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself
+        return False
+
+
+def _inode(path: str) -> tuple[int, int]:
+    status = os.stat(path)
+    return status.st_dev, status.st_ino
+
+
+def _what_is_wrong(root: str) -> str:
     """The likeliest mistake."""
-    inside = _folders(os.fspath(root))
-    for name in inside:
-        if any(True for _ in _images(os.fspath(root / name), ())):
-            return (
-                f"holds images as {name}/<image>; it should hold <domain>/<class>/<image>: "
-                "put the classes of each site into a folder with the site's name"
-            )
+    right = "it should hold <domain>/<class>/<image>: put the classes of each site into a folder with the site's name"
+    for name in _images(root, ()):
+        place = "/".join(["<class>" for _ in name.split("/")[:-1]] + ["<image>"])
+        return f"holds images as {place}, such as {name}; {right}"
     return "holds no image; it should hold <domain>/<class>/<image>"

@@ -32,10 +32,10 @@ class Cells:
         paths = []
         for row, cell in enumerate(self.table.select_columns([self.column])):
             value = cell[self.column] or {}
-            path = value.get("path") or ""
-            if value.get("bytes") is not None:
+            path = value.get("path")
+            if value.get("bytes") is not None or path is None:
                 path = str(staging / f"{row:08d}")
-                Path(path).write_bytes(value["bytes"])
+                Path(path).write_bytes(value.get("bytes") or b"")
             paths.append(path)
         return paths
 
@@ -69,7 +69,9 @@ def _load(root: str) -> dict[str, Any]:
     except ImportError:
         raise InputError("dataset 'hub' needs the datasets library: pip install 'fedcir[hub]'") from None
     place = Path(root)
-    datasets.disable_progress_bars()
+    bars = datasets.is_progress_bar_enabled()
+    if bars:
+        datasets.disable_progress_bars()
     try:
         if place.is_dir() and any((place / name).exists() for name in ("dataset_dict.json", "state.json")):
             loaded = datasets.load_from_disk(root)
@@ -79,6 +81,7 @@ def _load(root: str) -> dict[str, Any]:
                 raise InputError(f"data.root: {root} holds no .parquet file and no saved dataset")
             loaded = datasets.load_dataset("parquet", data_files=_by_split(files))
         else:
+            _ask_for(root)
             loaded = datasets.load_dataset(root)
     except InputError:
         raise
@@ -89,16 +92,31 @@ def _load(root: str) -> dict[str, Any]:
             "give the name of a dataset there, or a local folder or .parquet file of it"
         ) from error
     finally:
-        datasets.enable_progress_bars()
+        if bars:
+            datasets.enable_progress_bars()
     return dict(loaded) if isinstance(loaded, datasets.DatasetDict) else {"train": loaded}
 
 
+def _ask_for(name: str) -> None:
+    """A hub that does not answer is noticed at once; the library would try for half a minute.
+
+    What it has fetched before it opens without asking.
+    """
+    import datasets
+    import huggingface_hub
+
+    fetched = Path(datasets.config.HF_DATASETS_CACHE, name.replace("/", "___"))
+    if not fetched.exists() and not huggingface_hub.constants.HF_HUB_OFFLINE:
+        huggingface_hub.HfApi().dataset_info(name, timeout=10)
+
+
 def _by_split(files: Sequence[Path]) -> dict[str, list[str]]:
-    """Files by the split that their names begin with, as on the hub: train-00000-of-00002.parquet."""
+    """Files by split, as on the hub: train-00000-of-00002.parquet, or default/train/0000.parquet."""
     splits: dict[str, list[str]] = {}
     for file in files:
-        first = file.stem.partition("-")[0]
-        splits.setdefault(first if first in ("train", "validation", "test") else "train", []).append(str(file))
+        words = (file.stem.partition("-")[0], file.parent.name)
+        split = next((word for word in words if word in ("train", "validation", "test")), "train")
+        splits.setdefault(split, []).append(str(file))
     return splits
 
 
@@ -115,4 +133,11 @@ def _undecoded(tables: Sequence[Any], column: str, root: str) -> Any:
 def _words(table: Any, column: str) -> list[str]:
     """The values of a column, by name where they are numbered classes."""
     names = getattr(table.features[column], "names", None)
-    return [names[value] if names is not None and value is not None else str(value) for value in table[column]]
+    words = []
+    for row, value in enumerate(table[column]):
+        if value is None or (names is not None and not 0 <= value < len(names)):
+            raise InputError(
+                f"the column {column!r} has no value in row {row} ({value}): fill it in, or leave the row out"
+            )
+        words.append(str(value) if names is None else names[value])
+    return words

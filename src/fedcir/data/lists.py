@@ -1,30 +1,31 @@
 """Published lists that say which images are for training and which for testing: lines of `path label`."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from fedcir.data.items import Item
 from fedcir.types import InputError
 
 
-def read_list(path: Path) -> list[str]:
-    """The paths of a list, without their labels; a path may hold spaces."""
+def read_list(path: Path) -> dict[str, int]:
+    """The paths of a list with the line that each is in, without their labels; a path may hold spaces."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"cannot read the list {path}: {error}") from error
-    names = []
+    names = {}
     for number, line in enumerate(lines, start=1):
         if line.strip():
             name, _, label = line.strip().rpartition(" ")
             if not name or not label.isdigit():
                 raise InputError(f"{path}, line {number}: expected `path label`, got {line!r}")
-            names.append(name)
+            names[name] = number
     return names
 
 
-def with_lists(items: Sequence[Item], train: Sequence[str], test: Sequence[str]) -> list[Item]:
+def with_lists(items: Sequence[Item], train: Iterable[str], test: Iterable[str]) -> list[Item]:
     """The items that a list names, each marked as train or test. Their endings may differ (.png, .jpg)."""
+    named = {_stem(name): name for name in (*train, *test)}
     places = {_stem(name): False for name in train} | {_stem(name): True for name in test}
     both = {_stem(name) for name in train} & {_stem(name) for name in test}
     if both:
@@ -32,7 +33,8 @@ def with_lists(items: Sequence[Item], train: Sequence[str], test: Sequence[str])
     marked = [item._replace(test=places[_stem(item.name)]) for item in items if _stem(item.name) in places]
     missing = places.keys() - {_stem(item.name) for item in marked}
     if missing:
-        raise InputError(f"the lists name {min(missing)!r} and {len(missing) - 1} more that are not there")
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise InputError(f"the lists name {named[min(missing)]!r}{more} that {'are' if more else 'is'} not there")
     return marked
 
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedcir.config import nearest
 from fedcir.data.folders import scan
 from fedcir.data.items import Files, Found, Item
 from fedcir.data.lists import read_list, with_lists
@@ -74,14 +75,22 @@ def domainnet(root: Path, classes: Sequence[str]) -> Found:
     for domain in DOMAINNET.counts:
         for part in ("train", "test") if domain not in absent else ():
             path = root / f"{domain}_{part}.txt"
-            for name in read_list(path):
+            for name, line in read_list(path).items():
                 parts = name.split("/")
-                if len(parts) != 3:
-                    raise InputError(f"{path} names {name!r}, expected <domain>/<class>/<image>")
+                if len(parts) != 3 or parts[0] != domain:
+                    raise InputError(f"{path}, line {line} names {name!r}, expected {domain}/<class>/<image>")
                 if wanted == {"all"} or parts[1] in wanted:
                     items.append(Item(name, domain, parts[1], test=part == "test"))
     if wanted != {"all"} and (missing := wanted - {item.label for item in items}):
-        raise InputError(f"data.classes: no image of {min(missing)!r} in the lists of {root}")
+        listed = {
+            name.split("/")[1]
+            for d in DOMAINNET.counts
+            if d not in absent
+            for name in read_list(root / f"{d}_train.txt")
+        }
+        raise InputError(
+            f"data.classes: no image of {min(missing)!r} in the lists of {root}; {nearest(min(missing), listed)}"
+        )
     notes = (f"{', '.join(absent)} {'is' if len(absent) == 1 else 'are'} not there: training goes on without",)
     return Found(Files(root, items), notes if absent else ())
 

@@ -3,7 +3,6 @@
 import io
 from typing import Any
 
-import numpy as np
 from PIL import Image, ImageOps
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff")
@@ -17,17 +16,19 @@ def read_picture(encoded: bytes, size: int) -> tuple[Image.Image, tuple[int, int
     with Image.open(io.BytesIO(encoded)) as opened:
         stored = opened.size
         opened.draft("RGB", (size, size))  # a JPEG much larger than asked for is decoded smaller, and faster
-        picture: Any = opened if opened.getexif().get(ORIENTATION, 1) == 1 else ImageOps.exif_transpose(opened)
+        plain = opened.format == "JPEG" and "exif" not in opened.info  # most are, and looking takes time
+        picture: Any = opened if plain else ImageOps.exif_transpose(opened)
         return _to_rgb(picture).resize((size, size), Image.Resampling.BILINEAR, reducing_gap=3.0), stored
-
-
-ORIENTATION = 0x0112
 
 
 def _to_rgb(picture: Image.Image) -> Image.Image:
     if picture.mode.startswith("I"):  # 16 bits a pixel; Pillow would cut off everything above 255
+        import numpy as np  # brings a tenth of a second, and most datasets have no such image
+
         values = np.asarray(picture).astype(np.float32)
         return Image.fromarray((values / 257).round().clip(0, 255).astype(np.uint8)).convert("RGB")
+    if picture.mode == "F":
+        raise ValueError("its pixels are fractions: save it with 8 or 16 bits a channel")
     if picture.mode in ("RGBA", "LA", "PA") or "transparency" in picture.info:
         coloured = picture.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", coloured.size, "white"), coloured).convert("RGB")

@@ -1,6 +1,8 @@
 """The datasets by name: what each is, where it comes from, and how it is opened."""
 
-from collections.abc import Callable, Sequence
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,9 +15,9 @@ from fedcir.data.cache import prepare
 from fedcir.data.decode import OnFile
 from fedcir.data.domains import Domains, Images, Split
 from fedcir.data.download import Download
-from fedcir.data.folders import scan
+from fedcir.data.folders import folders
 from fedcir.data.hub import hub
-from fedcir.data.items import Files, Found
+from fedcir.data.items import Found, Pictures
 from fedcir.data.named import (
     DOMAINNET,
     OFFICE_CALTECH_10,
@@ -53,6 +55,7 @@ class Source:
     classes: tuple[str, ...] = ALL
     """Those that are taken unless data.classes says otherwise."""
     downloads: tuple[Download, ...] = ()
+    """What `fedcir data prepare` fetches."""
 
 
 _BU = "http://csr.bu.edu/ftp/visda/2019/multi-source"
@@ -93,7 +96,7 @@ SOURCES = {
         "yours",
         "any",
         "DIR/<domain>/<class>/<image>",
-        pictures=lambda root, data: Found(Files(root, scan(root))),
+        pictures=lambda root, data: folders(root),
     ),
     "arrays": Source(
         "Your own arrays.", "yours", "any", "DIR/<domain>.npz of x_train, y_train, x_test, y_test", arrays=arrays
@@ -126,13 +129,12 @@ SOURCES = {
         "Six styles, from clip art to quick sketches; ten classes by default, of 345.",
         "fair use, research only",
         "586,575 images, 18 GB",
-        "`fedcir data prepare` fetches it; or ai.bu.edu/M3SDA, cleaned, as DIR/<domain>/<class>/*.jpg and "
-        "DIR/<domain>_train.txt, _test.txt",
+        "ai.bu.edu/M3SDA, cleaned, as DIR/<domain>/<class>/*.jpg and DIR/<domain>_train.txt, _test.txt",
         pictures=lambda root, data: domainnet(root, data.classes or TEN_CLASSES),
         published=DOMAINNET,
         classes=TEN_CLASSES,
         downloads=tuple(
-            Download(f"{_BU}/{path}", Path(path).name.removesuffix(".zip"), prefix)
+            Download(f"{_BU}/{path}", Path(path).name.removesuffix(".zip"), path.endswith(".zip"), prefix)
             for path, prefix in _DOMAINNET_SHA512.items()
         ),
     ),
@@ -140,25 +142,21 @@ SOURCES = {
         "Lymph nodes with and without tumour, from five hospitals.",
         "CC0",
         "455,954 patches, 11 GB",
-        "`fedcir data prepare` fetches it; or wilds.stanford.edu, as DIR/metadata.csv and DIR/patches/",
+        "wilds.stanford.edu, as DIR/metadata.csv and DIR/patches/",
         pictures=lambda root, data: camelyon17(root),
         published=CAMELYON17,
         downloads=(
-            Download(
-                f"{_CODALAB}/0xe45e15f39fb54e9d9e919556af67aabe/contents/blob/", "metadata.csv", size=10_658_709_504
-            ),
+            Download(f"{_CODALAB}/0xe45e15f39fb54e9d9e919556af67aabe/contents/blob/", "metadata.csv", packed=True),
         ),
     ),
     "iwildcam": Source(
         "Camera traps: the ten cameras with the most animals, the ten most frequent animals.",
         "Community Data License Agreement, permissive",
         "203,029 images, 12 GB",
-        "`fedcir data prepare` fetches it; or wilds.stanford.edu, as DIR/metadata.csv and DIR/train/",
+        "wilds.stanford.edu, as DIR/metadata.csv and DIR/train/",
         pictures=lambda root, data: iwildcam(root),
         downloads=(
-            Download(
-                f"{_CODALAB}/0x6313da2b204647e79a14b468131fcd64/contents/blob/", "metadata.csv", size=11_957_420_032
-            ),
+            Download(f"{_CODALAB}/0x6313da2b204647e79a14b468131fcd64/contents/blob/", "metadata.csv", packed=True),
         ),
     ),
 }
@@ -166,6 +164,11 @@ SOURCES = {
 
 def open_dataset(data: DataConfig, seed: int, on_file: OnFile | None = None) -> Domains:
     """The configured dataset, checked to be one that can be trained on."""
+    with _without_collection():
+        return _open(data, seed, on_file)
+
+
+def _open(data: DataConfig, seed: int, on_file: OnFile | None) -> Domains:
     source, root = find(data)
     if source.pictures is not None:
         pictures, notes = pictures_of(source, root, data)
@@ -179,14 +182,26 @@ def open_dataset(data: DataConfig, seed: int, on_file: OnFile | None = None) -> 
             domains = _of_classes(domains, data.classes or ())
         if data.image_size is not None:
             domains = _resized(domains, data.image_size)
-    _check_classes(domains, f"in any domain of {data.name}")
+    check_classes(domains, f"in any domain of {data.name}")
     if data.val_fraction:
         kept = tuple(with_validation(domain, data.val_fraction, seed) for domain in domains)
         domains = replace(domains, domains=kept)
     if data.train_per_domain is not None:
         domains = domains.capped(data.train_per_domain, seed)
-        _check_classes(domains, f"left; raise data.train_per_domain={data.train_per_domain}")
+        check_classes(domains, f"left; raise data.train_per_domain={data.train_per_domain}")
     return domains
+
+
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    """Ten thousand names make Python look for garbage again and again, in all of torch too: it takes half the time."""
+    before = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if before:
+            gc.enable()
 
 
 def find(data: DataConfig) -> tuple[Source, Path]:
@@ -211,12 +226,15 @@ def pictures_of(source: Source, root: Path, data: DataConfig) -> Found:
     found = source.pictures(root, data)
     if source.published is not None:
         verify(found.pictures.items, source.published, data.name, root)
-    if data.classes in (None, ALL):
-        return found
-    items, classes = found.pictures.items, data.classes or ()
-    _known(classes, {item.label for item in items}, str(root))
-    rows = [row for row, item in enumerate(items) if item.label in classes]
-    return Found(found.pictures.only(rows), found.notes)
+    return Found(of_classes(found.pictures, data.classes, root), found.notes)
+
+
+def of_classes(pictures: Pictures, classes: Sequence[str] | None, root: Path) -> Pictures:
+    """Those of the given classes."""
+    if classes is None or classes == ALL:
+        return pictures
+    _known(classes, {item.label for item in pictures.items}, str(root))
+    return pictures.only([row for row, item in enumerate(pictures.items) if item.label in classes])
 
 
 def _known(classes: Sequence[str], there: set[str], where: str) -> None:
@@ -264,7 +282,8 @@ def _square(image: Images, size: int) -> Images:
     return np.stack(channels, axis=-1)
 
 
-def _check_classes(domains: Domains, where: str) -> None:
+def check_classes(domains: Domains, where: str) -> None:
+    """Two classes, images of each, and no domain of one class only."""
     if len(domains.classes) < 2:
         raise InputError(f"{domains.name} has one class only, {domains.classes[0]!r}: a classifier needs two")
     counts = np.bincount(np.concatenate([d.train.labels for d in domains]), minlength=len(domains.classes))

@@ -1,5 +1,6 @@
 """Decoded images to a dataset: without duplicates, and divided into train and test before anything else."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -35,6 +36,10 @@ def split_items(name: str, items: Sequence[Item], prepared: Prepared, splitting:
         labels = np.array([number[item.label] for item in some], dtype=np.int64)
         whole = Split(prepared.images, labels, [item.name for item in some], np.array(held, dtype=np.int64))
         test = _test_rows(some, labels, splitting, domain)
+        listed = any(item.test is not None for item in some)
+        if listed and len(test) in (0, len(some)):
+            kind = "training" if len(test) else "test"
+            raise InputError(f"the lists name no {kind} image of domain {domain!r}: mend them, or leave the domain out")
         if not len(test) or len(test) == len(some):
             raise InputError(
                 f"domain {domain!r} has {len(some)} different images, too few to train and to test on: "
@@ -62,8 +67,8 @@ def with_validation(domain: Domain, fraction: float, seed: int) -> Domain:
     held = _leaving_one(domain.train.labels, fraction, rng)
     if not len(held):
         raise InputError(
-            f"data.val_fraction={fraction} of the {len(domain.train)} training images of {domain.name!r} is none: "
-            "raise it"
+            f"data.val_fraction={fraction}: no class of domain {domain.name!r} has an image to spare for validation; "
+            "leave it out, or add images"
         )
     kept = np.setdiff1d(np.arange(len(domain.train)), held)
     return replace(domain, train=domain.train.take(kept), validation=domain.train.take(held))
@@ -78,7 +83,14 @@ def _test_rows(items: Sequence[Item], labels: Labels, splitting: Splitting, doma
     for row, item in enumerate(items):
         groups.setdefault(row if item.group is None else item.group, []).append(row)
     together = list(groups.values())
-    drawn = _leaving_one(labels[[rows[0] for rows in together]], splitting.test_fraction, rng)
+    drawn = _leaving_one(labels[[rows[0] for rows in together]], splitting.test_fraction, rng).tolist()
+    left = Counter(labels.tolist())
+    for group in drawn:
+        left.subtract(labels[together[group]].tolist())
+    for group in list(drawn):  # of groups of several classes some may have taken the last of one
+        if any(left[label] <= 0 for label in labels[together[group]].tolist()):
+            drawn.remove(group)
+            left.update(labels[together[group]].tolist())
     return np.sort(np.array([row for group in drawn for row in together[group]], dtype=np.int64))
 
 

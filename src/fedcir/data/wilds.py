@@ -32,6 +32,8 @@ def camelyon17(root: Path) -> Found:
         label = {"0": "normal", "1": "tumor"}.get(row["tumor"])
         if label is None:
             raise InputError(f"{root / 'metadata.csv'}, line {line}: tumor is 0 or 1, got {row['tumor']!r}")
+        if not row["center"].isdigit():
+            raise InputError(f"{root / 'metadata.csv'}, line {line}: center is a number, got {row['center']!r}")
         items.append(Item(name, f"hospital-{row['center']}", label))
     return Found(Files(root, sorted(items)))
 
@@ -78,8 +80,8 @@ def _metadata(root: Path, columns: tuple[str, ...]) -> Iterator[tuple[int, dict[
             if missing:
                 raise InputError(f"{path} has no column {missing[0]!r}; it has {', '.join(reader.fieldnames or ())}")
             for row in reader:
-                if any(row[column] is None for column in columns):
-                    raise InputError(f"{path}, line {reader.line_num} is cut short")
+                if empty := next((column for column in columns if not row[column]), None):
+                    raise InputError(f"{path}, line {reader.line_num} has no {empty}")
                 yield reader.line_num, row
     except FileNotFoundError:
         raise InputError(f"data.root: {root} holds no metadata.csv; it is the folder that WILDS unpacks") from None
@@ -97,5 +99,10 @@ def _category_names(root: Path) -> dict[str, str]:
     path = root / "categories.csv"
     if not path.is_file():
         return {}
-    with open(path, newline="", encoding="utf-8-sig") as file:
-        return {row["category_id"]: row["name"] for row in csv.DictReader(file) if row.get("name")}
+    try:
+        with open(path, newline="", encoding="utf-8-sig") as file:
+            return {row["category_id"]: row["name"] for row in csv.DictReader(file) if row.get("name")}
+    except KeyError as error:
+        raise InputError(f"{path} has no column {error}") from None
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise InputError(f"{path} is not a readable table: {error}") from error

@@ -1,5 +1,6 @@
 """Pictures of runs."""
 
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -41,20 +42,30 @@ def clients_by_classes(held: Sequence[tuple[str, str, NDArray[np.int64]]], class
     figure = Figure(figsize=(max(width, 5.0), height), layout="constrained")
     axes = figure.subplots()
     largest = max(1, int(counts.max()))
-    for number, domain in enumerate(dict.fromkeys(domain for _, domain, _ in held)):
+    domains = list(dict.fromkeys(domain for _, domain, _ in held))
+    shown = []
+    for number, domain in enumerate(domains):
         mine = np.array([client for client, (_, other, _) in enumerate(held) if other == domain])
         x, y = (grid.ravel() for grid in np.meshgrid(mine, np.arange(len(classes)), indexing="ij"))
         area = 180 * counts[mine].ravel() / largest
         axes.scatter(x, y, s=area, color=f"C{number}", linewidths=0)
-        axes.scatter([], [], s=50, color=f"C{number}", label=domain)  # the legend's dots are all of one size
+        shown.append(axes.scatter([], [], s=50, color=f"C{number}"))  # the legend's dots are all of one size
     few = len(held) <= 60
     axes.set_xticks(range(len(held)) if few else [0, len(held) - 1])
-    axes.set_xticklabels([held[t][0] for t in (range(len(held)) if few else (0, -1))], rotation=90 if few else 0)
+    names = [_plain(held[tick][0]) for tick in (range(len(held)) if few else (0, -1))]
+    axes.set_xticklabels(names, rotation=90 if few else 0)
     axes.set_yticks(range(len(classes)) if len(classes) <= 60 else [])
-    axes.set_yticklabels(classes if len(classes) <= 60 else [])
+    axes.set_yticklabels([_plain(name) for name in classes] if len(classes) <= 60 else [])
     axes.set(xlabel="client", ylabel=f"class (largest dot: {largest} images)", xlim=(-0.7, len(held) - 0.3))
     axes.set_ylim(len(classes) - 0.4, -0.6)
     axes.grid(alpha=0.2)
     axes.set_axisbelow(True)
-    figure.legend(loc="outside upper center", ncols=6, frameon=False)
-    figure.savefig(path, dpi=150, metadata={"Software": None})
+    figure.legend(shown, [_plain(name) for name in domains], loc="outside upper center", ncols=6, frameon=False)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph")  # a name that the font cannot write is drawn as boxes
+        figure.savefig(path, dpi=150, metadata={"Software": None})
+
+
+def _plain(name: str) -> str:
+    """A name that matplotlib does not read as a formula."""
+    return name.replace("$", r"\$")
