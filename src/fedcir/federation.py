@@ -13,7 +13,7 @@ import torch
 from fedcir.config import Config
 from fedcir.data.decode import OnFile
 from fedcir.data.domains import Domain, Domains
-from fedcir.data.examples import DatasetExamples, Examples, ImageExamples, Normalisation, PooledExamples
+from fedcir.data.examples import Examples, ImageExamples, Normalisation, PooledExamples, examples_of
 from fedcir.data.sources import open_dataset
 from fedcir.models.cnn import SMALLEST
 from fedcir.models.task import Task, image_task, module_task
@@ -109,9 +109,8 @@ def federation_of(
         for part, dataset in (("train", train), ("test", test)):
             if len(dataset) == 0:
                 raise InputError(f"the {part} Dataset of client {number} is empty")
-        clients.append(
-            Client(number, f"client-{number}", DatasetExamples(train, num_classes), DatasetExamples(test, num_classes))
-        )
+        data = (examples_of(dataset, num_classes) for dataset in (train, test))
+        clients.append(Client(number, f"client-{number}", *data))
     example, _ = clients[0].test.batch(np.zeros(2, dtype=np.int64), torch.device("cpu"), torch.contiguous_format)
     task = module_task(encoder, example, num_classes, latent, seed)
     manifest = _hashed({"clients": [{"id": c.id, "domain": c.domain, "train": len(c.train or ())} for c in clients]})

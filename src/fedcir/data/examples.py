@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils.data import TensorDataset
 
 from fedcir.data.domains import Split
 from fedcir.types import InputError
@@ -85,6 +86,24 @@ class PooledExamples:
         return x, y
 
 
+class TensorExamples:
+    """Inputs and labels that are whole tensors already."""
+
+    def __init__(self, x: Tensor, y: Tensor, num_classes: int) -> None:
+        self.x, self.y = x, y.long()
+        if len(y) and not 0 <= int(self.y.min()) <= int(self.y.max()) < num_classes:
+            wrong = int(self.y.min()) if int(self.y.min()) < 0 else int(self.y.max())
+            raise InputError(f"a Dataset gives the label {wrong}, num_classes is {num_classes}")
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def batch(self, positions: Positions, device: torch.device, layout: torch.memory_format) -> tuple[Tensor, Tensor]:
+        rows = torch.from_numpy(positions)
+        x = _as_input(self.x[rows].to(device), layout)
+        return x, self.y[rows].to(device)
+
+
 class DatasetExamples:
     """Any torch Dataset of (input, label) pairs."""
 
@@ -103,7 +122,21 @@ class DatasetExamples:
             wrong = next(label for label in labels if not 0 <= label < self.num_classes)
             raise InputError(f"a Dataset gives the label {wrong}, num_classes is {self.num_classes}")
         y = torch.tensor(labels, device=device)
-        return x.contiguous(memory_format=_fitting(x, layout)), y
+        return _as_input(x, layout), y
+
+
+def examples_of(dataset: Any, num_classes: int) -> Examples:
+    """A torch Dataset as examples; one of whole tensors is not taken apart and put together again."""
+    if type(dataset) is TensorDataset and len(dataset.tensors) == 2 and dataset.tensors[1].ndim == 1:
+        return TensorExamples(*dataset.tensors, num_classes)
+    return DatasetExamples(dataset, num_classes)
+
+
+def _as_input(x: Tensor, layout: torch.memory_format) -> Tensor:
+    """A batch in its memory layout; bytes become fractions from 0 to 1."""
+    if x.dtype == torch.uint8:
+        return x.to(torch.float32, memory_format=_fitting(x, layout)).div_(255)
+    return x.contiguous(memory_format=_fitting(x, layout))
 
 
 def _fitting(x: Tensor, layout: torch.memory_format) -> torch.memory_format:
