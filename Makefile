@@ -35,7 +35,10 @@ lint: $(READY)  ## ruff and mypy
 check: lint test  ## ruff, mypy and the tests
 
 bench: $(READY)  ## Measure speed; see benchmarks/
-	$(BIN)/python benchmarks/local_step.py
+	$(BIN)/python benchmarks/layouts.py
+	$(BIN)/python benchmarks/local_step.py --steps 60
+	$(BIN)/python benchmarks/scale.py
+	$(BIN)/python benchmarks/simulator.py --json benchmarks/simulator.json
 
 docs: $(READY)  ## Write the generated tables of the docs anew
 	$(BIN)/python docs/fields.py

@@ -6,10 +6,8 @@ from fedcir.arrays import (
     RunningMean,
     clone,
     difference,
-    load_optimizer,
     mean,
     not_finite,
-    optimizer_arrays,
     snapshot,
     tensor_bytes,
 )
@@ -130,40 +128,3 @@ def test_a_tensor_that_is_not_finite_is_named(value: float) -> None:
 
 def test_finite_groups_and_integers_pass() -> None:
     assert not_finite({"model": {"w": torch.zeros(2), "n": torch.tensor(3)}}) is None
-
-
-def trained(steps: int, restart_after: int | None = None) -> Tensor:
-    """A parameter after Adam's steps, the optimiser thrown away and put back once on the way."""
-    param = nn.Parameter(torch.tensor([1.0, -2.0]))
-    optimizer = torch.optim.Adam([param], lr=0.1)
-    for step in range(steps):
-        if step == restart_after:
-            kept = optimizer_arrays(optimizer)
-            optimizer = torch.optim.Adam([param], lr=0.1)
-            load_optimizer(optimizer, kept)
-        optimizer.zero_grad()
-        (param**4).sum().backward()
-        optimizer.step()
-    return param.detach()
-
-
-def test_an_optimiser_put_back_goes_on_as_if_it_had_never_stopped() -> None:
-    assert torch.equal(trained(5, restart_after=2), trained(5))
-
-
-def test_an_optimisers_arrays_do_not_follow_it() -> None:
-    param = nn.Parameter(torch.ones(2))
-    optimizer = torch.optim.Adam([param])
-    param.grad = torch.ones(2)
-    optimizer.step()
-    taken = optimizer_arrays(optimizer)
-    assert taken.keys() == {"0.step", "0.exp_avg", "0.exp_avg_sq"}
-    optimizer.step()
-    assert taken["0.step"].item() == 1
-
-
-def test_loading_an_empty_bag_leaves_a_fresh_optimiser() -> None:
-    optimizer = torch.optim.Adam([nn.Parameter(torch.ones(2))], lr=0.3)
-    load_optimizer(optimizer, {})
-    assert not optimizer.state
-    assert optimizer.param_groups[0]["lr"] == 0.3

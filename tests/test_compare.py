@@ -1,5 +1,4 @@
 import json
-import math
 from dataclasses import asdict
 from pathlib import Path
 
@@ -7,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedcir.compare import Estimate, Method, ToTarget, compare, half_width, to_target
+from fedcir.compare import Estimate, Method, ToTarget, compare, half_width
 from fedcir.records import RunFolder
 from fedcir.types import InputError, RoundRecord
 
@@ -35,16 +34,6 @@ def test_an_estimate_has_the_standard_deviation_of_a_sample() -> None:
 
 def test_an_estimate_of_one_value_has_no_deviation() -> None:
     assert Estimate.of([0.5]) == Estimate(0.5, None)
-
-
-@pytest.mark.parametrize(("target", "expected"), [(0.0, 1), (0.3, 1), (0.4, 3), (0.5, 3), (0.6, 5), (0.7, math.inf)])
-def test_the_target_is_reached_in_the_first_evaluated_round_as_good(target: float, expected: float) -> None:
-    records = [record(1, 0.3), record(2, None), record(3, 0.5), record(4, 0.4), record(5, 0.6)]
-    assert to_target(records, target) == (expected, 110 * expected)  # bytes down and up of every round until then
-
-
-def test_no_rounds_reach_nothing() -> None:
-    assert to_target([], 0.0) == (math.inf, math.inf)
 
 
 @pytest.mark.parametrize("confidence", [0.9, 0.95])

@@ -67,7 +67,10 @@ def test_a_whole_number_is_taken_for_a_number() -> None:
         ({"zzz": {}}, r"no section \[zzz\]; choose from algorithm, data, local, model, partition, run, server"),
         ({"local": 3}, r"local must be a section \[local\], got 3"),
         ({"local": {"stepss": 3}}, r"\[local\] has no field 'stepss'; did you mean 'steps'\?"),
-        ({"run": {"qqq": 1}}, r"\[run\] has no field 'qqq'; choose from device, layout, seed, threads"),
+        (
+            {"run": {"qqq": 1}},
+            r"\[run\] has no field 'qqq'; choose from compile, device, layout, precision, seed, threads, workers",
+        ),
         ({"algorithm": {"name": 3}}, "algorithm.name must be a string, got 3"),
         ({"model": {"name": "resnet81"}}, "model.name cannot be 'resnet81'; did you mean 'resnet18'"),
         ({"model": {"norm": "layer"}}, "model.norm cannot be 'layer'; choose from batch, group"),

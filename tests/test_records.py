@@ -66,9 +66,9 @@ def lines(run: Path) -> list[dict[str, Any]]:
 
 
 def but_seconds(value: Any) -> Any:
-    """The same JSON without anything under "seconds"."""
+    """The same JSON without what no two runs share."""
     if isinstance(value, dict):
-        return {key: but_seconds(each) for key, each in value.items() if key != "seconds"}
+        return {key: but_seconds(each) for key, each in value.items() if key not in ("seconds", "peak_memory")}
     return [but_seconds(each) for each in value] if isinstance(value, list) else value
 
 
@@ -114,7 +114,8 @@ def test_config_toml_is_resolved_and_says_which_versions_wrote_it(finished: Path
     assert tables.keys() == {"data", "partition", "model", "local", "server", "algorithm", "run"}
     assert tables["server"]["active"] == 3
     assert tables["algorithm"]["lambda_reg"] == 0.5
-    assert tables["run"] == {"seed": 0, "threads": 1, "device": "cpu", "layout": "channels_last"}
+    settled = {"seed": 0, "threads": 1, "device": "cpu", "layout": "channels_last"}
+    assert tables["run"] == {**settled, "precision": "float32", "compile": False}  # and nothing of workers
 
 
 def test_the_config_of_a_run_starts_the_same_run(finished: Path, train: Train, tmp_path: Path) -> None:

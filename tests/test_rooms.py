@@ -13,8 +13,8 @@ SOURCE = Path(fedcir.__file__).parent
 # fmt: off
 ROOMS = [
     "types", "rng", "arrays", "optim", "config", "presets", "losses", "models", "data", "partition", "algorithm",
-    "algorithms", "federation", "cost", "local", "records", "rounds", "workers", "simulate", "training", "conformance",
-    "sweep", "compare", "describe", "report", "options", "progress", "cli",
+    "algorithms", "federation", "cost", "local", "records", "rounds", "workers", "streams", "simulate", "profiling",
+    "training", "conformance", "sweep", "compare", "describe", "report", "options", "progress", "cli",
 ]
 # fmt: on
 

@@ -29,7 +29,16 @@ GENERATOR = 4 * ((64 + 3) * 8 + 8 + 4 * 8 + 8 * 128 + 128) + 8
 """Bytes: two linear layers, a BatchNorm and its counter."""
 
 
-class Altered:
+class Quiet:
+    """What a transport may leave undone."""
+
+    def evaluate_early(self, state: ServerState, cohort: Sequence[int]) -> None: ...
+
+    def peak_memory(self) -> int:
+        return 0
+
+
+class Altered(Quiet):
     """The serial transport, whose replies pass through a function on their way."""
 
     def __init__(self, real: SerialTransport, alter: Callable[[list[ClientReply]], Replies]) -> None:
@@ -42,7 +51,7 @@ class Altered:
         return self.real.evaluate(state, cohort)
 
 
-class Examined:
+class Examined(Quiet):
     """The serial transport, whose evaluations are made up."""
 
     def __init__(self, real: SerialTransport, replies: Replies) -> None:
@@ -337,7 +346,7 @@ def test_bytes_of_fedcir_by_hand_generator_and_gaussians_from_round_2_on(
 
 def test_seconds_hold_every_phase_and_their_total(tiny: Tiny) -> None:
     for record in run(*opened(tiny("fedavg"))):
-        assert record.seconds.keys() == {"train", "server", "evaluate", "write", "total"}
+        assert record.seconds.keys() == {"load", "train", "server", "evaluate", "write", "total"}
         phases = sum(value for phase, value in record.seconds.items() if phase != "total")
         assert all(value >= 0 for value in record.seconds.values())
         assert phases <= record.seconds["total"] + 1e-6

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from scipy.stats import t as student
 
+from fedcir.cost import to_target
 from fedcir.records import RunFolder
-from fedcir.types import InputError, RoundRecord
+from fedcir.types import InputError
 
 
 @dataclass(frozen=True)
@@ -73,25 +74,15 @@ def compare(runs: Mapping[str, Mapping[int, RunFolder]], baseline: str, target: 
                 mean=Estimate.of([each["accuracy_mean"] for each in final]),
                 worst=Estimate.of([each["accuracy_worst"] for each in final]),
                 to_target=ToTarget(
-                    rounds=_median([rounds for rounds, _ in costs]),
-                    bytes=_median([total for _, total in costs]),
-                    reached=sum(math.isfinite(rounds) for rounds, _ in costs),
+                    rounds=_median([math.inf if cost is None else cost.rounds for cost in costs]),
+                    bytes=_median([math.inf if cost is None else cost.bytes_down + cost.bytes_up for cost in costs]),
+                    reached=sum(cost is not None for cost in costs),
                 ),
                 difference=Estimate.of(paired) if name != baseline else None,
                 half_width=half_width(paired) if len(paired) > 1 and name != baseline else None,
             )
         )
     return methods
-
-
-def to_target(records: Sequence[RoundRecord], target: float) -> tuple[float, float]:
-    """The first evaluated round that reaches the target, and the bytes until then; infinite if none does."""
-    total = 0
-    for record in records:
-        total += record.bytes_down + record.bytes_up
-        if record.accuracy_mean is not None and record.accuracy_mean >= target:
-            return record.round, total
-    return math.inf, math.inf
 
 
 def half_width(values: Sequence[float], confidence: float = 0.95) -> float:

@@ -159,6 +159,10 @@ class RunConfig:
     """Torch threads of a training process: results depend on it, so it is saved."""
     device: str = "auto"
     """cpu, cuda, mps, or auto for the best there is."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """Local steps in bfloat16 where torch's autocast deems it safe: for GPUs."""
+    compile: bool = False
+    """Whether torch.compile makes the encoder: slow to start, and results differ in the last bits."""
     layout: Literal["auto", "contiguous", "channels_last"] = "auto"
     """Memory layout of images and weights, from a fixed table by default: results depend on it, so it is saved."""
 

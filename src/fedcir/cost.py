@@ -2,7 +2,8 @@
 
 import copy
 import sys
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from fedcir.algorithm import Algorithm
-from fedcir.types import LocalContext, Modules
+from fedcir.types import LocalContext, Modules, RoundRecord
 
 
 class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -56,3 +57,37 @@ def peak_memory() -> int:
         return 0
     used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return used if sys.platform == "darwin" else used * 1024
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """What rounds cost in all, over all clients."""
+
+    rounds: int
+    bytes_down: int
+    bytes_up: int
+    flops: int
+    seconds: dict[str, float]
+    """By phase: load, train, server, evaluate, write, and the total."""
+
+
+def ledger(records: Sequence[RoundRecord]) -> Ledger:
+    seconds: dict[str, float] = {}
+    for record in records:
+        for phase, value in record.seconds.items():
+            seconds[phase] = seconds.get(phase, 0.0) + value
+    return Ledger(
+        rounds=len(records),
+        bytes_down=sum(record.bytes_down for record in records),
+        bytes_up=sum(record.bytes_up for record in records),
+        flops=sum(record.flops for record in records),
+        seconds=seconds,
+    )
+
+
+def to_target(records: Sequence[RoundRecord], target: float) -> Ledger | None:
+    """What it took until the first evaluated round whose mean accuracy reaches the target; None if none does."""
+    for number, record in enumerate(records, start=1):
+        if record.accuracy_mean is not None and record.accuracy_mean >= target:
+            return ledger(records[:number])
+    return None

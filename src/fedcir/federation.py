@@ -81,12 +81,17 @@ def open_federation(config: Config, on_file: OnFile | None = None) -> Federation
             f"cnn takes images from {SMALLEST} pixels on, {domains.name} has {height}x{width}: use resnet18"
         )
     normalisation = Normalisation.of_channels(channels)
+    shared = {
+        domain.name: (
+            ImageExamples(domain.test, normalisation),
+            None if domain.validation is None else ImageExamples(domain.validation, normalisation),
+        )
+        for domain in domains
+    }
     clients = []
     for number, share in enumerate(shares):
-        home = domains[share.domain]
         train = _examples(domains, share, normalisation) if share.rows else None
-        validation = None if home.validation is None else ImageExamples(home.validation, normalisation)
-        clients.append(Client(number, share.domain, train, ImageExamples(home.test, normalisation), validation))
+        clients.append(Client(number, share.domain, train, *shared[share.domain]))
     card = {
         "classes": list(domains.classes),
         "image_size": height,
@@ -164,7 +169,9 @@ def _unmatched(file: str, domains: Domains, held_out: str | None) -> list[str]:
 def _content_hash(domain: Domain) -> str:
     digest = hashlib.blake2b(digest_size=16)
     for split in (domain.train, domain.test, *([domain.validation] if domain.validation is not None else [])):
-        digest.update(np.ascontiguousarray(split.pixels(np.arange(len(split)))).data)
+        for start in range(0, len(split), 1024):  # a little at a time, since it may be large
+            some = np.arange(start, min(start + 1024, len(split)))
+            digest.update(np.ascontiguousarray(split.pixels(some)).data)
         digest.update(np.ascontiguousarray(split.labels).data)
     return digest.hexdigest()
 

@@ -35,6 +35,8 @@ class Worker:
     local: LocalConfig
     device: torch.device
     layout: torch.memory_format
+    precision: torch.dtype = torch.float32
+    """What autocast makes of the local steps."""
     keeps_statistics: bool = False
     """Whether BatchNorm statistics stay with the client."""
     first: Groups = field(default_factory=dict)
@@ -83,7 +85,8 @@ def fit(worker: Worker, client: Client, received: Groups, kept: Groups, round: i
         x = augment(x, worker.local.augment, changes)
         if not flops:
             flops = _counted_flops(worker, x, y, ctx)
-        losses = algorithm.local_loss(modules, x, y, ctx)
+        with torch.autocast(worker.device.type, worker.precision, enabled=worker.precision != torch.float32):
+            losses = algorithm.local_loss(modules, x, y, ctx)
         optimizer.zero_grad()
         losses.total.backward()  # type: ignore[no-untyped-call]
         optimizer.step(lr, worker.local.momentum, worker.local.weight_decay)

@@ -52,7 +52,7 @@ class Adam:
     """Adam with its usual constants. Its state is a bag: the moments of parameter 3 are "3.exp_avg" and so on."""
 
     def __init__(self, parameters: Iterable[Tensor], lr: float, state: Arrays) -> None:
-        """An empty bag is a fresh start; another is the state that an earlier one ended in, and is written to."""
+        """An empty bag is a fresh start; another is the state that an earlier one ended in."""
         self.parameters, self.lr = list(parameters), lr
         self.state: Arrays = {}
         for index, parameter in enumerate(self.parameters):
@@ -61,7 +61,7 @@ class Adam:
                 ("exp_avg", torch.zeros_like(parameter)),
                 ("exp_avg_sq", torch.zeros_like(parameter)),
             ):
-                self.state[f"{index}.{name}"] = state.get(f"{index}.{name}", fresh)
+                self.state[f"{index}.{name}"] = state.get(f"{index}.{name}", fresh).clone()
 
     def zero_grad(self) -> None:
         for parameter in self.parameters:

@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
@@ -11,6 +11,7 @@ import torch
 from fedcir.algorithm import Algorithm
 from fedcir.arrays import clone, difference, not_finite, tensor_bytes
 from fedcir.config import Config
+from fedcir.cost import ledger
 from fedcir.records import RunFolder
 from fedcir.rng import numpy_rng, torch_rng
 from fedcir.types import (
@@ -130,13 +131,8 @@ def summarise(session: Session) -> dict[str, Any]:
     evaluated = [record for record in session.records if record.accuracy is not None]
     aside = any(record.validation for record in evaluated)
     best = max(evaluated, key=lambda record: (_to_pick_by(record, aside), -record.round), default=None)
-    total = {
-        name: sum(getattr(record, name) for record in session.records) for name in ("bytes_down", "bytes_up", "flops")
-    }
-    seconds: dict[str, float] = {}
-    for record in session.records:
-        for phase, value in record.seconds.items():
-            seconds[phase] = seconds.get(phase, 0.0) + value
+    cost = asdict(ledger(session.records))
+    del cost["rounds"]
     return {
         "algorithm": session.config.algorithm.name,
         "dataset": session.config.data.name,
@@ -144,7 +140,7 @@ def summarise(session: Session) -> dict[str, Any]:
         "rounds": session.state.round,
         "final": _accuracies(evaluated[-1]) if evaluated else None,
         "best": {**_accuracies(best), "picked_on": "validation" if aside else "test"} if best is not None else None,
-        "cost": {**total, "peak_memory": session.peak_memory, "seconds": seconds},
+        "cost": {**cost, "peak_memory": session.peak_memory},
     }
 
 

@@ -11,6 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 import torch
+from torch import nn
 
 from fedcir.algorithm import Algorithm
 from fedcir.algorithms import make_algorithm
@@ -19,11 +20,12 @@ from fedcir.config import AlgorithmConfig, Config, ModelConfig, build, config_ta
 from fedcir.cost import peak_memory
 from fedcir.data.decode import OnFile
 from fedcir.federation import Client, Federation, open_federation, pooled
-from fedcir.local import Worker, evaluate, fit
+from fedcir.local import Worker
 from fedcir.records import GENERATIONS, ClientStore, RunFolder
-from fedcir.rounds import Session, run
+from fedcir.rounds import Session, Transport, run
+from fedcir.streams import StreamTransport
 from fedcir.types import ClientReply, InputError, RoundRecord, ServerState
-from fedcir.workers import WorkerTransport
+from fedcir.workers import WorkerTransport, attend
 
 Rounds = Generator[RoundRecord, None, None]
 
@@ -46,17 +48,12 @@ class SerialTransport:
         self.worker, self.clients, self.store = worker, clients, store or ClientStore()
 
     def train(self, state: ServerState, cohort: Sequence[int]) -> Iterator[ClientReply]:
-        round = state.round + 1
         for client in cohort:
-            kept = self.store.load(client, round)
-            reply, keep = fit(self.worker, self.clients[client], state.shared, kept, round)
-            self.store.save(client, round, keep)
-            yield reply
+            yield attend(self.worker, self.clients[client], self.store, "train", state.shared, state.round + 1)
 
     def evaluate(self, state: ServerState, cohort: Sequence[int]) -> Iterator[ClientReply]:
         for client in cohort:
-            kept = self.store.load(client, state.round + 1)
-            yield evaluate(self.worker, self.clients[client], state.shared, kept, state.round)
+            yield attend(self.worker, self.clients[client], self.store, "evaluate", state.shared, state.round)
 
     def evaluate_early(self, state: ServerState, cohort: Sequence[int]) -> None:
         pass
@@ -110,13 +107,16 @@ def open_rounds(
         if place is None and workers > 1 and (algorithm.keeps or keeps_statistics(config, algorithm)):
             place = Path(stack.enter_context(TemporaryDirectory(prefix="fedcir-")))
         store = ClientStore(place, GENERATIONS * config.server.checkpoint_every)
-        worker = make_worker(session, federation)
-        transport: SerialTransport | WorkerTransport
-        if workers > 1:
-            transport = WorkerTransport(worker, federation.clients, store, workers)
+        transport: Transport
+        if workers == 1:
+            transport = SerialTransport(make_worker(session, federation), federation.clients, store)
+        elif config.run.device.startswith("cpu"):
+            transport = WorkerTransport(make_worker(session, federation), federation.clients, store, workers)
             stack.callback(transport.close)
         else:
-            transport = SerialTransport(worker, federation.clients, store)
+            places = _devices(config.run.device)
+            crew = [make_worker(session, federation, places[i % len(places)]) for i in range(workers)]
+            transport = StreamTransport(crew, federation.clients, store)
         rounds = run(session, transport)
         stack.callback(rounds.close)  # saves the last whole round if the caller stops early
         yield session, rounds
@@ -132,9 +132,9 @@ def resolve(config: Config, algorithm: Algorithm, federation: Federation) -> Con
         raise InputError(f"server.min_replies is {config.server.min_replies}, above the {active} active clients")
     run = replace(config.run, device=str(pick_device(config.run.device)))
     if run.layout == "auto":
-        run = replace(run, layout=layout_for(config.model))
-    elif run.layout != "contiguous" and layout_for(config.model) == "contiguous":
-        raise InputError(f"run.layout={run.layout} is not safe for {config.model.name} of this width: leave it out")
+        run = replace(run, layout=layout_for(config.model, federation.card.get("image_size", 0)))
+    elif run.layout == "channels_last" and (fault := unsafe_in_channels_last(federation.task.encoder())):
+        raise InputError(f"run.layout=channels_last is not safe with {fault}: leave it out")
     build(type(algorithm), hyper_parameters(algorithm), "algorithm")  # one made in Python has not been checked
     return replace(
         config,
@@ -145,23 +145,42 @@ def resolve(config: Config, algorithm: Algorithm, federation: Federation) -> Con
 
 
 def pick_workers(config: Config, federation: Federation) -> int:
-    """Processes that train: as asked for, else one for every core that has something to do."""
-    if not hasattr(os, "memfd_create") or not hasattr(os, "fork") or not config.run.device.startswith("cpu"):
+    """Clients that train at a time: as asked for, else one for every core, or GPU, that has something to do."""
+    most = max(config.server.active or 1, len(federation.evaluators))
+    if not config.run.device.startswith("cpu"):
+        return config.run.workers or min(most, len(_devices(config.run.device)))
+    if not hasattr(os, "memfd_create") or not hasattr(os, "fork"):  # processes are shared by fork, on Linux
         return 1
-    if config.run.workers is not None:
-        return config.run.workers
     cores = len(os.sched_getaffinity(0)) // config.run.threads
-    return max(1, min(cores, max(config.server.active or 1, len(federation.evaluators))))
+    return config.run.workers or max(1, min(cores, most))
 
 
-def layout_for(model: ModelConfig) -> Literal["contiguous", "channels_last"]:
-    """The faster memory layout, measured on a CPU; a fixed table, since results depend on it to the last bit.
+def _devices(name: str) -> list[str]:
+    """The devices that a name stands for: all GPUs for cuda, one for cuda:1."""
+    return [f"cuda:{number}" for number in range(torch.cuda.device_count())] if name == "cuda" else [name]
 
-    With few input channels, the gradient of a strided 1x1 convolution in channels_last writes out of bounds in torch
-    2.13 on a CPU (oneDNN issue 6035), so a narrow resnet18 keeps to the ordinary layout.
+
+def layout_for(model: ModelConfig, image_size: int) -> Literal["contiguous", "channels_last"]:
+    """The faster memory layout, measured on a CPU by benchmarks/layouts.py.
+
+    A fixed table, since results depend on it to the last bit.
     """
-    narrow = model.name == "resnet18" and model.width is not None and model.width < 16
-    return "contiguous" if narrow else "channels_last"
+    if model.name == "resnet18" and (image_size < 64 or (model.width is not None and model.width < 16)):
+        return "contiguous"
+    return "channels_last"
+
+
+def unsafe_in_channels_last(network: nn.Module) -> str | None:
+    """The first layer that torch must not run in channels_last.
+
+    With few input channels, the gradient of a strided 1x1 convolution writes out of bounds in torch 2.13 on a CPU
+    (oneDNN issue 6035).
+    """
+    for name, layer in network.named_modules():
+        strided = isinstance(layer, nn.Conv2d) and layer.kernel_size == (1, 1) and max(layer.stride) > 1
+        if strided and layer.in_channels < 16:
+            return f"{name}, a strided 1x1 convolution of {layer.in_channels} channels"
+    return None
 
 
 def hyper_parameters(algorithm: Algorithm) -> dict[str, Any]:
@@ -220,18 +239,23 @@ def open_session(
     return session
 
 
-def make_worker(session: Session, federation: Federation) -> Worker:
+def make_worker(session: Session, federation: Federation, device: str | None = None) -> Worker:
     config = session.config
+    modules = session.algorithm.build(federation.task)
+    if config.run.compile:
+        for network in modules["model"].children():
+            network.compile()  # the parts, since methods call them one by one
     return Worker(
         algorithm=session.algorithm,
-        modules=session.algorithm.build(federation.task),
+        modules=modules,
         seed=config.run.seed,
         total_rounds=config.server.rounds,
         num_classes=session.num_classes,
         local=replace(config.local, steps=config.local.steps * (config.server.active or 1))
         if session.algorithm.pools
         else config.local,
-        device=torch.device(config.run.device),
+        device=torch.device(device or config.run.device),
+        precision=getattr(torch, config.run.precision),
         layout=torch.channels_last if config.run.layout == "channels_last" else torch.contiguous_format,
         keeps_statistics=keeps_statistics(config, session.algorithm),
     )

@@ -73,4 +73,5 @@ def train(
                 on_round(record)
     model = session.modules["model"]
     model.load_state_dict(session.state.shared["model"])
-    return Result(model.eval(), session.records, summarise(session))
+    summary = summarise(session) if session.folder is None else session.folder.summary()
+    return Result(model.eval(), session.records, summary)

@@ -37,6 +37,15 @@ Layout = list[tuple[str, list[tuple[str, str, list[int], int]]]]
 What = Literal["train", "evaluate"]
 
 
+def attend(worker: Worker, client: Client, store: ClientStore, what: What, shared: Groups, round: int) -> ClientReply:
+    """One client's part of a round: it trains or tests, with what it has kept."""
+    if what == "evaluate":
+        return evaluate(worker, client, shared, store.load(client.id, round + 1), round)
+    reply, keep = fit(worker, client, shared, store.load(client.id, round), round)
+    store.save(client.id, round, keep)
+    return reply
+
+
 class Arena:
     """Tensors in memory that processes share."""
 
@@ -75,8 +84,11 @@ class Arena:
         return torch.frombuffer(self._map, dtype=kind, count=count, offset=offset).view(shape)
 
     def close(self) -> None:
+        """Views that were read stay valid as long as somebody has them."""
         self._map = None
-        os.close(self._file)
+        if self._file >= 0:
+            os.close(self._file)
+        self._file = -1
 
 
 @dataclass
@@ -90,6 +102,18 @@ class Child:
     turn: int = 0
     memory: int = 0
     """Bytes it has held at most."""
+
+    def end(self) -> None:
+        try:
+            os.kill(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
+        except (ProcessLookupError, ChildProcessError):
+            pass
+
+    def close(self) -> None:
+        self.pipe.close()
+        for arena in self.answers:
+            arena.close()
 
 
 class Again(NamedTuple):
@@ -148,13 +172,11 @@ class WorkerTransport:
         """End all other processes; nothing of them is left."""
         children, self._children = self._children, []
         for child in children:
-            _kill(child)
+            child.end()
         if self._server is not None:
             self._server.join()
         for child in children:
-            child.pipe.close()
-            for arena in child.answers:
-                arena.close()
+            child.close()
         self._state.close()
 
     def _begin(self, what: What, round: int, shared: Groups, cohort: Sequence[int]) -> Work:
@@ -184,15 +206,8 @@ class WorkerTransport:
             if isinstance(reply, Again):
                 if reply.because:
                     warnings.warn(f"{reply.because}; client {reply.client} is done again", RuntimeWarning, stacklevel=2)
-                reply = self._do(work.what, reply.client, work.shared, work.round)
+                reply = attend(self.worker, self.clients[reply.client], self.store, work.what, work.shared, work.round)
             yield reply
-
-    def _do(self, what: What, client: int, shared: Groups, round: int) -> ClientReply:
-        if what == "evaluate":
-            return evaluate(self.worker, self.clients[client], shared, self.store.load(client, round + 1), round)
-        reply, keep = fit(self.worker, self.clients[client], shared, self.store.load(client, round), round)
-        self.store.save(client, round, keep)
-        return reply
 
     def _size(self, what: What, client: int) -> int:
         data = self.clients[client].train if what == "train" else self.clients[client].test
@@ -238,7 +253,8 @@ class WorkerTransport:
         """A worker has died: go on without it."""
         if child in self._children:
             self._children.remove(child)
-            _kill(child)
+            child.end()
+            child.close()
         return f"worker process {child.pid} has died ({len(self._children)} of its kind are left)"
 
     def _fork(self) -> Child:
@@ -270,7 +286,8 @@ class WorkerTransport:
             except (EOFError, OSError):
                 return
             try:
-                reply = self._do(job["what"], job["client"], self._state.read(job["state"]), job["round"])
+                client, shared = self.clients[job["client"]], self._state.read(job["state"])
+                reply = attend(self.worker, client, self.store, job["what"], shared, job["round"])
                 answer: dict[str, Any] = {
                     "num_examples": reply.num_examples,
                     "metrics": dict(reply.metrics),
@@ -294,7 +311,7 @@ def _same(work: Work, state: ServerState) -> bool:
 def _described(error: Exception, client: int) -> dict[str, Any]:
     """An error for the first process. One that the user did not cause is met again there, with its traceback."""
     text = " ".join(str(error).split())
-    if isinstance(error, MemoryError) or "can't allocate memory" in text or "not enough memory" in text:
+    if isinstance(error, MemoryError) or "allocate memory" in text or "not enough memory" in text:
         return {
             "error": f"a worker process has too little memory for client {client}: "
             "lower --workers, local.batch_size or --image-size",
@@ -308,11 +325,3 @@ def _die_with(parent: int) -> None:
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     if os.getppid() != parent:  # it has ended before
         os._exit(0)
-
-
-def _kill(child: Child) -> None:
-    try:
-        os.kill(child.pid, signal.SIGKILL)
-        os.waitpid(child.pid, 0)
-    except (ProcessLookupError, ChildProcessError):
-        pass

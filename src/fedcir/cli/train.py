@@ -29,6 +29,9 @@ def run(
     from fedcir.progress import Display, Meter
     from fedcir.simulate import open_run
 
+    if options.profile:
+        from fedcir.profiling import Profile
+
     config = options.to_config(algorithm, seed)
     name = f"{config.data.name}-{Path(config.algorithm.name).stem}-{config.run.seed}"
     out = options.out or Path("runs", name)
@@ -44,8 +47,10 @@ def run(
                 print(f"{out} is finished already, after round {session.state.round}", file=sys.stderr)
         with Display(options.quiet) as display:
             display.begin(name, session.config.server.rounds)
+            watched = Profile() if options.profile else None
+            left = session.config.server.rounds - session.state.round
             try:
-                for record in rounds:
+                for record in rounds if watched is None else watched.watch(rounds, left):
                     display.show(name, record)
             except KeyboardInterrupt:
                 rounds.close()
@@ -55,6 +60,10 @@ def run(
         print(jsonlib.dumps(summary))
     elif not options.quiet:
         _print_summary(summary)
+        if watched is not None:
+            print("\nshares of the time, by phase, then of one round's operations in this process")
+            for what, share in watched.rows():
+                print(f"{share:7.1%}  {what}")
         print(f"\nkept in {out}")
 
 

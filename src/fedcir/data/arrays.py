@@ -1,13 +1,20 @@
 """`arrays`: any folder of `<domain>.npz` files, each with x_train, y_train, x_test and y_test."""
 
+import math
+import shutil
+import tempfile
 import zipfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedcir.data.domains import Domain, Domains, Split
 from fedcir.types import InputError
+
+IN_MEMORY = 16_000_000
+"""Bytes of an array that is not worth a file."""
 
 
 def arrays(root: Path) -> Domains:
@@ -33,11 +40,26 @@ def arrays(root: Path) -> Domains:
 
 def _read(file: Path) -> tuple[Split, Split]:
     try:
-        with file.open("rb") as opened, zipfile.ZipFile(opened), np.load(opened, allow_pickle=False) as archive:
-            found = {name: archive[name] for name in archive.files}
+        with zipfile.ZipFile(file) as archive:
+            found = {name.removesuffix(".npy"): _member(archive, name) for name in archive.namelist()}
     except Exception as error:  # a damaged archive raises nearly anything
         raise InputError(f"{file} is not a readable .npz file: {error}") from error
     return _split(file, found, "train"), _split(file, found, "test")
+
+
+def _member(archive: zipfile.ZipFile, name: str) -> NDArray[Any]:
+    """An array of the archive. Many bytes go into a file without a name and are mapped: they take no memory then."""
+    with archive.open(name) as packed:
+        version = np.lib.format.read_magic(packed)
+        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, fortran, dtype = read(packed)
+        if dtype == np.uint8 and not fortran and math.prod(shape) > IN_MEMORY:
+            with tempfile.TemporaryFile() as file:
+                shutil.copyfileobj(packed, file, 1 << 20)
+                file.flush()
+                return np.memmap(file, np.uint8, "r", shape=shape)
+    with archive.open(name) as packed:
+        return np.asarray(np.lib.format.read_array(packed, allow_pickle=False))
 
 
 def _split(file: Path, found: dict[str, Any], part: str) -> Split:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -31,6 +32,15 @@ class Normalisation:
     mean: tuple[float, ...]
     std: tuple[float, ...]
 
+    @cached_property
+    def scale(self) -> Tensor:
+        """What bytes are multiplied by."""
+        return torch.tensor([1 / (255 * s) for s in self.std]).view(1, -1, 1, 1)
+
+    @cached_property
+    def shift(self) -> Tensor:
+        return torch.tensor([-m / s for m, s in zip(self.mean, self.std, strict=True)]).view(1, -1, 1, 1)
+
     @classmethod
     def of_channels(cls, channels: int) -> "Normalisation":
         """ImageNet's: constants that need no look at any client's data and fit its published weights."""
@@ -43,18 +53,15 @@ class ImageExamples:
     """Samples of a split; a batch is gathered as bytes, moved to the device and only there made float."""
 
     def __init__(self, split: Split, normalisation: Normalisation) -> None:
-        self.split = split
-        self._scale = torch.tensor([1 / (255 * s) for s in normalisation.std]).view(1, -1, 1, 1)
-        self._shift = torch.tensor([-m / s for m, s in zip(normalisation.mean, normalisation.std, strict=True)]).view(
-            1, -1, 1, 1
-        )
+        self.split, self.normalisation = split, normalisation
 
     def __len__(self) -> int:
         return len(self.split)
 
     def batch(self, positions: Positions, device: torch.device, layout: torch.memory_format) -> tuple[Tensor, Tensor]:
         pixels = torch.from_numpy(self.split.pixels(positions)).to(device).permute(0, 3, 1, 2)  # (B, C, H, W)
-        x = pixels.to(torch.float32, memory_format=layout).mul_(self._scale.to(device)).add_(self._shift.to(device))
+        scale, shift = self.normalisation.scale.to(device), self.normalisation.shift.to(device)
+        x = pixels.to(torch.float32, memory_format=layout).mul_(scale).add_(shift)
         return x, torch.from_numpy(self.split.labels[positions]).to(device)
 
 

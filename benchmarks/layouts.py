@@ -1,0 +1,69 @@
+"""Which memory layout makes a local step faster, by model and image size: what `layout_for` in simulate.py holds.
+
+    python benchmarks/layouts.py [--sizes 28,32,64,128]
+
+Steps of both layouts alternate in one run; one thread, batch of 32. Above 1, channels_last is faster.
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+
+from fedcir.config import ModelConfig
+from fedcir.models.task import image_task
+from fedcir.optim import SGD
+from fedcir.simulate import _keep_memory
+
+BATCH = 32
+
+
+def prepared_step(model: str, size: int, layout: torch.memory_format) -> Callable[[], None]:
+    network = image_task(ModelConfig(name=model), 10, 3, seed=0).classifier()  # type: ignore[arg-type]
+    network.to(memory_format=layout).train()  # type: ignore[call-overload]
+    optimizer = SGD(network.parameters())
+    x = torch.randn(BATCH, 3, size, size).contiguous(memory_format=layout)
+    y = torch.randint(10, (BATCH,))
+
+    def step() -> None:
+        loss = F.cross_entropy(network(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step(0.01, 0.9, 5e-4)
+
+    return step
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", default="cnn,resnet18")
+    parser.add_argument("--sizes", default="28,32,64,96,128")
+    parser.add_argument("--seconds", type=float, default=10.0, help="for each pair")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    _keep_memory()
+    print("| model | pixels | contiguous | channels_last | ratio |\n|---|---:|---:|---:|---:|")
+    for model in given.models.split(","):
+        for size in map(int, given.sizes.split(",")):
+            steps = [prepared_step(model, size, kind) for kind in (torch.contiguous_format, torch.channels_last)]
+            taken: tuple[list[float], list[float]] = ([], [])
+            for step in steps * 2:
+                step()
+            ends = time.perf_counter() + given.seconds
+            while time.perf_counter() < ends or len(taken[0]) < 3:
+                for step, times in zip(steps, taken, strict=True):
+                    started = time.perf_counter()
+                    step()
+                    times.append(time.perf_counter() - started)
+            first, second = map(statistics.median, taken)
+            print(
+                f"| {model} | {size} | {1e3 * first:.1f} ms | {1e3 * second:.1f} ms | {first / second:.2f} |",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()
