@@ -180,3 +180,8 @@ def test_a_link_that_leads_nowhere_is_named(tmp_path: Path) -> None:
     (tmp_path / "a/cat/3.png").symlink_to("nowhere.png")
     with pytest.raises(InputError, match=r"a/cat/3\.png is missing, or a link that leads nowhere"):
         open_dataset(DataConfig("folders", str(tmp_path)), seed=0)
+
+
+def test_arrays_taken_for_folders_are_pointed_to_their_dataset(data_root: Path, fedcir: Fedcir) -> None:
+    said = fedcir("data", "check", "folders", "--data-root", data_root)
+    assert said == (2, "", f"fedcir: data.root: {data_root} holds no image; use --dataset arrays for its .npz files\n")
