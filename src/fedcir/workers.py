@@ -214,7 +214,13 @@ class WorkerTransport:
         return len(data or ())
 
     def _serve(self, work: Work, job: dict[str, Any]) -> None:
-        """Hand out the work to the other processes and take in their answers, in a thread of its own."""
+        """In a thread of its own: hand out work to the other processes and take in their answers."""
+        try:
+            self._hand_out(work, job)
+        except Exception as error:  # whoever waits for answers must not wait for ever
+            work.answers.put(error)
+
+    def _hand_out(self, work: Work, job: dict[str, Any]) -> None:
         busy: dict[Connection, tuple[Child, int]] = {}
 
         def hand_to(child: Child) -> None:
