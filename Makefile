@@ -39,7 +39,7 @@ bench: $(READY)  ## Measure speed; see benchmarks/
 	$(BIN)/python benchmarks/local_step.py --steps 60
 	$(BIN)/python benchmarks/compiled.py
 	$(BIN)/python benchmarks/scale.py
-	$(BIN)/python benchmarks/simulator.py --json benchmarks/simulator.json
+	$(BIN)/python benchmarks/simulator.py --json docs/performance.json
 
 docs: $(READY)  ## Write the generated tables of the docs anew
 	$(BIN)/python docs/fields.py
