@@ -78,5 +78,5 @@ def _what_is_wrong(root: str) -> str:
     for name in _images(root, ()):
         place = "/".join(["<class>" for _ in name.split("/")[:-1]] + ["<image>"])
         return f"holds images as {place}, such as {name}; {right}"
-    hint = "use --dataset arrays for its .npz files" if list(Path(root).glob("*.npz")) else ""
-    return f"holds no image; {hint or 'it should hold <domain>/<class>/<image>'}"
+    hint = "; use --dataset arrays for its .npz files" if list(Path(root).glob("*.npz")) else ""
+    return f"holds no image; it should hold <domain>/<class>/<image>{hint}"
