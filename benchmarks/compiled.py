@@ -7,40 +7,16 @@ Needs a C++ compiler. Prints the first call's seconds too, since that is what it
 
 import statistics
 import time
-from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F
-
-from fedcir.config import ModelConfig
-from fedcir.models.task import image_task
-from fedcir.optim import SGD
+from layouts import prepared_step
 
 STEPS = 60
 
 
-def prepared_step(compiled: bool) -> Callable[[], None]:
-    network = image_task(ModelConfig(), 10, 3, seed=0).classifier()
-    network.to(memory_format=torch.channels_last).train()  # type: ignore[call-overload]
-    if compiled:
-        for part in network.children():
-            part.compile()
-    optimizer = SGD(network.parameters())
-    x = torch.randn(32, 3, 32, 32).contiguous(memory_format=torch.channels_last)
-    y = torch.randint(10, (32,))
-
-    def step() -> None:
-        loss = F.cross_entropy(network(x), y)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step(0.01, 0.9, 5e-4)
-
-    return step
-
-
 def main() -> None:
     torch.set_num_threads(1)
-    steps = {name: prepared_step(name == "compiled") for name in ("plain", "compiled")}
+    steps = {name: prepared_step("cnn", 32, torch.channels_last, name == "compiled") for name in ("plain", "compiled")}
     taken: dict[str, list[float]] = {name: [] for name in steps}
     for name, step in steps.items():
         started = time.perf_counter()

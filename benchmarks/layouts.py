@@ -14,16 +14,18 @@ import torch
 import torch.nn.functional as F
 
 from fedcir.config import ModelConfig
+from fedcir.machine import keep_memory
 from fedcir.models.task import image_task
 from fedcir.optim import SGD
-from fedcir.simulate import _keep_memory
 
 BATCH = 32
 
 
-def prepared_step(model: str, size: int, layout: torch.memory_format) -> Callable[[], None]:
+def prepared_step(model: str, size: int, layout: torch.memory_format, compiled: bool = False) -> Callable[[], None]:
     network = image_task(ModelConfig(name=model), 10, 3, seed=0).classifier()  # type: ignore[arg-type]
     network.to(memory_format=layout).train()  # type: ignore[call-overload]
+    for part in network.children() if compiled else ():
+        part.compile()
     optimizer = SGD(network.parameters())
     x = torch.randn(BATCH, 3, size, size).contiguous(memory_format=layout)
     y = torch.randint(10, (BATCH,))
@@ -44,7 +46,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=10.0, help="for each pair")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    _keep_memory()
+    keep_memory()
     print("| model | pixels | contiguous | channels_last | ratio |\n|---|---:|---:|---:|---:|")
     for model in given.models.split(","):
         for size in map(int, given.sizes.split(",")):

@@ -12,9 +12,9 @@ SOURCE = Path(fedcir.__file__).parent
 
 # fmt: off
 ROOMS = [
-    "types", "rng", "arrays", "optim", "config", "presets", "losses", "models", "data", "partition", "algorithm",
-    "algorithms", "federation", "cost", "local", "records", "rounds", "workers", "streams", "simulate", "profiling",
-    "training", "conformance", "sweep", "compare", "describe", "report", "options", "progress", "cli",
+    "types", "rng", "arrays", "arena", "optim", "config", "machine", "presets", "losses", "models", "data", "partition",
+    "algorithm", "algorithms", "federation", "cost", "local", "records", "rounds", "workers", "streams", "simulate",
+    "profiling", "training", "conformance", "sweep", "compare", "describe", "report", "options", "progress", "cli",
 ]
 # fmt: on
 

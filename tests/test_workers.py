@@ -13,13 +13,14 @@ import pytest
 import torch
 
 from fedcir import algorithms
+from fedcir.arena import Arena
 from fedcir.config import Config
 from fedcir.records import RunFolder
 from fedcir.rounds import run
 from fedcir.simulate import make_worker, open_federation, open_session, resolve
 from fedcir.streams import StreamTransport
 from fedcir.types import ClientReply
-from fedcir.workers import Arena, WorkerTransport
+from fedcir.workers import WorkerTransport
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="worker processes need Linux")
 

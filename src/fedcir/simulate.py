@@ -1,26 +1,32 @@
 """A federation on this machine: the serial transport, and how a configured run is opened or resumed."""
 
-import ctypes
-import os
 import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal
+from typing import Any
 
 import torch
-from torch import nn
 
 from fedcir.algorithm import Algorithm
 from fedcir.algorithms import make_algorithm
 from fedcir.arrays import is_statistic
-from fedcir.config import AlgorithmConfig, Config, ModelConfig, build, config_tables
+from fedcir.config import AlgorithmConfig, Config, build, config_tables
 from fedcir.cost import peak_memory
 from fedcir.data.decode import OnFile
 from fedcir.federation import Client, Federation, open_federation, pooled
 from fedcir.local import Worker
+from fedcir.machine import (
+    devices_of,
+    keep_memory,
+    layout_for,
+    pick_device,
+    pick_workers,
+    threads,
+    unsafe_in_channels_last,
+)
 from fedcir.records import GENERATIONS, ClientStore, RunFolder
 from fedcir.rounds import Session, Transport, run
 from fedcir.streams import StreamTransport
@@ -100,9 +106,9 @@ def open_rounds(
                 raise InputError(f"{out} is not empty and not a run: give another --out")
             stack.enter_context(RunFolder(out).locked())
         session = open_session(config, algorithm, federation, out, resume)
-        stack.enter_context(_threads(config.run.threads))
-        _keep_memory()
-        workers = pick_workers(config, federation)
+        stack.enter_context(threads(config.run.threads))
+        keep_memory()
+        workers = pick_workers(config, len(federation.evaluators))
         place = out / "clients" if out else None
         if place is None and workers > 1 and (algorithm.keeps or keeps_statistics(config, algorithm)):
             place = Path(stack.enter_context(TemporaryDirectory(prefix="fedcir-")))
@@ -114,7 +120,7 @@ def open_rounds(
             transport = WorkerTransport(make_worker(session, federation), federation.clients, store, workers)
             stack.callback(transport.close)
         else:
-            places = _devices(config.run.device)
+            places = devices_of(config.run.device)
             crew = [make_worker(session, federation, places[i % len(places)]) for i in range(workers)]
             transport = StreamTransport(crew, federation.clients, store)
         rounds = run(session, transport)
@@ -144,59 +150,8 @@ def resolve(config: Config, algorithm: Algorithm, federation: Federation) -> Con
     )
 
 
-def pick_workers(config: Config, federation: Federation) -> int:
-    """Clients that train at a time: as asked for, else one for every core, or GPU, that has something to do."""
-    most = max(config.server.active or 1, len(federation.evaluators))
-    if not config.run.device.startswith("cpu"):
-        return config.run.workers or min(most, len(_devices(config.run.device)))
-    if not hasattr(os, "memfd_create") or not hasattr(os, "fork"):  # processes are shared by fork, on Linux
-        return 1
-    cores = len(os.sched_getaffinity(0)) // config.run.threads
-    return config.run.workers or max(1, min(cores, most))
-
-
-def _devices(name: str) -> list[str]:
-    """The devices that a name stands for: all GPUs for cuda, one for cuda:1."""
-    return [f"cuda:{number}" for number in range(torch.cuda.device_count())] if name == "cuda" else [name]
-
-
-def layout_for(model: ModelConfig, image_size: int) -> Literal["contiguous", "channels_last"]:
-    """The faster memory layout, measured on a CPU by benchmarks/layouts.py.
-
-    A fixed table, since results depend on it to the last bit.
-    """
-    if model.name == "resnet18" and (image_size < 64 or (model.width is not None and model.width < 16)):
-        return "contiguous"
-    return "channels_last"
-
-
-def unsafe_in_channels_last(network: nn.Module) -> str | None:
-    """The first layer that torch must not run in channels_last.
-
-    With few input channels, the gradient of a strided 1x1 convolution writes out of bounds in torch 2.13 on a CPU
-    (oneDNN issue 6035).
-    """
-    for name, layer in network.named_modules():
-        strided = isinstance(layer, nn.Conv2d) and layer.kernel_size == (1, 1) and max(layer.stride) > 1
-        if strided and layer.in_channels < 16:
-            return f"{name}, a strided 1x1 convolution of {layer.in_channels} channels"
-    return None
-
-
 def hyper_parameters(algorithm: Algorithm) -> dict[str, Any]:
     return {f.name: getattr(algorithm, f.name) for f in fields(algorithm) if f.init}
-
-
-def pick_device(name: str) -> torch.device:
-    if name == "auto":
-        if torch.cuda.is_available():
-            return torch.device("cuda")
-        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
-    usable = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-    kind, _, number = name.partition(":")
-    if not usable.get(kind) or (number and not number.isdigit()):
-        raise InputError(f"run.device {name!r} is not usable here; {' or '.join(k for k, v in usable.items() if v)} is")
-    return torch.device(name)
 
 
 def open_session(
@@ -291,27 +246,3 @@ def _check_same(folder: RunFolder, config: Config, algorithm: Algorithm, federat
     if new_rounds > old_rounds and (algorithm.uses_total_rounds or config.local.schedule != "constant"):
         what = config.algorithm.name if algorithm.uses_total_rounds else f"the {config.local.schedule} schedule"
         raise InputError(f"{folder.path} cannot be extended to {new_rounds} rounds: {what} depends on their number")
-
-
-@contextmanager
-def _threads(count: int) -> Iterator[None]:
-    """Results depend on the number of threads, so it is set for the training and put back after it."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-def _keep_memory() -> None:
-    """Have glibc keep what tensors give back: it would return large ones to the system and fetch them anew each step.
-
-    That takes a tenth of a small network's step. Elsewhere it does nothing.
-    """
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (AttributeError, OSError, TypeError):
-        return
-    for option in (-3, -1):  # M_MMAP_THRESHOLD, M_TRIM_THRESHOLD
-        mallopt(option, 1 << 30)

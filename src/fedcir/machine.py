@@ -1,0 +1,88 @@
+"""What suits this machine: device, workers, threads, and how tensors lie in memory."""
+
+import ctypes
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal
+
+import torch
+from torch import nn
+
+from fedcir.config import Config, ModelConfig
+from fedcir.types import InputError
+
+
+def pick_device(name: str) -> torch.device:
+    if name == "auto":
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    usable = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    kind, _, number = name.partition(":")
+    if not usable.get(kind) or (number and not number.isdigit()):
+        raise InputError(f"run.device {name!r} is not usable here; {' or '.join(k for k, v in usable.items() if v)} is")
+    return torch.device(name)
+
+
+def pick_workers(config: Config, evaluators: int) -> int:
+    """Clients that train at a time: as asked for, else one for every core, or GPU, that has something to do."""
+    most = max(config.server.active or 1, evaluators)
+    if not config.run.device.startswith("cpu"):
+        return config.run.workers or min(most, len(devices_of(config.run.device)))
+    if not hasattr(os, "memfd_create") or not hasattr(os, "fork"):  # processes are shared by fork, on Linux
+        return 1
+    cores = len(os.sched_getaffinity(0)) // config.run.threads
+    return config.run.workers or max(1, min(cores, most))
+
+
+def devices_of(name: str) -> list[str]:
+    """The devices that a name stands for: all GPUs for cuda, one for cuda:1."""
+    return [f"cuda:{number}" for number in range(torch.cuda.device_count())] if name == "cuda" else [name]
+
+
+def layout_for(model: ModelConfig, image_size: int) -> Literal["contiguous", "channels_last"]:
+    """The faster memory layout, measured on a CPU by benchmarks/layouts.py.
+
+    A fixed table, since results depend on it to the last bit.
+    """
+    if model.name == "resnet18" and (image_size < 64 or (model.width is not None and model.width < 16)):
+        return "contiguous"
+    return "channels_last"
+
+
+def unsafe_in_channels_last(network: nn.Module) -> str | None:
+    """The first layer that torch must not run in channels_last.
+
+    With few input channels, the gradient of a strided 1x1 convolution writes out of bounds in torch 2.13 on a CPU
+    (oneDNN issue 6035).
+    """
+    for name, layer in network.named_modules():
+        strided = isinstance(layer, nn.Conv2d) and layer.kernel_size == (1, 1) and max(layer.stride) > 1
+        if strided and layer.in_channels < 16:
+            return f"{name}, a strided 1x1 convolution of {layer.in_channels} channels"
+    return None
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Results depend on the number of threads, so it is set for the training and put back after it."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def keep_memory() -> None:
+    """Have glibc keep what tensors give back: it would return large ones to the system and fetch them anew each step.
+
+    That takes a tenth of a small network's step. Elsewhere it does nothing.
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError, TypeError):
+        return
+    for option in (-3, -1):  # M_MMAP_THRESHOLD, M_TRIM_THRESHOLD
+        mallopt(option, 1 << 30)
