@@ -7,6 +7,7 @@ the old file or the new one. Nothing is pickled: safetensors, JSON and TOML.
 import contextlib
 import json
 import os
+import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -21,6 +22,8 @@ from fedcir.types import Arrays, Groups, InputError, RoundRecord, ServerState
 
 FORMAT = 1
 GENERATIONS = 2
+LOCK_PATIENCE = 3.0
+"""Seconds that the workers of a killed run are given to end: they hold its lock too, and might still write."""
 
 
 class RunFolder:
@@ -132,7 +135,7 @@ class RunFolder:
         """Hold the folder: two processes that train into one would destroy each other's run."""
         self.path.mkdir(parents=True, exist_ok=True)
         with open(self.path / self.LOCK, "w", encoding="utf-8") as file:
-            if not _lock(file):
+            if not _lock(file, LOCK_PATIENCE):
                 raise InputError(f"another process is training in {self.path}: wait for it, or give another --out")
             yield
 
@@ -261,14 +264,19 @@ def _unshared(arrays: Arrays) -> Arrays:
     return apart
 
 
-def _lock(file: IO[str]) -> bool:
-    """An advisory lock that the system releases when the process ends, however it ends."""
+def _lock(file: IO[str], patience: float) -> bool:
+    """An advisory lock that the system releases when the process and its workers have ended, however they ended."""
     try:
         import fcntl
     except ImportError:  # no such locks on Windows
         return True
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+    until = time.monotonic() + patience
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > until:
+                return False
+            time.sleep(0.05)
+        else:
+            return True
