@@ -5,7 +5,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -31,6 +31,28 @@ class Client:
     test: Examples
     validation: Examples | None = None
     """What the best round is picked on, where images were set aside for it."""
+
+
+class Roster(Protocol):
+    """Who takes part and in what, as a server knows it, which need not hold any data."""
+
+    @property
+    def task(self) -> Task: ...
+
+    @property
+    def card(self) -> dict[str, Any]: ...
+
+    @property
+    def manifest(self) -> dict[str, Any]: ...
+
+    @property
+    def notes(self) -> tuple[str, ...]: ...
+
+    @property
+    def trainers(self) -> tuple[int, ...]: ...
+
+    @property
+    def evaluators(self) -> dict[int, str]: ...
 
 
 @dataclass(frozen=True)
@@ -74,7 +96,11 @@ def deal(config: Config, on_file: OnFile | None = None) -> tuple[Domains, list[S
 
 def open_federation(config: Config, on_file: OnFile | None = None) -> Federation:
     """Open the configured dataset and deal it out."""
-    domains, shares = deal(config, on_file)
+    return federation_from(config, *deal(config, on_file))
+
+
+def federation_from(config: Config, domains: Domains, shares: Sequence[Share]) -> Federation:
+    """The federation of a dataset that is dealt out already."""
     height, width, channels = domains.image_shape
     if config.model.name == "cnn" and min(height, width) < SMALLEST:
         raise InputError(
@@ -92,15 +118,21 @@ def open_federation(config: Config, on_file: OnFile | None = None) -> Federation
     for number, share in enumerate(shares):
         train = _examples(domains, share, normalisation) if share.rows else None
         clients.append(Client(number, share.domain, train, *shared[share.domain]))
-    card = {
-        "classes": list(domains.classes),
-        "image_size": height,
+    card = image_card(domains.classes, height, channels)
+    task = image_task(config.model, len(domains.classes), channels, config.run.seed)
+    return Federation(domains.name, tuple(clients), task, card, manifest_of(domains, shares), domains.notes)
+
+
+def image_card(classes: Sequence[str], image_size: int, channels: int) -> dict[str, Any]:
+    """What a user of a model of images must know."""
+    normalisation = Normalisation.of_channels(channels)
+    return {
+        "classes": list(classes),
+        "image_size": image_size,
         "channels": channels,
         "mean": list(normalisation.mean),
         "std": list(normalisation.std),
     }
-    task = image_task(config.model, len(domains.classes), channels, config.run.seed)
-    return Federation(domains.name, tuple(clients), task, card, manifest_of(domains, shares), domains.notes)
 
 
 def federation_of(

@@ -133,6 +133,10 @@ class RunFolder:
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Hold the folder: two processes that train into one would destroy each other's run."""
+        if self.path.exists() and not self.path.is_dir():
+            raise InputError(f"{self.path} is a file: give another --out")
+        if not self.exists and self.foreign:
+            raise InputError(f"{self.path} is not empty and not a run: give another --out")
         self.path.mkdir(parents=True, exist_ok=True)
         with open(self.path / self.LOCK, "w", encoding="utf-8") as file:
             if not _lock(file, LOCK_PATIENCE):

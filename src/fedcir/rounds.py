@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
@@ -26,7 +26,7 @@ from fedcir.types import (
     ServerState,
 )
 
-_Counts = dict[str, tuple[int, int]]
+Counts = dict[str, tuple[int, int]]
 """Correct answers and samples by domain."""
 
 
@@ -77,8 +77,16 @@ class Session:
         """What a reply must look like: names, shapes and dtypes."""
         algorithm, local = self.algorithm, self.config.local
         ctx = LocalContext(0, self.config.server.rounds, self.num_classes, local.batch_size, {}, torch.Generator())
-        trained = {name: self.state.shared[name] for name in algorithm.trains}
-        return {**trained, **algorithm.local_summary(self.modules, (), ctx)}
+        return {**self.to_test(self.state), **algorithm.local_summary(self.modules, (), ctx)}
+
+    def cohort(self, round: int) -> list[int]:
+        """The clients that train in a round, in ascending order."""
+        active = min(self.config.server.active or len(self.trainers), len(self.trainers))
+        return sample_cohort(self.trainers, active, self.config.run.seed, round)
+
+    def to_test(self, state: ServerState) -> Groups:
+        """What those that test a state are sent of it."""
+        return {name: state.shared[name] for name in self.algorithm.trains}
 
     def context(self, round: int) -> ServerContext:
         rng = torch_rng(self.config.run.seed, "server", round)
@@ -151,52 +159,64 @@ def _to_pick_by(record: RoundRecord, aside: bool) -> float:
     return sum(record.validation.values()) / len(record.validation) if record.validation else 0.0
 
 
+def take_step(
+    session: Session,
+    replies: Iterable[ClientReply | Dropped],
+    cohort: Sequence[int],
+    merged: Callable[[Groups], None] = lambda groups: None,
+) -> tuple[ServerState, "Collected"]:
+    """The server's part of a round: the next state from the replies of a cohort, and what was counted on the way."""
+    before = session.state
+    round = before.round + 1
+    collected = Collected(session, round)
+    handed = replace(before, private=clone(before.private))
+    ctx = replace(session.context(round), merged=merged)
+    state = session.algorithm.server_step(handed, collected.usable(replies, cohort), session.modules, ctx)
+    if (name := not_finite(state.shared)) is not None:
+        raise InputError(f"round {round}: {name} is not finite after the server's step; lower its learning rate")
+    return state, collected
+
+
 def _round(session: Session, transport: Transport) -> tuple[RoundRecord, ServerState]:
     server, before = session.config.server, session.state
     round = before.round + 1
-    active = min(server.active or len(session.trainers), len(session.trainers))
-    cohort = sample_cohort(session.trainers, active, session.config.run.seed, round)
-    collected = _Collected(session, round)
+    cohort = session.cohort(round)
     seconds = {"train": 0.0}
-    started = time.perf_counter()
-    replies = collected.usable(_timed(transport.train(before, cohort), seconds), cohort)
-    handed = replace(before, private=clone(before.private))
     tested = round % server.eval_every == 0 or round == server.rounds
 
     def merged(means: Groups) -> None:
         if tested and not_finite(means) is None:
-            transport.evaluate_early(ServerState(round, means), sorted(session.evaluators))
+            early = ServerState(round, dict(means))  # a copy, since the method may go on to add to them
+            transport.evaluate_early(early, sorted(session.evaluators))
 
-    ctx = replace(session.context(round), merged=merged)
-    state = session.algorithm.server_step(handed, replies, session.modules, ctx)
-    if (name := not_finite(state.shared)) is not None:
-        raise InputError(f"round {round}: {name} is not finite after the server's step; lower its learning rate")
+    started = time.perf_counter()
+    state, collected = take_step(session, _timed(transport.train(before, cohort), seconds), cohort, merged)
     _add(seconds, "server", started, less=seconds["train"])
     measured = time.perf_counter()
-    tests: _Counts = {}
-    aside: _Counts = {}
+    tests = Tests()
     if tested:
-        tests, aside = _test(session, transport, state, collected.dropped)
+        trained = replace(state, shared=session.to_test(state))
+        tests = tally(session, transport.evaluate(trained, sorted(session.evaluators)), collected.dropped)
     _add(seconds, "evaluate", measured)
-    accuracy = {domain: correct / count for domain, (correct, count) in tests.items()}
+    accuracy = tests.accuracy()
     record = RoundRecord(
         round=round,
         losses=collected.losses(),
         accuracy=accuracy or None,
         accuracy_mean=sum(accuracy.values()) / len(accuracy) if accuracy else None,
-        accuracy_weighted=sum(c for c, _ in tests.values()) / sum(n for _, n in tests.values()) if tests else None,
+        accuracy_weighted=tests.accuracy_weighted(),
         accuracy_worst=min(accuracy.values()) if accuracy else None,
         bytes_down=0 if session.algorithm.pools else tensor_bytes(before.shared) * len(cohort),
         bytes_up=0 if session.algorithm.pools else collected.bytes_up,
         flops=collected.flops,
         seconds=seconds,
         dropped=collected.dropped,
-        validation={domain: correct / count for domain, (correct, count) in aside.items()} or None,
+        validation={domain: correct / count for domain, (correct, count) in tests.aside.items()} or None,
     )
     return record, state
 
 
-class _Collected:
+class Collected:
     """What is counted while replies pass on their way to the server's step."""
 
     def __init__(self, session: Session, round: int) -> None:
@@ -264,23 +284,45 @@ def _in_order(replies: Iterable[ClientReply | Dropped], cohort: Sequence[int]) -
         yield Dropped(client, "not in this round's cohort")
 
 
-def _test(
-    session: Session, transport: Transport, state: ServerState, dropped: dict[str, str]
-) -> tuple[_Counts, _Counts]:
-    """Correct answers and samples by domain, in the order of the clients that test: of test and validation images."""
-    cohort = sorted(session.evaluators)
-    tests: _Counts = {}
-    aside: _Counts = {}
-    trained = replace(state, shared={name: state.shared[name] for name in session.algorithm.trains})
-    for reply in _in_order(transport.evaluate(trained, cohort), cohort):
+@dataclass
+class Tests:
+    """Correct answers and samples by domain, in the order of the clients that test."""
+
+    counts: Counts = field(default_factory=dict)
+    aside: Counts = field(default_factory=dict)
+    """Of the validation images."""
+
+    def accuracy(self) -> dict[str, float]:
+        return {domain: correct / count for domain, (correct, count) in self.counts.items()}
+
+    def accuracy_weighted(self) -> float | None:
+        """The share of all test images."""
+        every = sum(count for _, count in self.counts.values())
+        return sum(correct for correct, _ in self.counts.values()) / every if every else None
+
+
+def tally(session: Session, replies: Iterable[ClientReply | Dropped], dropped: dict[str, str]) -> Tests:
+    """What the clients that test have found; those that could not be used are added to `dropped`."""
+    tests = Tests()
+    for reply in _in_order(replies, sorted(session.evaluators)):
+        if isinstance(reply, ClientReply) and not _counted(reply.metrics):
+            reply = Dropped(reply.client_id, "its counts make no sense")  # noqa: PLW2901
         if isinstance(reply, Dropped):
             dropped.setdefault(str(reply.client_id), f"evaluation: {reply.reason}")
-        else:
-            domain, metrics = session.evaluators[reply.client_id], reply.metrics
-            tests[domain] = int(metrics["correct"]), int(metrics["count"])
-            if "validation/count" in metrics:
-                aside[domain] = int(metrics["validation/correct"]), int(metrics["validation/count"])
-    return tests, aside
+            continue
+        domain, metrics = session.evaluators[reply.client_id], reply.metrics
+        tests.counts[domain] = int(metrics["correct"]), int(metrics["count"])
+        if "validation/count" in metrics:
+            tests.aside[domain] = int(metrics["validation/correct"]), int(metrics["validation/count"])
+    return tests
+
+
+def _counted(metrics: Mapping[str, float]) -> bool:
+    """Whether all counts are there, and none is above what was counted."""
+    pairs = [(metrics.get("correct", -1.0), metrics.get("count", 0.0))]
+    if "validation/count" in metrics:
+        pairs.append((metrics.get("validation/correct", -1.0), metrics["validation/count"]))
+    return all(0 <= correct <= count < math.inf and count > 0 for correct, count in pairs)
 
 
 def _timed(replies: Iterable[ClientReply | Dropped], seconds: dict[str, float]) -> Iterator[ClientReply | Dropped]:

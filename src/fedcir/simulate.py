@@ -16,7 +16,7 @@ from fedcir.arrays import is_statistic
 from fedcir.config import AlgorithmConfig, Config, build, config_tables
 from fedcir.cost import peak_memory
 from fedcir.data.decode import OnFile
-from fedcir.federation import Client, Federation, open_federation, pooled
+from fedcir.federation import Client, Federation, Roster, open_federation, pooled
 from fedcir.local import Worker
 from fedcir.machine import (
     devices_of,
@@ -27,6 +27,7 @@ from fedcir.machine import (
     threads,
     unsafe_in_channels_last,
 )
+from fedcir.models.task import Task
 from fedcir.records import GENERATIONS, ClientStore, RunFolder
 from fedcir.rounds import Session, Transport, run
 from fedcir.streams import StreamTransport
@@ -100,10 +101,6 @@ def open_rounds(
         federation = pooled(federation)
     with ExitStack() as stack:
         if out is not None:
-            if out.exists() and not out.is_dir():
-                raise InputError(f"{out} is a file: give another --out")
-            if not RunFolder(out).exists and RunFolder(out).foreign:
-                raise InputError(f"{out} is not empty and not a run: give another --out")
             stack.enter_context(RunFolder(out).locked())
         session = open_session(config, algorithm, federation, out, resume)
         stack.enter_context(threads(config.run.threads))
@@ -128,7 +125,7 @@ def open_rounds(
         yield session, rounds
 
 
-def resolve(config: Config, algorithm: Algorithm, federation: Federation) -> Config:
+def resolve(config: Config, algorithm: Algorithm, federation: Roster) -> Config:
     """The config with everything that was left open settled, as it is saved."""
     clients = len(federation.trainers)
     active = clients if config.server.active is None else config.server.active
@@ -154,9 +151,7 @@ def hyper_parameters(algorithm: Algorithm) -> dict[str, Any]:
     return {f.name: getattr(algorithm, f.name) for f in fields(algorithm) if f.init}
 
 
-def open_session(
-    config: Config, algorithm: Algorithm, federation: Federation, out: Path | None, resume: bool
-) -> Session:
+def open_session(config: Config, algorithm: Algorithm, federation: Roster, out: Path | None, resume: bool) -> Session:
     """A session at its start, or where the run in `out` was left."""
     modules = algorithm.build(federation.task)
     session = Session(
@@ -195,24 +190,28 @@ def open_session(
 
 
 def make_worker(session: Session, federation: Federation, device: str | None = None) -> Worker:
-    config = session.config
-    modules = session.algorithm.build(federation.task)
+    return worker_of(session.config, session.algorithm, federation.task, device)
+
+
+def worker_of(config: Config, algorithm: Algorithm, task: Task, device: str | None = None) -> Worker:
+    """A worker for a settled config."""
+    modules = algorithm.build(task)
     if config.run.compile:
         for network in modules["model"].children():
             network.compile()  # the parts, since methods call them one by one
     return Worker(
-        algorithm=session.algorithm,
+        algorithm=algorithm,
         modules=modules,
         seed=config.run.seed,
         total_rounds=config.server.rounds,
-        num_classes=session.num_classes,
+        num_classes=task.num_classes,
         local=replace(config.local, steps=config.local.steps * (config.server.active or 1))
-        if session.algorithm.pools
+        if algorithm.pools
         else config.local,
         device=torch.device(device or config.run.device),
         precision=getattr(torch, config.run.precision),
         layout=torch.channels_last if config.run.layout == "channels_last" else torch.contiguous_format,
-        keeps_statistics=keeps_statistics(config, session.algorithm),
+        keeps_statistics=keeps_statistics(config, algorithm),
     )
 
 
@@ -227,7 +226,7 @@ def _model_card(config: Config) -> dict[str, Any]:
     return {"model": model, "algorithm": {"name": Path(config.algorithm.name).stem, **config.algorithm.fields}}
 
 
-def _check_same(folder: RunFolder, config: Config, algorithm: Algorithm, federation: Federation) -> None:
+def _check_same(folder: RunFolder, config: Config, algorithm: Algorithm, federation: Roster) -> None:
     saved, asked = config_tables(folder.config()), config_tables(config)
     for section in asked:
         names = asked[section].keys() | saved.get(section, {}).keys()

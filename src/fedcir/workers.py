@@ -21,7 +21,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any, Literal, NamedTuple
 
 from fedcir.arena import Arena
-from fedcir.arrays import clone
+from fedcir.arrays import clone, same_tensors
 from fedcir.cost import peak_memory
 from fedcir.federation import Client
 from fedcir.local import Worker, evaluate, fit
@@ -102,7 +102,7 @@ class WorkerTransport:
 
     def evaluate(self, state: ServerState, cohort: Sequence[int]) -> Iterator[ClientReply]:
         work, self._early = self._early, None
-        if work is not None and not _same(work, state):
+        if work is not None and not (work.round == state.round and same_tensors(work.shared, state.shared)):
             for _ in self._finish(work):  # what was tested is not what the round came to
                 pass
             work = None
@@ -252,15 +252,6 @@ class WorkerTransport:
             except Exception as error:
                 answer = _described(error, job["client"])
             pipe.send_bytes(json.dumps(answer).encode())
-
-
-def _same(work: Work, state: ServerState) -> bool:
-    """Whether the state that is being tested is, tensor by tensor, the one that is to be tested."""
-    return work.round == state.round and all(
-        state.shared.get(group, {}).get(name) is tensor
-        for group, bag in work.shared.items()
-        for name, tensor in bag.items()
-    )
 
 
 def _described(error: Exception, client: int) -> dict[str, Any]:

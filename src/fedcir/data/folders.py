@@ -27,15 +27,30 @@ def scan(root: Path) -> list[Item]:
     base = os.fspath(root)
     items = []
     for domain in _folders(base, (_inode(base),)):
-        above = (_inode(base), _inode(f"{base}/{domain}"))
-        for label in _folders(f"{base}/{domain}", above):
-            place = f"{domain}/{label}"
-            items += [Item(f"{place}/{name}", domain, label) for name in _images(f"{base}/{place}", above)]
+        items += _of_domain(f"{base}/{domain}", domain, (_inode(base),))
     if not items:
         raise InputError(f"data.root: {root} {_what_is_wrong(base)}")
+    return items
+
+
+def site(root: Path, domain: str) -> Found:
+    """The images of one site, DIR/<class>/<image>, named as if DIR were one domain's folder among others."""
+    items = _of_domain(os.fspath(root), domain, ())
+    if not items:
+        raise InputError(f"data-root: {root} holds no <class>/<image>")
+    return Found(Files(root, items, within=f"{domain}/"))
+
+
+def _of_domain(folder: str, domain: str, above: Inodes) -> list[Item]:
+    above = (*above, _inode(folder))
+    items = []
+    for label in _folders(folder, above):
+        names = _images(f"{folder}/{label}", above)
+        items += [Item(f"{domain}/{label}/{name}", domain, label) for name in names]
     for item in items:
         if any("\udc80" <= letter <= "\udcff" for letter in item.name):
-            raise InputError(f"the name of {os.fsencode(root / item.name)!r} is not UTF-8: rename it")
+            path = f"{folder}/{item.name.removeprefix(f'{domain}/')}"
+            raise InputError(f"the name of {os.fsencode(path)!r} is not UTF-8: rename it")
     return items
 
 

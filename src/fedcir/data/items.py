@@ -55,21 +55,27 @@ class Files:
 
     root: Path
     items: Sequence[Item]
+    within: str = ""
+    """What every name begins with, if the root is that folder itself."""
 
     def only(self, rows: Sequence[int]) -> "Files":
-        return Files(self.root, [self.items[row] for row in rows])
+        return Files(self.root, [self.items[row] for row in rows], self.within)
 
     def fingerprint(self) -> str:
         root = os.fspath(self.root.resolve())
         digest = hashlib.blake2b(root.encode(errors="surrogateescape"), digest_size=16)
         for item in self.items:
             try:
-                status = os.stat(f"{root}/{item.name}")
+                status = os.stat(self._path(root, item))
             except OSError as error:
-                raise InputError(f"{self.root / item.name} is missing, or a link that leads nowhere") from error
+                path = self._path(os.fspath(self.root), item)
+                raise InputError(f"{path} is missing, or a link that leads nowhere") from error
             digest.update(f"\0{item.name}\0{status.st_size}\0{status.st_mtime_ns}".encode())
         return digest.hexdigest()
 
     def paths(self, staging: Path) -> list[str]:
         root = os.fspath(self.root.resolve())
-        return [f"{root}/{item.name}" for item in self.items]
+        return [self._path(root, item) for item in self.items]
+
+    def _path(self, root: str, item: Item) -> str:
+        return f"{root}/{item.name.removeprefix(self.within)}"

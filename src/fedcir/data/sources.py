@@ -15,7 +15,7 @@ from fedcir.data.cache import prepare
 from fedcir.data.decode import OnFile
 from fedcir.data.domains import Domains, Images, Split
 from fedcir.data.download import Download
-from fedcir.data.folders import folders
+from fedcir.data.folders import folders, site
 from fedcir.data.hub import hub
 from fedcir.data.items import Found, Pictures
 from fedcir.data.named import (
@@ -183,13 +183,29 @@ def _open(data: DataConfig, seed: int, on_file: OnFile | None) -> Domains:
         if data.image_size is not None:
             domains = _resized(domains, data.image_size)
     check_classes(domains, f"in any domain of {data.name}")
+    domains = _held_back(domains, data, seed)
+    if data.train_per_domain is not None:
+        check_classes(domains, f"left; raise data.train_per_domain={data.train_per_domain}")
+    return domains
+
+
+def open_site(root: Path, domain: str, data: DataConfig, seed: int, classes: Sequence[str] = ()) -> Domains:
+    """One site's own DIR/<class>/<image>, split as a domain of `folders` would be; of the classes that are agreed."""
+    if not root.is_dir():
+        raise InputError(f"data-root: no folder {root}")
+    with _without_collection():
+        pictures = of_classes(site(root, domain).pictures, classes or None, root, missing=True)
+        prepared = prepare("folders", str(root), pictures, data.image_size or IMAGE_SIZE)
+        domains = split_items("folders", pictures.items, prepared, Splitting(data.test_fraction, seed), classes)
+        return _held_back(domains, data, seed)
+
+
+def _held_back(domains: Domains, data: DataConfig, seed: int) -> Domains:
+    """What is left to train on once validation images are set aside and domains are cut to size."""
     if data.val_fraction:
         kept = tuple(with_validation(domain, data.val_fraction, seed) for domain in domains)
         domains = replace(domains, domains=kept)
-    if data.train_per_domain is not None:
-        domains = domains.capped(data.train_per_domain, seed)
-        check_classes(domains, f"left; raise data.train_per_domain={data.train_per_domain}")
-    return domains
+    return domains if data.train_per_domain is None else domains.capped(data.train_per_domain, seed)
 
 
 @contextmanager
@@ -229,11 +245,12 @@ def pictures_of(source: Source, root: Path, data: DataConfig) -> Found:
     return Found(of_classes(found.pictures, data.classes, root), found.notes)
 
 
-def of_classes(pictures: Pictures, classes: Sequence[str] | None, root: Path) -> Pictures:
-    """Those of the given classes."""
+def of_classes(pictures: Pictures, classes: Sequence[str] | None, root: Path, missing: bool = False) -> Pictures:
+    """Those of the given classes, of which some may be `missing`."""
     if classes is None or classes == ALL:
         return pictures
-    _known(classes, {item.label for item in pictures.items}, str(root))
+    if not missing:
+        _known(classes, {item.label for item in pictures.items}, str(root))
     return pictures.only([row for row, item in enumerate(pictures.items) if item.label in classes])
 
 

@@ -22,10 +22,15 @@ class Splitting:
     seed: int
 
 
-def split_items(name: str, items: Sequence[Item], prepared: Prepared, splitting: Splitting) -> Domains:
-    """The dataset of these images, every domain divided into train and test."""
+def split_items(
+    name: str, items: Sequence[Item], prepared: Prepared, splitting: Splitting, classes: Sequence[str] = ()
+) -> Domains:
+    """The dataset of these images, every domain divided into train and test.
+
+    Its classes are those of the images, unless more are agreed upon.
+    """
     kept = without_duplicates(items, prepared.digests)
-    classes = tuple(sorted({item.label for item in items}))
+    classes = tuple(classes) or tuple(sorted({item.label for item in items}))
     number = {label: i for i, label in enumerate(classes)}
     rows_of: dict[str, list[int]] = {item.domain: [] for item in items}
     for row in kept.tolist():

@@ -1,0 +1,217 @@
+"""What runs at a site: it says who it is, trains and tests. `app` is for our own server, `local_update` for any app."""
+
+import json
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from flwr.app import Context, Error, Message, MessageType, RecordDict
+from flwr.clientapp import ClientApp
+from torch import nn
+
+from fedcir import __version__
+from fedcir.algorithm import Algorithm
+from fedcir.algorithms import make_algorithm
+from fedcir.config import AlgorithmConfig, Config, build, config_from, config_tables
+from fedcir.data.folders import site
+from fedcir.data.sources import open_site
+from fedcir.federation import Client, Federation, federation_from, federation_of, open_federation
+from fedcir.flower.sites import Introduction
+from fedcir.flower.wire import CONFIG, ORDER, Order, pack_reply, unpack_task
+from fedcir.machine import keep_memory, pick_device, threads
+from fedcir.models.task import Task
+from fedcir.partition import Share
+from fedcir.records import GENERATIONS, ClientStore
+from fedcir.simulate import worker_of
+from fedcir.types import InputError
+from fedcir.workers import What, attend
+
+app = ClientApp()
+
+VERSIONS = f"fedcir {__version__}, torch {torch.__version__.partition('+')[0]}"
+CRASHED = 2  # Flower's code for a ClientApp that raised an exception
+
+
+@dataclass(frozen=True)
+class Place:
+    """A site as it sees itself."""
+
+    client: Client
+    task: Task
+    introduction: Introduction
+
+
+@app.query()
+def query(msg: Message, context: Context) -> Message:
+    return answer(msg, context, _open)
+
+
+@app.train()
+def train(msg: Message, context: Context) -> Message:
+    return answer(msg, context, _open)
+
+
+@app.evaluate()
+def evaluate(msg: Message, context: Context) -> Message:
+    return answer(msg, context, _open)
+
+
+def local_update(
+    msg: Message,
+    context: Context,
+    *,
+    data: tuple[Any, Any],
+    encoder: nn.Module,
+    num_classes: int,
+    latent: int | None = None,
+    algorithm: type[Algorithm] | None = None,
+) -> Message:
+    """The answer to any message of an AlgorithmStrategy: for the train, evaluate and query functions of a ClientApp.
+
+    `data` is this site's (train, test) pair of torch Datasets that give (input, label), and `encoder` a module built
+    as on the server. The node is known by `domain` in its node-config, or by its partition-id. `algorithm` is the
+    class of a method that fedcir does not bring.
+    """
+
+    def place(order: Order, context: Context) -> Place:
+        (name, number), config = _name(context), order.config
+        federation = federation_of([data], encoder, num_classes, latent, config.run.seed)
+        sizes = len(data[0]), len(data[1])
+        about = Introduction(name, (), *sizes, "", partition=number, shared=True, versions=VERSIONS)
+        return Place(federation.clients[0], federation.task, about)
+
+    return answer(msg, context, place, algorithm)
+
+
+def answer(
+    msg: Message,
+    context: Context,
+    place: Callable[[Order, Context], Place],
+    algorithm: type[Algorithm] | None = None,
+) -> Message:
+    """Do what a message asks for. What goes wrong is logged here; the server is told no more than its kind."""
+    try:
+        return Message(_content(msg, context, place, algorithm), reply_to=msg)
+    except Exception as error:
+        logging.getLogger("flwr").error("fedcir: %s", error, exc_info=not isinstance(error, InputError))
+        reason = f"{type(error).__name__} at the site, whose own log tells more"
+        return Message(Error(CRASHED, reason), reply_to=msg)
+
+
+def _content(
+    msg: Message,
+    context: Context,
+    place: Callable[[Order, Context], Place],
+    algorithm: type[Algorithm] | None,
+) -> RecordDict:
+    if msg.metadata.message_type == MessageType.QUERY:
+        order = Order.from_json(str(msg.content.config_records[CONFIG][ORDER]))
+        return RecordDict({CONFIG: place(order, context).introduction.to_record()})
+    groups, order = unpack_task(msg.content)
+    config = order.config
+    number = order.clients[msg.metadata.dst_node_id]
+    here = place(order, context)
+    store = ClientStore(state_folder(context) / order.key, GENERATIONS * config.server.checkpoint_every)
+    fields = config.algorithm.fields
+    method = _algorithm(config, context) if algorithm is None else build(algorithm, fields, "algorithm")
+    keep_memory()
+    with threads(config.run.threads):
+        worker = worker_of(config, method, here.task, str(pick_device(str(context.node_config.get("device", "auto")))))
+        what: What = "train" if msg.metadata.message_type == MessageType.TRAIN else "evaluate"
+        reply = attend(worker, replace(here.client, id=number), store, what, groups, order.round)
+    return pack_reply(reply, method.trains)
+
+
+def state_folder(context: Context) -> Path:
+    """Where a site keeps what is its own between rounds: `state` in its node-config, FEDCIR_STATE, or its home."""
+    given = str(context.node_config.get("state", "")) or os.environ.get("FEDCIR_STATE")
+    if given:
+        return Path(given).expanduser()
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "fedcir"
+
+
+def _open(order: Order, context: Context) -> Place:
+    """The site's own folder, or its share of a dataset that all have."""
+    config, node = order.config, context.node_config
+    root = node.get("data-root")
+    if "domain" in node:
+        if root is None:
+            raise InputError('--node-config names a domain but no data-root="DIR" with its <class>/<image>')
+        classes = order.classes or tuple(config.data.classes or ())
+        return _own(_text(config), Path(str(root)).expanduser(), str(node["domain"]), classes)
+    if "partition-id" not in node:
+        raise InputError("--node-config must hold data-root and domain, or the partition-id of a shared dataset")
+    if root is not None:
+        config = replace(config, data=replace(config.data, root=str(Path(str(root)).expanduser())))
+    return _share(_text(config), int(node["partition-id"]))
+
+
+@lru_cache(maxsize=1)  # Flower's simulation asks one process again and again
+def _own(text: str, root: Path, domain: str, classes: tuple[str, ...]) -> Place:
+    config = config_from(json.loads(text))
+    here = tuple(sorted({item.label for item in site(root, domain).pictures.items}))
+    domains = open_site(root, domain, config.data, config.run.seed, classes)
+    whole = domains.domains[0]
+    rows = {} if domain == config.partition.hold_out else {domain: torch.arange(len(whole.train)).numpy()}
+    federation = federation_from(config, domains, [Share(domain, rows)])
+    size, channels = federation.card["image_size"], federation.card["channels"]
+    about = Introduction(
+        domain, here, len(whole.train), len(whole.test), domains.content, size, channels, versions=VERSIONS
+    )
+    return Place(federation.clients[0], federation.task, about)
+
+
+@lru_cache(maxsize=1)
+def _shared(text: str) -> Federation:
+    return open_federation(config_from(json.loads(text)))
+
+
+def _share(text: str, number: int) -> Place:
+    federation = _shared(text)
+    if not 0 <= number < len(federation.clients):
+        raise InputError(f"partition-id is {number}, but there are {len(federation.clients)} clients")
+    client, card = federation.clients[number], federation.card
+    about = Introduction(
+        client.domain,
+        tuple(card["classes"]),
+        len(client.train or ()),
+        len(client.test),
+        federation.manifest["hash"],
+        card["image_size"],
+        card["channels"],
+        number,
+        shared=True,
+        versions=VERSIONS,
+    )
+    return Place(client, federation.task, about)
+
+
+def _text(config: Config) -> str:
+    """What decides on the data and the networks, as a key."""
+    tables = config_tables(config)
+    return json.dumps({name: tables[name] for name in ("data", "partition", "model", "run")})
+
+
+def _name(context: Context) -> tuple[str, int]:
+    node = context.node_config
+    if "domain" in node:
+        return str(node["domain"]), -1
+    if "partition-id" in node:
+        return f"client-{node['partition-id']}", int(node["partition-id"])
+    raise InputError('--node-config must name the site, as in domain="hospital-a", or hold its partition-id')
+
+
+def _algorithm(config: Config, context: Context) -> Algorithm:
+    """The run's method. A file is taken only if this site has it: a server cannot have a site run any other."""
+    name = config.algorithm.name
+    if name.endswith(".py"):
+        own = str(context.node_config.get("algorithm", ""))
+        if Path(own).name != Path(name).name:
+            raise InputError(f"the run's method is in {name}: name your copy of it in --node-config, as algorithm")
+        name = own
+    return make_algorithm(AlgorithmConfig(name, config.algorithm.fields))

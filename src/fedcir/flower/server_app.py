@@ -1,0 +1,136 @@
+"""What runs beside the SuperLink: the one round loop, with Flower's nodes for clients.
+
+The run folder is that of a run in process, so a ServerApp that was killed goes on where it was: Flower has no resume.
+"""
+
+import logging
+import shlex
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from fedcir.algorithm import Algorithm
+from fedcir.algorithms import make_algorithm
+from fedcir.config import Config
+from fedcir.flower.sites import Sites, agree, roster_of
+from fedcir.flower.transport import GridTransport
+from fedcir.flower.wire import Order
+from fedcir.machine import keep_memory, threads
+from fedcir.options import Options
+from fedcir.records import RunFolder
+from fedcir.rounds import Session, run
+from fedcir.simulate import Rounds, keeps_statistics, open_session, resolve
+from fedcir.types import InputError, RoundRecord
+
+app = ServerApp()
+log = logging.getLogger("flwr")
+
+NOTE, STOPPED = "fedcir notes: ", "fedcir stopped: "
+"""What marks, in Flower's log, a line for the user."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The run-config."""
+
+    config: Config
+    out: Path
+    resume: bool
+    sites: int
+    """How many must be there before the run begins."""
+    wait: float
+    """Seconds to wait for them."""
+    timeout: float
+    """Seconds that the clients of a round have to answer."""
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> "Settings":
+        file, preset = str(given.get("config", "")), str(given.get("preset", ""))
+        options = Options(
+            config=_find(file) if file else None, preset=preset or None, set=shlex.split(str(given.get("set", "")))
+        )
+        out = Path(str(given.get("out") or "runs/flower")).expanduser()
+        numbers = {name: given.get(name, default) for name, default in (("sites", 2), ("wait", 600), ("timeout", 3600))}
+        for name, number in numbers.items():
+            if isinstance(number, bool) or not isinstance(number, int | float) or number <= 0:
+                raise InputError(f"{name} must be a number above 0, got {number!r}")
+        resume = bool(given.get("resume", False))
+        sites, wait, timeout = numbers.values()
+        return cls(options.to_config(), out, resume, int(sites), float(wait), float(timeout))
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    try:
+        settings = Settings.of(context.run_config)
+        with open_deployment(grid, settings) as (session, rounds):
+            for note in session.notes:
+                log.warning("%s%s", NOTE, note)
+            for record in rounds:
+                log.info(_line(record, session.config.server.rounds))
+    except InputError as error:
+        log.error("%s%s", STOPPED, error)
+        raise
+    log.info("kept in %s", settings.out)
+
+
+@contextmanager
+def open_deployment(grid: Grid, settings: Settings) -> Iterator[tuple[Session, Rounds]]:
+    """A run across the sites of a grid, and its rounds for the caller to go through."""
+    config = settings.config
+    algorithm = make_algorithm(config.algorithm)
+    check_deployable(config, algorithm)
+    folder = RunFolder(settings.out)
+    with folder.locked(), threads(config.run.threads):
+        keep_memory()
+        sites = Sites(grid, Order(config, {}))
+        saved = folder.manifest() if folder.exists and settings.resume else None
+        sites.wait(settings.sites, settings.wait)
+        if saved is None:
+            manifest, notes = agree(sites.introductions.values(), config)
+        elif "key" not in saved:
+            raise InputError(f"{settings.out} was begun in process, not across sites: give another `out`")
+        else:
+            manifest, notes = saved, []
+        roster = roster_of(manifest, config, notes)
+        session = open_session(resolve(config, algorithm, roster), algorithm, roster, settings.out, settings.resume)
+        sites.order = replace(sites.order, classes=tuple(manifest["classes"]))
+        transport = GridTransport(sites, session, manifest["clients"], manifest["key"], settings.timeout)
+        rounds = run(session, transport)
+        try:
+            yield session, rounds
+        finally:
+            rounds.close()  # saves the last whole round if the caller stops early
+
+
+def check_deployable(config: Config, algorithm: Algorithm) -> None:
+    """Refuse what cannot be done without moving data."""
+    if algorithm.pools:
+        raise InputError(
+            f"{config.algorithm.name} trains on all data in one place, so it cannot run across sites: "
+            "use `fedcir run`, or another algorithm"
+        )
+    if config.model.weights is not None and keeps_statistics(config, algorithm):
+        raise InputError("model.weights does not go with model.batchnorm=local across sites: leave one of them out")
+
+
+def _find(name: str) -> Path:
+    """A TOML file by its path, or in the app's folder, which Flower puts on Python's path."""
+    for folder in ("", *sys.path):
+        if (path := Path(folder, name).expanduser()).is_file():
+            return path
+    raise InputError(f"config: no file {name}, neither there nor in the app's folder")
+
+
+def _line(record: RoundRecord, total: int) -> str:
+    parts = [f"round {record.round}/{total}"]
+    if record.accuracy_mean is not None:
+        parts.append(f"acc {record.accuracy_mean:.1%}, worst {record.accuracy_worst:.1%}")
+    parts += [f"client {client} dropped: {reason}" for client, reason in record.dropped.items()]
+    return "  ".join(parts)

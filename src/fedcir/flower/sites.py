@@ -1,0 +1,259 @@
+"""Which node speaks for which client: sites introduce themselves before round 1, and again when they come back.
+
+Flower draws a node's number anew for every federation, so clients are told apart by what the sites call themselves.
+"""
+
+import hashlib
+import json
+import secrets
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from flwr.serverapp import Grid
+
+from fedcir.config import Config, build
+from fedcir.data.sources import ALL
+from fedcir.federation import image_card
+from fedcir.flower.wire import CONFIG, ORDER, Order, reason_of
+from fedcir.models.task import Task, image_task
+from fedcir.types import InputError
+
+POLL = 0.25
+"""Seconds between two looks for replies."""
+MAX_NAME = 200
+
+
+@dataclass(frozen=True)
+class Introduction:
+    """What a site says of itself: no image, no name of a file, and how many images it has but not of which class."""
+
+    domain: str
+    classes: tuple[str, ...]
+    """Those that its images have."""
+    train: int
+    test: int
+    content: str
+    """A hash of its data, so that a resumed run does not go on with other data."""
+    image_size: int = 0
+    channels: int = 0
+    partition: int = -1
+    """Its number, where it holds a share of a dataset that all have."""
+    shared: bool = False
+    """Whether the classes are those of that dataset, and not its own."""
+    versions: str = ""
+
+    def to_record(self) -> ConfigRecord:
+        return ConfigRecord({ORDER: json.dumps(asdict(self))})
+
+    @classmethod
+    def from_message(cls, message: Message) -> "Introduction":
+        """What a node answered, or ValueError."""
+        made = build(cls, json.loads(str(message.content.config_records[CONFIG][ORDER])), "introduction")
+        if any(len(name) > MAX_NAME or not name.isprintable() for name in (made.domain, made.versions, *made.classes)):
+            raise ValueError("a name that cannot be shown")
+        return made
+
+
+@dataclass
+class Sites:
+    """The nodes that are connected and the clients they speak for."""
+
+    grid: Grid
+    order: Order
+    """What a site must know to introduce itself."""
+    introductions: dict[int, Introduction] = field(default_factory=dict)
+    """By node."""
+    failures: dict[int, str] = field(default_factory=dict)
+    """Nodes that could not introduce themselves, and why."""
+    _asked: dict[str, int] = field(default_factory=dict)
+    """Nodes by the message that they have not answered yet."""
+
+    def look(self) -> set[int]:
+        """Ask nodes that are new who they are, and read what has been answered; gives the nodes that are connected."""
+        connected = set(self.grid.get_node_ids())
+        known = {*self.introductions, *self.failures, *self._asked.values()}
+        messages = [
+            Message(RecordDict({CONFIG: ConfigRecord({ORDER: self.order.to_json()})}), node, MessageType.QUERY)
+            for node in sorted(connected - known)
+        ]
+        if messages:
+            self._asked |= push(self.grid, messages)
+        for message in self.grid.pull_messages(list(self._asked)) if self._asked else ():
+            node = self._asked.pop(message.metadata.reply_to_message_id, None)
+            if node is not None:
+                self._read(node, message)
+        for node in self.failures.keys() - connected:  # it may have been mended when it comes back
+            del self.failures[node]
+        return connected
+
+    @property
+    def expecting(self) -> bool:
+        """Whether a node has been asked that has not answered yet."""
+        return bool(self._asked)
+
+    def wait(self, enough: int, patience: float) -> None:
+        """Until so many sites are there and no node is left that has not answered."""
+        until = time.monotonic() + patience
+        while True:
+            connected = self.look()
+            there = [node for node in self.introductions if node in connected]
+            if len(there) >= enough and not set(self._asked.values()) & connected:
+                return
+            if time.monotonic() > until:
+                break
+            time.sleep(POLL)
+        names = ", ".join(sorted(self.introductions[node].domain for node in there)) or "none"
+        failed = "".join(f"; node {node}: {reason}" for node, reason in self.failures.items())
+        if len(there) < enough:
+            raise InputError(
+                f"{len(there)} of {enough} sites were there after {patience:.0f} s ({names}){failed}: "
+                "start the others, or lower `sites`"
+            )
+
+    def nodes(self, clients: Sequence[dict[str, Any]]) -> tuple[dict[int, int], dict[int, str]]:
+        """The nodes of the manifest's clients, and why others of them have none."""
+        connected = self.look()
+        found: dict[int, int] = {}
+        missing = {client["id"]: "its node is not connected" for client in clients}
+        for node, site in self.introductions.items():
+            for client in clients:
+                if node not in connected or _name(client) != _name(_entry(0, site, True)):
+                    continue
+                if client["content"] != site.content:
+                    missing[client["id"]] = "its data have changed since the run began"
+                elif client["id"] not in found:  # who said so first; another may take over once that one is gone
+                    found[client["id"]] = node
+                    missing.pop(client["id"], None)
+        return found, missing
+
+    def _read(self, node: int, message: Message) -> None:
+        if message.has_error():
+            self.failures[node] = reason_of(message)
+            return
+        try:
+            self.introductions[node] = Introduction.from_message(message)
+        except (ValueError, TypeError, KeyError):
+            self.failures[node] = "it answered something that is not an introduction: install the same fedcir"
+
+
+def push(grid: Grid, messages: Sequence[Message]) -> dict[str, int]:
+    """Send messages; the nodes by the messages that went out."""
+    nodes = [message.metadata.dst_node_id for message in messages]
+    ids = grid.push_messages(messages)
+    return {str(message): node for message, node in zip(ids, nodes, strict=False) if message}
+
+
+@dataclass(frozen=True)
+class SiteRoster:
+    """Who takes part in a run across sites, from its manifest."""
+
+    manifest: dict[str, Any]
+    task: Task
+    card: dict[str, Any]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def trainers(self) -> tuple[int, ...]:
+        return tuple(client["id"] for client in self.manifest["clients"] if client["train"])
+
+    @property
+    def evaluators(self) -> dict[int, str]:
+        first: dict[str, int] = {}
+        for client in self.manifest["clients"]:
+            first.setdefault(client["domain"], client["id"])
+        return {client: domain for domain, client in first.items()}
+
+
+def roster_of(manifest: dict[str, Any], config: Config, notes: Iterable[str] = ()) -> SiteRoster:
+    """The roster of a manifest, fresh or read again."""
+    classes, channels = manifest["classes"], manifest["channels"]
+    task = image_task(config.model, len(classes), channels, config.run.seed)
+    return SiteRoster(manifest, task, image_card(classes, manifest["image_size"], channels), tuple(notes))
+
+
+def agree(sites: Iterable[Introduction], config: Config) -> tuple[dict[str, Any], list[str]]:
+    """The manifest that all sites together make, and what their users should know."""
+    sites = in_order(sites, config.partition.hold_out)
+    _check(sites, config)
+    configured = config.data.classes not in (None, ALL)
+    classes = sorted(set(config.data.classes or ()) if configured else {name for s in sites for name in s.classes})
+    notes = []
+    for site in [] if sites[0].shared else sites:
+        if missing := [name for name in classes if name not in site.classes]:
+            notes.append(f"site {site.domain!r} has no image of {_names(missing)}")
+        if unknown := [name for name in site.classes if name not in classes]:
+            notes.append(f"site {site.domain!r} also has {_names(unknown)}, which data.classes leaves out")
+        if not configured and (alone := [n for n in site.classes if sum(n in other.classes for other in sites) == 1]):
+            notes.append(f"only site {site.domain!r} has {_names(alone)}: is it spelt as at the others?")
+    for name in classes:
+        if not any(name in site.classes for site in sites):
+            raise InputError(f"data.classes: no site has an image of {name!r}")
+    if len(classes) < 2:
+        raise InputError(f"the sites have one class only, {classes[0]!r}: a classifier needs two")
+    notes += [f"site {s.domain!r} runs {s.versions}, others another" for s in sites if s.versions != sites[0].versions]
+    manifest = {
+        "dataset": config.data.name,
+        "classes": classes,
+        "image_size": sites[0].image_size,
+        "channels": sites[0].channels,
+        "clients": entries(sites, config.partition.hold_out),
+    }
+    digest = hashlib.blake2b(json.dumps(manifest, sort_keys=True).encode(), digest_size=16).hexdigest()
+    return {**manifest, "hash": digest, "key": secrets.token_hex(8)}, notes
+
+
+def in_order(sites: Iterable[Introduction], hold_out: str | None = None) -> list[Introduction]:
+    """Sites in the order of their clients' numbers: by partition, or by name with one that is held out last."""
+    return sorted(sites, key=lambda site: (site.partition, site.domain == hold_out, site.domain))
+
+
+def entries(sites: Sequence[Introduction], hold_out: str | None = None) -> list[dict[str, Any]]:
+    """The manifest's clients."""
+    names = [_name(_entry(0, site, True)) for site in sites]
+    if twice := next((site for site, name in zip(sites, names, strict=True) if names.count(name) > 1), None):
+        what = f"partition-id {twice.partition}" if twice.partition >= 0 else f"domain {twice.domain!r}"
+        raise InputError(f"two nodes say that they are {what}: give each its own in --node-config")
+    if len({site.partition < 0 for site in sites}) > 1:
+        raise InputError("some nodes have a partition-id and others data of their own: start all the same way")
+    return [
+        _entry(number if site.partition < 0 else site.partition, site, site.domain != hold_out)
+        for number, site in enumerate(sites)
+    ]
+
+
+def _check(sites: Sequence[Introduction], config: Config) -> None:
+    if len({(site.image_size, site.channels) for site in sites}) > 1:
+        sizes = ", ".join(f"{s.domain} {s.image_size}x{s.image_size}x{s.channels}" for s in sites)
+        raise InputError(f"the sites' images differ in size: {sizes}; set data.image_size")
+    own = sites[0].partition < 0
+    if own and config.partition.scheme != "domain":
+        raise InputError(
+            f"partition.scheme={config.partition.scheme} deals out one dataset, but the sites have data of their own: "
+            "leave it out"
+        )
+    held_out = config.partition.hold_out
+    if own and held_out is not None and held_out not in [site.domain for site in sites]:
+        raise InputError(f"partition.hold_out: no site {held_out!r}; there are {', '.join(s.domain for s in sites)}")
+    for site in sites:
+        if own and len(site.classes) < 2:
+            raise InputError(f"site {site.domain!r} has the class {site.classes[0]!r} only: add images of another")
+
+
+def _entry(number: int, site: Introduction, trains: bool) -> dict[str, Any]:
+    """A client in the manifest."""
+    name = {"partition": site.partition} if site.partition >= 0 else {}
+    counts = {"train": site.train if trains else 0, "test": site.test}
+    return {"id": number, **name, "domain": site.domain, **counts, "content": site.content}
+
+
+def _name(client: dict[str, Any]) -> str:
+    """What a client is known by from one connection to the next."""
+    return str(client.get("partition", client["domain"]))
+
+
+def _names(classes: Sequence[str]) -> str:
+    rest = f" and {len(classes) - 5} more" if len(classes) > 5 else ""
+    return ", ".join(repr(name) for name in classes[:5]) + rest

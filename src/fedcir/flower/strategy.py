@@ -1,0 +1,197 @@
+"""An algorithm of ours as a Flower Strategy, for a ServerApp of one's own."""
+
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
+from torch import Tensor, nn
+
+from fedcir.algorithm import Algorithm
+from fedcir.algorithms.fedcir import FedCiR
+from fedcir.arrays import difference
+from fedcir.config import AlgorithmConfig, Config, DataConfig, LocalConfig, RunConfig, ServerConfig
+from fedcir.flower.server_app import check_deployable
+from fedcir.flower.sites import SiteRoster, Sites, entries, in_order
+from fedcir.flower.transport import GridTransport
+from fedcir.flower.wire import Order, pack_arrays, unpack_arrays
+from fedcir.models.task import module_task
+from fedcir.rounds import Session, take_step, tally
+from fedcir.simulate import hyper_parameters, open_session, resolve
+from fedcir.types import ClientReply, Dropped, InputError
+
+log = logging.getLogger("flwr")
+
+
+class AlgorithmStrategy(Strategy):
+    """Trains `encoder` and a classifier on top by a method of fedcir; clients answer with `local_update`.
+
+    `example` is a batch of inputs of the right shape, such as torch.zeros(2, 3, 32, 32). A round begins once `sites`
+    nodes are there; clients are sampled by `seed` over the names that the sites give themselves.
+    """
+
+    def __init__(
+        self,
+        algorithm: Algorithm | None = None,
+        *,
+        encoder: nn.Module,
+        example: Tensor,
+        num_classes: int,
+        sites: int = 2,
+        local_steps: int = 20,
+        batch_size: int = 32,
+        lr: float = 0.01,
+        momentum: float = 0.9,
+        weight_decay: float = 5e-4,
+        active: int | None = None,
+        min_replies: int = 1,
+        latent: int | None = None,
+        seed: int = 0,
+        wait: float = 600.0,
+    ) -> None:
+        self.algorithm = FedCiR() if algorithm is None else algorithm
+        self.sites, self.wait = sites, wait
+        self.config = Config(
+            data=DataConfig(name="own"),
+            local=LocalConfig(local_steps, batch_size, lr, momentum, weight_decay),
+            server=ServerConfig(active=active, min_replies=min_replies),
+            algorithm=AlgorithmConfig(type(self.algorithm).__name__.lower(), hyper_parameters(self.algorithm)),
+            run=RunConfig(seed=seed, layout="contiguous"),
+        )
+        check_deployable(self.config, self.algorithm)
+        self._task = module_task(encoder, example, num_classes, latent, seed)
+        self._timeout = 3600.0
+        self._transport: GridTransport | None = None
+        self._sent: dict[int, Message] = {}
+        self._missing: dict[int, str] = {}
+        self._cohort: list[int] = []
+
+    def initial_arrays(self) -> ArrayRecord:
+        """What training starts from."""
+        session = self._open([])
+        return pack_arrays(session.state.shared, self.algorithm.trains)
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord | None = None,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+    ) -> Result:
+        """Flower's own loop; without `initial_arrays` it starts from the encoder's weights."""
+        self.config = replace(self.config, server=replace(self.config.server, rounds=num_rounds))
+        self._timeout, self._transport = timeout, None
+        arrays = self.initial_arrays() if initial_arrays is None else initial_arrays
+        return super().start(grid, arrays, num_rounds, timeout, train_config, evaluate_config, evaluate_fn)
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Messages for the cohort of a round."""
+        transport = self._begin(grid)
+        session = transport.session
+        groups = unpack_arrays(arrays)
+        if (reason := difference(groups, session.to_test(session.state))) is not None:
+            raise InputError(f"initial_arrays do not fit, {reason}: give those of AlgorithmStrategy.initial_arrays()")
+        session.state = replace(session.state, round=server_round - 1, shared={**session.state.shared, **groups})
+        self._cohort = session.cohort(server_round)
+        shared = session.state.shared
+        self._sent, self._missing = transport.messages(
+            MessageType.TRAIN, server_round, shared, self._cohort, _with_round(config, server_round)
+        )
+        return list(self._sent.values())
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """The server's step: the next arrays, and the mean of every loss."""
+        transport = self._begun()
+        session = transport.session
+        session.state, collected = take_step(session, self._read(replies, train=True), self._cohort)
+        _tell(collected.dropped)
+        metrics = {f"loss/{name}": value for name, value in collected.losses().items()}
+        arrays = pack_arrays(session.state.shared, self.algorithm.trains)
+        return arrays, MetricRecord({**metrics, "replies": collected.count, "dropped": len(collected.dropped)})
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Messages for every site, to test what was made."""
+        transport = self._begin(grid)
+        self._sent, self._missing = transport.messages(
+            MessageType.EVALUATE,
+            server_round,
+            unpack_arrays(arrays),
+            sorted(transport.session.evaluators),
+            _with_round(config, server_round),
+        )
+        return list(self._sent.values())
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """Test accuracy: the mean over sites, the worst, and each site's own."""
+        session = self._begun().session
+        dropped: dict[str, str] = {}
+        accuracy = tally(session, self._read(replies, train=False), dropped).accuracy()
+        _tell(dropped)
+        if not accuracy:
+            return None
+        mean = sum(accuracy.values()) / len(accuracy)
+        each = {f"accuracy/{domain}": value for domain, value in accuracy.items()}
+        return MetricRecord({"accuracy": mean, "accuracy-worst": min(accuracy.values()), **each})
+
+    def summary(self) -> None:
+        log.info("\t├──> Algorithm: %s", self.algorithm)
+        log.info("\t└──> Local: %s", self.config.local)
+
+    def _begin(self, grid: Grid) -> GridTransport:
+        """Who takes part, settled when the first round begins."""
+        if self._transport is None:
+            sites = Sites(grid, Order(self.config, {}))
+            sites.wait(self.sites, self.wait)
+            clients = entries(in_order(sites.introductions.values()))
+            session = self._open(clients)
+            self._transport = GridTransport(sites, session, clients, _key(grid), self._timeout)
+        return self._transport
+
+    def _begun(self) -> GridTransport:
+        if self._transport is None:
+            raise InputError("aggregate_train and aggregate_evaluate come after configure_train")
+        return self._transport
+
+    def _open(self, clients: list[dict[str, object]]) -> Session:
+        """A session of these clients; without any, one that knows the first weights."""
+        nobody = {"id": 0, "domain": "", "train": 1}
+        manifest = {"clients": clients or [nobody], "hash": ""}
+        classes = [str(number) for number in range(self._task.num_classes)]
+        roster = SiteRoster(manifest, self._task, {"classes": classes})
+        config = self.config if clients else replace(self.config, server=replace(self.config.server, active=None))
+        return open_session(resolve(config, self.algorithm, roster), self.algorithm, roster, None, False)
+
+    def _read(self, replies: Iterable[Message], train: bool) -> Iterator[ClientReply | Dropped]:
+        transport = self._begun()
+        template = transport.session.template() if train else {}
+        clients = {message.metadata.message_id: client for client, message in self._sent.items()}
+        for client, reason in self._missing.items():
+            yield Dropped(client, reason)
+        for message in replies:
+            if (client := clients.get(message.metadata.reply_to_message_id, -1)) >= 0:
+                yield transport.read(message, client, template)
+
+
+def _with_round(config: ConfigRecord, round: int) -> ConfigRecord:
+    """The caller's config, which is not written to, with the number that Flower's own strategies put there."""
+    return ConfigRecord({**config, "server-round": round})
+
+
+def _key(grid: Grid) -> str:
+    return f"{grid.run.run_id:x}"
+
+
+def _tell(dropped: dict[str, str]) -> None:
+    for client, reason in dropped.items():
+        log.warning("client %s dropped: %s", client, reason)

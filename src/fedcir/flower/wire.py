@@ -1,0 +1,201 @@
+"""Our groups and replies to and from Flower's records. Nothing is pickled, and nothing is loaded unchecked.
+
+A message holds one ArrayRecord, with the groups that clients train, under the same names in both directions; one
+ConfigRecord; and in a reply one MetricRecord: so Flower's own mods, for differential privacy among others, go with
+every method. What an algorithm shares or sends beside (Gaussians, prototypes, a generator) lies in the ConfigRecord,
+each array as the bytes of an .npy file, which is what Flower makes of an array too.
+"""
+
+import io
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from torch import Tensor
+
+from fedcir.config import Config, config_from, config_tables
+from fedcir.types import Arrays, ClientReply, Dropped, Groups, InputError
+
+FORMAT = 1
+ARRAYS, CONFIG, METRICS = "arrays", "config", "metrics"
+ORDER = "fedcir"
+NUM_EXAMPLES = "num-examples"
+MAX_HEADER = 1000
+"""Bytes that an .npy file may take beside its numbers."""
+MAX_METRICS = 100
+
+
+@dataclass(frozen=True)
+class Order:
+    """What a message tells a client beside tensors. It is the same for all of them."""
+
+    config: Config
+    clients: Mapping[int, int]
+    """The client's number by the number of its node, which Flower draws."""
+    round: int = 0
+    classes: tuple[str, ...] = ()
+    key: str = ""
+    """Names the run in the folder where a client keeps what is its own."""
+
+    def to_json(self) -> str:
+        tables = config_tables(self.config)
+        for section, name in PATHS:
+            tables[section].pop(name, None)
+        clients = {str(node): number for node, number in self.clients.items()}
+        values = {"format": FORMAT, "config": tables, "clients": clients, "round": self.round}
+        return json.dumps({**values, "classes": self.classes, "key": self.key})
+
+    @classmethod
+    def from_json(cls, text: str) -> "Order":
+        values = json.loads(text)
+        if values.get("format") != FORMAT:
+            raise InputError(
+                f"the server speaks format {values.get('format')} and this site {FORMAT}: install the same fedcir"
+            )
+        clients = {int(node): int(number) for node, number in values["clients"].items()}
+        key = str(values["key"])
+        if not all(letter in "0123456789abcdef" for letter in key):  # it names a folder
+            raise InputError(f"the run's key must be hexadecimal, got {key!r}")
+        return cls(config_from(values["config"]), clients, int(values["round"]), tuple(values["classes"]), key)
+
+
+PATHS = (("model", "weights"),)
+"""Settings that a client needs not: the weights come with the message."""
+
+
+def pack_task(groups: Groups, trained: Iterable[str], order: Order, config: ConfigRecord | None = None) -> RecordDict:
+    """What a client is sent; `config` holds what others, such as a mod of Flower's, have to say."""
+    record = ConfigRecord({**(config or {}), ORDER: order.to_json()})
+    for name, tensor in _others(groups, trained):
+        record[name] = _npy(tensor)
+    return RecordDict({ARRAYS: pack_arrays(groups, trained), CONFIG: record})
+
+
+def unpack_task(content: RecordDict) -> tuple[Groups, Order]:
+    """What a client was sent."""
+    record = content.config_records[CONFIG]
+    order = Order.from_json(str(record[ORDER]))
+    named = {name: _tensor(array.data, name) for name, array in content.array_records[ARRAYS].items()}
+    named |= {name: _tensor(value, name) for name, value in record.items() if isinstance(value, bytes)}
+    return _grouped(named), order
+
+
+def pack_reply(reply: ClientReply, trained: Iterable[str]) -> RecordDict:
+    """What a client answers."""
+    metrics = MetricRecord({NUM_EXAMPLES: reply.num_examples, **reply.metrics})
+    content = RecordDict({METRICS: metrics})
+    if reply.arrays:
+        content[ARRAYS] = pack_arrays(reply.arrays, trained)
+    if others := dict(_others(reply.arrays, trained)):
+        content[CONFIG] = ConfigRecord({name: _npy(tensor) for name, tensor in others.items()})
+    return content
+
+
+def unpack_reply(message: Message, client: int, template: Groups, trained: Iterable[str]) -> ClientReply | Dropped:
+    """What a client answered, if it is as the template says; nothing of it is loaded before that is known."""
+    if message.has_error():
+        return Dropped(client, reason_of(message))
+    try:
+        content = message.content
+        trained = tuple(trained)
+        sent = {name: array.data for record in content.array_records.values() for name, array in record.items()}
+        for record in content.config_records.values():
+            sent |= {name: value for name, value in record.items() if isinstance(value, bytes)}
+        expected = {f"{group}/{name}": tensor for group, bag in template.items() for name, tensor in bag.items()}
+        if (fault := _fault(sent, expected)) is not None:
+            return Dropped(client, fault)
+        named = {name: _tensor(sent[name], name) for name in expected}
+        metrics = _metrics(content)
+        return ClientReply(client, int(metrics.pop(NUM_EXAMPLES)), _grouped(named), metrics)
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
+        return Dropped(client, f"its reply cannot be read: {type(error).__name__}")
+
+
+def reason_of(message: Message) -> str:
+    """Why a node could not answer, in one line."""
+    return " ".join(str(message.error.reason).split())[:200]
+
+
+def pack_arrays(groups: Groups, trained: Iterable[str]) -> ArrayRecord:
+    """The trained groups as one record, `group/name`."""
+    return ArrayRecord({f"{g}/{n}": Array(_numpy(tensor)) for g in trained for n, tensor in groups[g].items()})
+
+
+def unpack_arrays(record: ArrayRecord) -> Groups:
+    return _grouped({name: _tensor(array.data, name) for name, array in record.items()})
+
+
+def _others(groups: Groups, trained: Iterable[str]) -> Iterable[tuple[str, Tensor]]:
+    trained = set(trained)
+    return [(f"{g}/{n}", tensor) for g, bag in groups.items() if g not in trained for n, tensor in bag.items()]
+
+
+def _grouped(named: Arrays) -> Groups:
+    groups: Groups = {}
+    for full, tensor in named.items():
+        group, _, name = full.partition("/")
+        groups.setdefault(group, {})[name] = tensor
+    return groups
+
+
+def _fault(sent: Mapping[str, bytes], expected: Arrays) -> str | None:
+    """The first way in which arrays differ in name, type, shape or size from what is expected."""
+    for name in sorted(sent.keys() | expected.keys()):
+        if name not in expected:
+            return f"{name[:100]!r} is not expected"
+        if name not in sent:
+            return f"{name} is missing"
+        want = _numpy(expected[name])
+        if len(sent[name]) > want.nbytes + MAX_HEADER:
+            return f"{name} has {len(sent[name])} bytes, expected {want.nbytes}"
+        try:
+            dtype, shape, _ = _header(sent[name])
+        except ValueError:
+            return f"{name} is not an array"
+        if dtype != want.dtype or shape != want.shape:
+            return f"{name} is {dtype}{list(shape)}, expected {want.dtype}{list(want.shape)}"
+    return None
+
+
+def _header(data: bytes) -> tuple[np.dtype[Any], tuple[int, ...], int]:
+    """Type, shape and beginning of the numbers of an .npy file; ValueError if it is none, or not in C order."""
+    file = io.BytesIO(data)
+    if np.lib.format.read_magic(file) != (1, 0):
+        raise ValueError("not version 1.0 of the format")
+    shape, fortran, dtype = np.lib.format.read_array_header_1_0(file, max_header_size=MAX_HEADER)
+    if dtype.hasobject or (fortran and len(shape) > 1):
+        raise ValueError("objects, or not in C order")
+    if len(data) - file.tell() != math.prod(shape) * dtype.itemsize:
+        raise ValueError("cut short, or too long")
+    return dtype, shape, file.tell()
+
+
+def _tensor(data: bytes, name: str) -> Tensor:
+    try:
+        dtype, shape, start = _header(data)
+        return torch.from_numpy(np.frombuffer(data, dtype, offset=start).reshape(shape).copy())
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{name} is not an array: {error}") from error
+
+
+def _npy(tensor: Tensor) -> bytes:
+    return Array(_numpy(tensor)).data
+
+
+def _numpy(tensor: Tensor) -> Any:
+    return np.ascontiguousarray(tensor.detach().numpy()).reshape(tensor.shape)  # it makes a scalar a row
+
+
+def _metrics(content: RecordDict) -> dict[str, float]:
+    metrics: dict[str, float] = {}
+    for record in content.metric_records.values():
+        for name, value in record.items():
+            if isinstance(value, list) or len(name) > MAX_METRICS or len(metrics) >= MAX_METRICS:
+                raise ValueError("metrics must be few, and numbers")
+            metrics[name] = float(value)
+    return metrics
