@@ -3,6 +3,7 @@
 import json as jsonlib
 import os
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -56,13 +57,18 @@ def run(
                 rounds.close()
                 raise Interrupted(f"round {session.state.round} is saved; continue with --resume --out {out}") from None
         summary = session.folder.summary() if session.folder is not None else {}
+    print_run(summary, options, out, [] if watched is None else watched.rows())
+
+
+def print_run(summary: dict[str, Any], options: Options, out: Path, profile: Iterable[tuple[str, float]] = ()) -> None:
+    """What a run came to."""
     if options.json:
         print(jsonlib.dumps(summary))
     elif not options.quiet:
         _print_summary(summary)
-        if watched is not None:
+        if shares := list(profile):
             print("\nshares of the time, by phase, then of one round's operations in this process")
-            for what, share in watched.rows():
+            for what, share in shares:
                 print(f"{share:7.1%}  {what}")
         print(f"\nkept in {out}")
 

@@ -54,7 +54,6 @@ class LocalFederation:
         self.superlink: subprocess.Popen[bytes] | None = None
         self.supernodes: dict[int, subprocess.Popen[bytes]] = {}
         self._commands: list[subprocess.Popen[bytes]] = []
-        self._seen: set[psutil.Process] = set()
 
     @property
     def address(self) -> str:

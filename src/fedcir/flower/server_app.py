@@ -31,8 +31,8 @@ from fedcir.types import InputError, RoundRecord
 app = ServerApp()
 log = logging.getLogger("flwr")
 
-NOTE, STOPPED = "fedcir notes: ", "fedcir stopped: "
-"""What marks, in Flower's log, a line for the user."""
+STOPPED = "fedcir stopped: "
+"""What marks, in Flower's log, why a run could not go on."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def main(grid: Grid, context: Context) -> None:
         settings = Settings.of(context.run_config)
         with open_deployment(grid, settings) as (session, rounds):
             for note in session.notes:
-                log.warning("%s%s", NOTE, note)
+                log.warning("note: %s", note)
             for record in rounds:
                 log.info(_line(record, session.config.server.rounds))
     except InputError as error:

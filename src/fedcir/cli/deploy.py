@@ -1,0 +1,96 @@
+"""`fedcir deploy`: the same runs across machines, on Flower."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedcir.cli.interrupt import Interrupted
+from fedcir.cli.train import print_run
+from fedcir.options import Options, with_options
+
+deploy = typer.Typer(help="The same runs across machines, on Flower.", no_args_is_help=True)
+
+
+@with_options
+def local(
+    options: Options,
+    algorithm: Annotated[
+        str | None, typer.Option(help="Method by name, or a file ./mine.py. [default: fedcir]")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of everything random. [default: 0]")] = None,
+    sites: Annotated[int | None, typer.Option(help="SuperNodes; one for each client by default.")] = None,
+    timeout: Annotated[float, typer.Option(help="Seconds that the sites have to answer in a round.")] = 3600.0,
+) -> None:
+    """Try it on this machine: a SuperLink and a SuperNode for each client, with TLS and authentication."""
+    _need_flower()
+    from fedcir.flower.local import run_locally
+    from fedcir.progress import Display, Meter
+    from fedcir.records import RunFolder
+    from fedcir.types import InputError
+
+    if options.profile:
+        raise InputError("--profile looks into this process, but the sites train in others: use `fedcir run`")
+    config = options.to_config(algorithm, seed)
+    name = f"{config.data.name}-{Path(config.algorithm.name).stem}-{config.run.seed}"
+    out = options.out or Path("runs", f"flower-{name}")
+
+    def tell(note: str) -> None:
+        if not options.quiet:
+            print(f"note: {note}", file=sys.stderr)
+
+    if RunFolder(out).finished and options.resume and RunFolder(out).config().server.rounds == config.server.rounds:
+        tell(f"{out} is finished already, after round {config.server.rounds}")
+    else:
+        with Meter("decoding images", options.quiet) as meter:
+            rounds = run_locally(config, out, options.resume, sites, timeout, meter.show, tell)
+            with Display(options.quiet) as display:
+                display.begin(name, config.server.rounds)
+                try:
+                    for record in rounds:
+                        display.show(name, record)
+                except KeyboardInterrupt:
+                    rounds.close()
+                    raise Interrupted(f"continue with --resume --out {out}") from None
+    print_run(RunFolder(out).summary(), options, out)
+
+
+@deploy.command()
+def certs(
+    hosts: Annotated[list[str], typer.Argument(help="Names or addresses by which sites reach the server.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the files.")] = Path("certs"),
+    days: Annotated[int, typer.Option(help="How long they are valid.")] = 365,
+) -> None:
+    """Make a CA and the server's certificate: ca.crt for every site, server.crt and server.key for the SuperLink."""
+    _need_flower()
+    from fedcir.flower.certs import make_certificates
+
+    paths = make_certificates(hosts, out, days)
+    print(f"for {', '.join(hosts)}, valid for {days} days:")
+    print(f"{paths['ca.crt']}: give it to every site")
+    print(f"{paths['server.crt']}, {paths['server.key']}: for the SuperLink alone")
+    print(f"{paths['ca.key']}: makes further certificates; keep it offline, or delete it")
+
+
+@deploy.command("app")
+def app_(folder: Annotated[Path, typer.Argument(help="A new folder.")]) -> None:
+    """Write the Flower app that `flwr run` takes into a folder."""
+    _need_flower()
+    from fedcir.flower.deploy import write_app
+
+    write_app(folder)
+    print(f"{folder / 'pyproject.toml'} names the run's settings; start it by `flwr run {folder} CONNECTION --stream`")
+
+
+deploy.command()(local)
+
+
+def _need_flower() -> None:
+    from fedcir.types import InputError
+
+    try:
+        import flwr  # noqa: F401
+        import psutil  # noqa: F401
+    except ImportError:
+        raise InputError("`fedcir deploy` needs Flower: pip install 'fedcir[flower]'") from None
