@@ -100,10 +100,21 @@ class LocalFederation:
         place = ["--host", HOST, "--port", self.port]
         if self.database:
             place += ["--database", self.folder / "flwr" / "superlink.db"]
-        self.superlink = self._start(
+        self.superlink = self.start(
             "superlink", "flower-superlink", *secure, *place, "--disable-runtime-dependency-installation"
         )
-        _wait_for(self.port, self.superlink, self.log("superlink"))
+        self.wait_for_superlink()
+
+    def wait_for_superlink(self) -> None:
+        """Until it can be reached."""
+        assert self.superlink is not None
+        until = time.monotonic() + START
+        while time.monotonic() < until and self.superlink.poll() is None:
+            with contextlib.suppress(OSError), socket.create_connection((HOST, self.port), timeout=1):
+                return
+            time.sleep(0.1)
+        last = " ".join(self.log("superlink").read_text(encoding="utf-8", errors="replace").split()[-40:])
+        raise InputError(f"Flower's SuperLink did not start: {last}")
 
     def start_supernode(self, number: int, *options: object, secure: bool = True) -> None:
         """Start a node of the federation; other options come after its own."""
@@ -114,7 +125,7 @@ class LocalFederation:
         place = ["--superlink", self.address, "--host", HOST, "--port", _free_port(), "--node-config", settings]
         name = f"supernode-{number}"
         given = [*(trust if secure else ["--insecure"]), *place, *options]
-        self.supernodes[number] = self._start(name, "flower-supernode", *given)
+        self.supernodes[number] = self.start(name, "flower-supernode", *given)
 
     def register(self, keys: Sequence[Path]) -> None:
         """Make the sites' public keys known to the SuperLink; it turns others away."""
@@ -135,12 +146,14 @@ class LocalFederation:
             check=False,
         )
 
-    def submit(self, name: str, settings: Mapping[str, Any], app: Path | None = None) -> "subprocess.Popen[bytes]":
+    def submit(
+        self, name: str, settings: Mapping[str, Any], app: Path | None = None, *options: object
+    ) -> "subprocess.Popen[bytes]":
         """Start a run with this run-config. The process streams its log, and ends with it."""
         file = self.folder / f"{name}.toml"
         file.write_text(dump_toml(settings), encoding="utf-8")
         where = app or self.folder / "app"
-        process = self._start(name, "flwr", "run", where, CONNECTION, "--stream", "--run-config", file)
+        process = self.start(name, "flwr", "run", where, CONNECTION, "--stream", "--run-config", file, *options)
         self._commands.append(process)
         return process
 
@@ -167,7 +180,8 @@ class LocalFederation:
             process.wait()
         self._commands, self.supernodes, self.superlink = [], {}, None
 
-    def _start(self, name: str, command: str, *words: object) -> "subprocess.Popen[bytes]":
+    def start(self, name: str, command: str, *words: object) -> "subprocess.Popen[bytes]":
+        """Start a command of Flower's, its output in a log of this name."""
         with open(self.log(name), "ab") as log:
             return subprocess.Popen(
                 [_command(command), *map(str, words)],
@@ -203,18 +217,6 @@ def _free_port() -> int:
         probe.bind((HOST, 0))
         port: int = probe.getsockname()[1]
         return port
-
-
-def _wait_for(port: int, process: "subprocess.Popen[bytes]", log: Path) -> None:
-    until = time.monotonic() + START
-    while time.monotonic() < until:
-        with contextlib.suppress(OSError), socket.create_connection((HOST, port), timeout=1):
-            return
-        if process.poll() is not None:
-            break
-        time.sleep(0.1)
-    last = " ".join(log.read_text(encoding="utf-8", errors="replace").split()[-40:])
-    raise InputError(f"Flower's SuperLink did not start: {last}")
 
 
 def _end_with_parent() -> None:

@@ -28,6 +28,9 @@ NUM_EXAMPLES = "num-examples"
 MAX_HEADER = 1000
 """Bytes that an .npy file may take beside its numbers."""
 MAX_METRICS = 100
+LATE = (3, 4, 5)
+"""Flower's codes for a message or reply that expired and for a node that is gone."""
+NO_REPLY = "no reply in time"
 
 
 @dataclass(frozen=True)
@@ -118,6 +121,8 @@ def unpack_reply(message: Message, client: int, template: Groups, trained: Itera
 
 def reason_of(message: Message) -> str:
     """Why a node could not answer, in one line."""
+    if message.error.code in LATE:
+        return NO_REPLY
     return " ".join(str(message.error.reason).split())[:200]
 
 

@@ -1,0 +1,44 @@
+"""Real federations on loopback. They take long to start, so that each serves several tests."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+
+@pytest.fixture(scope="session")
+def shared_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three domains of bars that lie or stand, brighter from one to the next."""
+    root = tmp_path_factory.mktemp("bars")
+    for number, domain in enumerate(("east", "north", "west")):
+        rng = np.random.default_rng(number)
+        parts = {}
+        for part, samples in (("train", 48), ("test", 20)):
+            labels = np.arange(samples) % 2
+            images = rng.integers(0, 60 + 40 * number, (samples, 8, 8, 1), dtype=np.uint8)
+            images[labels == 0, 3:5] += 60
+            images[labels == 1, :, 3:5] += 60
+            parts |= {f"x_{part}": images, f"y_{part}": labels}
+        np.savez(root / f"{domain}.npz", **parts)
+    return root
+
+
+@pytest.fixture(scope="session")
+def settings(shared_data: Path) -> str:
+    """What all runs here have in common, as the run-config says it."""
+    common = "data.name=arrays model.width=4 local.steps=3 local.batch_size=16 server.checkpoint_every=1"
+    return f"data.root={shared_data} {common}"
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _nothing_left_behind() -> Iterator[None]:
+    """No process of a federation is alive when all its tests are over."""
+    yield
+    left = [
+        process
+        for process in psutil.Process().children(recursive=True)
+        if any("flwr" in word or "flower" in word for word in process.cmdline())
+    ]
+    assert not left

@@ -1,0 +1,34 @@
+"""What the tests of real federations share."""
+
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedcir.flower.deploy import HOST, LocalFederation
+
+APP = Path(__file__).parent / "app"
+
+
+class Simulation(LocalFederation):
+    """A SuperLink whose nodes are simulated."""
+
+    def start_superlink(self) -> None:
+        config = f'[superlink.federation]\naddress = "{self.address}"\ninsecure = true\n'
+        (self.folder / "flwr" / "config.toml").write_text(config, encoding="utf-8")
+        options = ["--insecure", "--simulation", "--host", HOST, "--port", self.port]
+        self.superlink = self.start(
+            "superlink", "flower-superlink", *options, "--disable-runtime-dependency-installation"
+        )
+        self.wait_for_superlink()
+
+    def submit(
+        self, name: str, settings: Mapping[str, Any], app: Path | None = None, *options: object
+    ) -> "subprocess.Popen[bytes]":
+        return super().submit(
+            name, settings, app, "--federation-config", "num-supernodes=2 client-resources-num-cpus=1", *options
+        )
+
+
+def log_of(federation: LocalFederation, name: str) -> str:
+    return federation.log(name).read_text(encoding="utf-8", errors="replace")

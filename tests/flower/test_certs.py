@@ -1,0 +1,180 @@
+"""Certificates that a real TLS handshake accepts for the hosts they name and no others, and keys that Flower reads."""
+
+import contextlib
+import ipaddress
+import socket
+import ssl
+import stat
+import threading
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
+
+from fedcir.flower.certs import make_certificates, make_node_key
+from fedcir.types import InputError
+
+HOSTS = ["fl.example.org", "10.1.2.3", "localhost", "2001:db8::7"]
+FILES = {"ca.crt", "ca.key", "server.crt", "server.key"}
+
+
+@pytest.fixture(scope="module")
+def certs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The files of a federation, for all tests to read."""
+    return make_certificates(HOSTS, tmp_path_factory.mktemp("certs") / "new" / "folder", days=30)
+
+
+def handshake(server: dict[str, Path], ca: Path | None, host: str) -> str:
+    """What version of TLS a client that trusts `ca`, or who the system trusts, settles on with `host`."""
+    listening = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    listening.load_cert_chain(server["server.crt"], server["server.key"])
+    near, far = socket.socketpair()
+
+    def serve() -> None:
+        with contextlib.suppress(OSError), listening.wrap_socket(far, server_side=True) as secure:
+            secure.sendall(b"hello")
+
+    with near, far:
+        near.settimeout(20)
+        far.settimeout(20)
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            with ssl.create_default_context(cafile=ca).wrap_socket(near, server_hostname=host) as secure:
+                assert secure.recv(5) == b"hello"
+                return str(secure.version())
+        finally:
+            near.close()
+            thread.join()
+
+
+def certificate(path: Path) -> x509.Certificate:
+    return x509.load_pem_x509_certificate(path.read_bytes())
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_a_client_that_trusts_the_ca_reaches_the_server_by_each_of_its_names(certs: dict[str, Path], host: str) -> None:
+    assert handshake(certs, certs["ca.crt"], host).startswith("TLS")
+
+
+@pytest.mark.parametrize("host", ["other.example.org", "example.org", "sub.fl.example.org", "10.1.2.4", "127.0.0.1"])
+def test_a_host_that_is_not_named_is_not_believed(certs: dict[str, Path], host: str) -> None:
+    with pytest.raises(ssl.SSLCertVerificationError, match="not valid for|mismatch"):
+        handshake(certs, certs["ca.crt"], host)
+
+
+def test_a_client_that_trusts_another_ca_of_the_same_name_turns_the_server_away(
+    certs: dict[str, Path], tmp_path: Path
+) -> None:
+    other = make_certificates(HOSTS, tmp_path)
+    with pytest.raises(ssl.SSLCertVerificationError):
+        handshake(certs, other["ca.crt"], HOSTS[0])
+
+
+def test_who_trusts_nobody_but_the_system_turns_the_server_away(certs: dict[str, Path]) -> None:
+    with pytest.raises(ssl.SSLCertVerificationError):
+        handshake(certs, None, HOSTS[0])
+
+
+def test_the_certificate_holds_the_names_and_addresses(certs: dict[str, Path]) -> None:
+    found = certificate(certs["server.crt"]).extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert found.get_values_for_type(x509.DNSName) == ["fl.example.org", "localhost"]
+    assert found.get_values_for_type(x509.IPAddress) == [ipaddress.ip_address(HOSTS[1]), ipaddress.ip_address(HOSTS[3])]
+
+
+def test_the_servers_certificate_signs_no_others_and_the_ca_no_second_ca(certs: dict[str, Path]) -> None:
+    for name, value in {"ca.crt": (True, 0), "server.crt": (False, None)}.items():
+        found = certificate(certs[name]).extensions.get_extension_for_class(x509.BasicConstraints).value
+        assert (found.ca, found.path_length) == value
+
+
+def test_certificates_are_good_for_the_days_that_were_asked_for(certs: dict[str, Path]) -> None:
+    end = datetime.now(UTC) + timedelta(days=30)
+    for name in ("ca.crt", "server.crt"):
+        assert abs(certificate(certs[name]).not_valid_after_utc - end) < timedelta(minutes=5)
+        assert certificate(certs[name]).not_valid_before_utc < datetime.now(UTC) - timedelta(minutes=30)
+
+
+def test_private_keys_are_for_their_owner_only(certs: dict[str, Path], tmp_path: Path) -> None:
+    make_node_key(tmp_path / "site.key")
+    for path in (certs["ca.key"], certs["server.key"], tmp_path / "site.key"):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        assert b"PRIVATE KEY" in path.read_bytes()
+    for path in (certs["ca.crt"], certs["server.crt"], tmp_path / "site.pub"):
+        assert b"PRIVATE" not in path.read_bytes()
+
+
+def test_the_files_are_those_that_are_named_and_no_others(certs: dict[str, Path]) -> None:
+    assert certs.keys() == FILES
+    assert {path.name for path in certs["ca.crt"].parent.iterdir()} == FILES
+
+
+@pytest.mark.parametrize("name", sorted(FILES))
+def test_a_file_that_is_there_is_refused_and_untouched_and_no_other_is_written(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(InputError, match=f"{name} exists already: give another --out, or remove it"):
+        make_certificates(["localhost"], tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert (tmp_path / name).read_text() == "mine"
+
+
+@pytest.mark.parametrize("host", ["https://x", "a b", "", "host:443", "ada@host", "10.0.0.0/8", "[::1]", "bücher.de"])
+def test_what_is_not_a_host_is_refused_and_named_before_anything_is_written(tmp_path: Path, host: str) -> None:
+    with pytest.raises(InputError) as refused:
+        make_certificates(["localhost", host], tmp_path / "certs")
+    assert str(refused.value).startswith(f"{host!r} is not a host: ")
+    assert not (tmp_path / "certs").exists()
+
+
+@pytest.mark.xfail(strict=True, reason="certs._alternative takes an address with a slip of the pen for a name")
+@pytest.mark.parametrize("host", ["192.168.1.300", "10.0.0", "10.0.0.1.2"])
+def test_numbers_that_are_not_an_address_are_not_taken_for_a_name(tmp_path: Path, host: str) -> None:
+    with pytest.raises(InputError, match=host):
+        make_certificates([host], tmp_path)
+
+
+def test_no_host_and_no_day_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="name at least one host"):
+        make_certificates([], tmp_path)
+    with pytest.raises(InputError, match="--days must be at least 1, got 0"):
+        make_certificates(["localhost"], tmp_path, days=0)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.xfail(strict=True, reason="certs.make_certificates: OverflowError, date value out of range")
+def test_days_beyond_the_calendar_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="--days"):
+        make_certificates(["localhost"], tmp_path, days=10**7)
+
+
+def test_a_node_key_is_a_pair_on_an_elliptic_curve_in_the_format_of_ssh(tmp_path: Path) -> None:
+    public = make_node_key(tmp_path / "new" / "site.key")
+    assert public == tmp_path / "new" / "site.pub"
+    private = load_ssh_private_key((tmp_path / "new" / "site.key").read_bytes(), password=None)
+    shared = load_ssh_public_key(public.read_bytes())
+    assert isinstance(private, ec.EllipticCurvePrivateKey)
+    assert isinstance(shared, ec.EllipticCurvePublicKey)
+    assert shared.curve.name == "secp384r1"
+    assert private.public_key().public_numbers() == shared.public_numbers()
+
+
+def test_no_two_node_keys_are_the_same(tmp_path: Path) -> None:
+    assert make_node_key(tmp_path / "a.key").read_bytes() != make_node_key(tmp_path / "b.key").read_bytes()
+
+
+def test_a_node_key_that_is_there_is_untouched(tmp_path: Path) -> None:
+    public = make_node_key(tmp_path / "site.key")
+    before = public.read_bytes(), (tmp_path / "site.key").read_bytes()
+    with pytest.raises((InputError, FileExistsError), match=r"site\.key"):
+        make_node_key(tmp_path / "site.key")
+    assert (public.read_bytes(), (tmp_path / "site.key").read_bytes()) == before
+
+
+@pytest.mark.xfail(strict=True, reason="certs.make_node_key cuts off what follows a dot, so one .pub replaces another")
+def test_sites_with_a_dot_in_their_names_have_public_keys_of_their_own(tmp_path: Path) -> None:
+    one, two = make_node_key(tmp_path / "clinic.berlin"), make_node_key(tmp_path / "clinic.paris")
+    assert one != two
+    assert one.read_bytes() != two.read_bytes()

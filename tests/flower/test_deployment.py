@@ -1,0 +1,211 @@
+"""Real SuperLinks and SuperNodes on loopback, with TLS and authentication; and Flower's simulation engine."""
+
+import json
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+from federations import APP, Simulation, log_of
+from PIL import Image
+
+from fedcir.config import config_from, merged, parse_assignment
+from fedcir.flower.certs import make_certificates, make_node_key
+from fedcir.flower.deploy import LocalFederation
+from fedcir.records import RunFolder
+from fedcir.simulate import open_run
+
+pytestmark = pytest.mark.xdist_group("flower")  # one process starts the federations once
+
+METHODS = ["fedcir", "fedsr", "fedgen"]
+OTHERS = ["fedavg", "fedprox", "fedproc", "fedreg", "fedalign"]
+ROUNDS = "server.rounds=3 server.eval_every=3"
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalFederation]:
+    folder = tmp_path_factory.mktemp("flower")
+    nodes = [{"partition-id": number, "state": str(folder / f"state-{number}")} for number in range(2)]
+    with LocalFederation(folder, nodes) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def simulation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalFederation]:
+    folder = tmp_path_factory.mktemp("simulation")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FEDCIR_STATE", str(folder / "state"))
+        with Simulation(folder, []) as running:
+            yield running
+
+
+@pytest.fixture(scope="module")
+def two_sites(shared_data: Path, settings: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The settings, with two of the three domains: as many as there are nodes."""
+    root = tmp_path_factory.mktemp("two")
+    for domain in ("east", "west"):
+        (root / f"{domain}.npz").symlink_to(shared_data / f"{domain}.npz")
+    return settings.replace(str(shared_data), str(root)) + " " + ROUNDS
+
+
+def in_process(settings: str, method: str, out: Path) -> RunFolder:
+    """The same run in this process."""
+    tables: dict[str, Any] = {"algorithm": {"name": method}}
+    for assignment in settings.split():
+        tables = merged(tables, parse_assignment(assignment))
+    with open_run(config_from(tables), out) as (_, rounds):
+        for _ in rounds:
+            pass
+    return RunFolder(out)
+
+
+def told(folder: RunFolder) -> list[dict[str, Any]]:
+    """Every round's line, without the seconds."""
+    lines = (folder.path / "rounds.jsonl").read_text(encoding="utf-8").splitlines()
+    return [{name: value for name, value in json.loads(line).items() if name != "seconds"} for line in lines]
+
+
+def assert_same_run(one: RunFolder, other: RunFolder) -> None:
+    assert one.finished
+    assert told(one) == told(other)
+    assert (one.path / "model.safetensors").read_bytes() == (other.path / "model.safetensors").read_bytes()
+    costs = [folder.summary()["cost"] for folder in (one, other)]
+    assert all(costs[0][name] == costs[1][name] for name in ("bytes_down", "bytes_up", "flops"))
+
+
+def until(done: Callable[[], bool], seconds: float = 120.0) -> None:
+    end = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < end, "it did not come to pass"
+        time.sleep(0.2)
+
+
+def test_on_flower_a_run_is_bit_for_bit_what_it_is_in_process_though_its_server_was_killed(
+    federation: LocalFederation, two_sites: str, tmp_path: Path
+) -> None:
+    asked = {"set": two_sites, "out": str(tmp_path / "flower"), "algorithms": " ".join(METHODS)}
+    first = federation.submit("methods", asked, APP)
+    second = RunFolder(tmp_path / "flower" / METHODS[1])
+    until(lambda: first.poll() is not None or len(second.records()) >= 1, seconds=300)
+    servers = [p for p in psutil.process_iter() if any("flwr-serverapp" in word for word in _words(p))]
+    assert servers, log_of(federation, "methods")
+    for server in servers:
+        server.send_signal(signal.SIGKILL)
+    federation.kill(first)
+    rest = " ".join(METHODS[1:])
+    assert federation.submit("rest", {**asked, "algorithms": rest, "resume": True}, APP).wait() == 0
+    for method in METHODS:
+        assert (tmp_path / "flower" / method / "summary.json").is_file(), log_of(federation, "rest")
+        assert_same_run(RunFolder(tmp_path / "flower" / method), in_process(two_sites, method, tmp_path / method))
+
+
+def test_in_flowers_simulation_too(simulation: LocalFederation, two_sites: str, tmp_path: Path) -> None:
+    asked = {"set": two_sites, "out": str(tmp_path / "flower"), "algorithms": " ".join(METHODS)}
+    simulation.submit("methods", asked, APP).wait()
+    for method in METHODS:
+        assert (tmp_path / "flower" / method / "summary.json").is_file(), log_of(simulation, "methods")
+        assert_same_run(RunFolder(tmp_path / "flower" / method), in_process(two_sites, method, tmp_path / method))
+
+
+@pytest.mark.slow
+def test_all_other_methods_too(
+    federation: LocalFederation, simulation: LocalFederation, two_sites: str, tmp_path: Path
+) -> None:
+    for name, flower in (("deployed", federation), ("simulated", simulation)):
+        asked = {"set": two_sites, "out": str(tmp_path / name), "algorithms": " ".join(OTHERS)}
+        flower.submit("others", asked, APP).wait()
+        for method in OTHERS:
+            assert (tmp_path / name / method / "summary.json").is_file(), log_of(flower, "others")
+            other = in_process(two_sites, method, tmp_path / f"{name}-{method}")
+            assert_same_run(RunFolder(tmp_path / name / method), other)
+
+
+def test_a_node_of_another_ca_or_with_an_unknown_key_or_without_tls_is_refused(
+    federation: LocalFederation, tmp_path: Path
+) -> None:
+    make_certificates(["127.0.0.1"], tmp_path / "other")
+    make_node_key(tmp_path / "unknown.key")
+    known = len(federation.nodes)
+    federation.nodes += [{"partition-id": 0}] * 3
+    give_up = ("--max-retries", 1)
+    stranger = ["--auth-supernode-private-key", tmp_path / "unknown.key"]
+    federation.start_supernode(known, "--root-certificates", tmp_path / "other" / "ca.crt", *stranger, *give_up)
+    federation.start_supernode(known + 1, *stranger, *give_up)
+    federation.start_supernode(known + 2, *give_up, secure=False)
+    try:
+        for number in range(known, known + 3):
+            until(lambda number=number: _refused(log_of(federation, f"supernode-{number}")))  # type: ignore[misc]
+            assert "SuperNode ID" not in log_of(federation, f"supernode-{number}")  # what one that is let in says
+        assert "SuperNode ID" in log_of(federation, "supernode-0")
+    finally:
+        for number in range(known, known + 3):
+            federation.kill(federation.supernodes.pop(number))
+        del federation.nodes[known:]
+
+
+def test_the_round_goes_on_without_a_site_that_dies_or_sends_what_it_should_not(tmp_path: Path) -> None:
+    roots = {name: _pictures(tmp_path / "data" / name, number) for number, name in enumerate(("bonn", "kyiv", "oslo"))}
+    (roots["oslo"] / "lying").rename(roots["oslo"] / "laying")  # a class that no other site has
+    nodes = [{"domain": name, "data-root": str(root), "state": str(tmp_path / name)} for name, root in roots.items()]
+    nodes[1]["faults"] = "1:nan 3:rename 4:garbage"
+    asked = {
+        "set": "data.name=folders data.image_size=8 model.width=4 local.steps=2 server.rounds=5 server.eval_every=5",
+        "out": str(tmp_path / "out"),
+        "algorithms": "fedcir",
+        "sites": 3,
+        "timeout": 25.0,
+    }
+    with LocalFederation(tmp_path / "flower", nodes) as federation:
+        run = federation.submit("faults", asked, APP)
+        folder = RunFolder(tmp_path / "out" / "fedcir")
+        until(lambda: len(folder.records()) >= 1)
+        federation.kill(federation.supernodes[2])
+        until(lambda: len(folder.records()) >= 2)
+        federation.start_supernode(2)
+        run.wait()
+        text = log_of(federation, "faults")
+        port = federation.port
+    assert folder.finished, text
+    dropped = [record.dropped for record in folder.records()]
+    assert list(dropped[0]) == ["1"]
+    assert "is not finite" in dropped[0]["1"]
+    assert dropped[1] == {"2": "no reply within 25 s"}
+    assert "'model/renamed' is not expected" in str(dropped[2]) or "is missing" in str(dropped[2]), dropped[2]
+    assert dropped[3]["1"].startswith("'x' is not expected")
+    assert dropped[4] == {}
+    assert list(folder.summary()["final"]["accuracy"]) == ["bonn", "kyiv", "oslo"]
+    assert "site 'oslo' has no image of 'lying'" in text
+    assert "only site 'oslo' has 'laying': is it spelt as at the others?" in text
+    manifest = (folder.path / "manifest.json").read_text(encoding="utf-8")
+    assert ".png" not in manifest  # no name of a file has left a site
+    with socket.socket() as probe:
+        assert probe.connect_ex(("127.0.0.1", port)) != 0
+
+
+def _words(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
+        return []
+
+
+def _refused(log: str) -> bool:
+    return any(sign in log for sign in ("Exit Code", "ERROR", "Error", "refused", "give up", "Giving up"))
+
+
+def _pictures(root: Path, number: int) -> Path:
+    """A site's own <class>/<image>."""
+    rng = np.random.default_rng(number)
+    for name in ("lying", "standing"):
+        (root / name).mkdir(parents=True)
+        for image in range(20):
+            pixels = rng.integers(0, 60 + 40 * number, (8, 8, 3), dtype=np.uint8)
+            pixels[3:5] += 60 if name == "lying" else 0
+            pixels[:, 3:5] += 60 if name == "standing" else 0
+            Image.fromarray(pixels).save(root / name / f"{image}.png")
+    return root

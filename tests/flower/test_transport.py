@@ -1,0 +1,519 @@
+"""Runs across a grid, with the real ClientApp at its nodes: equal to those in process, whatever single nodes do."""
+
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Array, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from grid import MemoryGrid, Node, passed, run_of_flower, site  # noqa: F401
+from PIL import Image
+
+from fedcir.config import Config, config_from, config_tables, merged, parse_assignment
+from fedcir.flower.server_app import Settings, open_deployment
+from fedcir.flower.wire import Order
+from fedcir.records import RunFolder
+from fedcir.rounds import Session
+from fedcir.types import InputError
+
+Tiny = Callable[..., Config]
+Train = Callable[..., Path]
+Change = Callable[[RecordDict], None]
+
+NODES = (5000, 17, 903)
+"""Of the clients 0, 1 and 2."""
+BIAS = "model/head.bias"
+
+
+def shares(folder: Path, nodes: tuple[int, ...] = NODES) -> MemoryGrid:
+    """A node for each share of the dataset, which keeps what is its own in a folder of its own."""
+    return MemoryGrid(
+        {
+            node: site(partition_id=number, state=str(folder / "state" / str(number)), device="cpu")
+            for number, node in enumerate(nodes)
+        }
+    )
+
+
+def across(
+    grid: MemoryGrid,
+    config: Config,
+    out: Path,
+    *,
+    resume: bool = False,
+    timeout: float = 60.0,
+    sites: int = 3,
+    until: int | None = None,
+) -> Session:
+    """A run across a grid, to its end or until so many rounds are done in all."""
+    with open_deployment(grid, Settings(config, out, resume, sites, 0.0, timeout)) as (session, rounds):
+        while session.state.round != until and next(rounds, None) is not None:
+            pass
+    return session
+
+
+def model(run: Path) -> bytes:
+    return (run / "model.safetensors").read_bytes()
+
+
+def rounds(run: Path) -> list[dict[str, Any]]:
+    """The records without their times."""
+    records = [json.loads(line) for line in (run / "rounds.jsonl").read_text(encoding="utf-8").splitlines()]
+    return [{key: value for key, value in record.items() if key != "seconds"} for record in records]
+
+
+def dropped(run: Path) -> list[dict[str, str]]:
+    return [record["dropped"] for record in rounds(run)]
+
+
+def instead(node: Node, kind: str, reply: Node) -> Node:
+    """The same node, but for messages of a kind."""
+    return lambda message: (reply if message.metadata.message_type == kind else node)(message)
+
+
+def altered(node: Node, kind: str, change: Change) -> Node:
+    """The same node, whose replies of a kind are changed on their way."""
+
+    def answer(message: Message) -> Message:
+        reply = node(message)
+        assert reply is not None
+        content = reply.content
+        change(content)
+        return Message(content, reply_to=message)
+
+    return instead(node, kind, answer)
+
+
+@pytest.mark.parametrize("algorithm", ["fedcir", "fedsr", "fedgen"])
+@pytest.mark.parametrize("scheme", ["domain", "dirichlet"])
+def test_a_run_across_nodes_is_bit_for_bit_the_run_in_process(
+    tiny: Tiny, train: Train, tmp_path: Path, algorithm: str, scheme: str
+) -> None:
+    dealt = {"domain": (), "dirichlet": ("partition.scheme=dirichlet", "partition.clients=5", "server.active=2")}
+    config = tiny(algorithm, "server.rounds=2", "run.workers=1", *dealt[scheme])
+    one = train(config, tmp_path / "one")
+    grid = shares(tmp_path, (9, 8, 7, 6, 5)[: 3 if scheme == "domain" else 5])
+    across(grid, config, tmp_path / "two", sites=len(grid.nodes))
+    assert model(tmp_path / "two") == model(one)
+    assert rounds(tmp_path / "two") == rounds(one)
+    assert dropped(tmp_path / "two") == [{}, {}]
+
+
+def test_what_a_method_keeps_at_a_site_lies_there_under_the_key_of_the_run(tiny: Tiny, tmp_path: Path) -> None:
+    across(shares(tmp_path), tiny("fedsr", "server.rounds=1"), tmp_path / "run")
+    key = RunFolder(tmp_path / "run").manifest()["key"]
+    kept = sorted(path.relative_to(tmp_path / "state").as_posix() for path in (tmp_path / "state").rglob("*.*"))
+    assert kept == [f"{number}/{key}/{number}/round-000001.safetensors" for number in range(3)]
+
+
+def poison(content: RecordDict) -> None:
+    content.array_records["arrays"][BIAS] = Array(np.array([0, np.nan, 0], np.float32))
+
+
+def rename(content: RecordDict) -> None:
+    arrays = content.array_records["arrays"]
+    arrays["model/head.biases"] = arrays.pop(BIAS)
+
+
+def scramble(content: RecordDict) -> None:
+    content.array_records["arrays"][BIAS] = Array("float32", (3,), "numpy.ndarray", b"\x80\x05garbage")
+
+
+def leave_nothing(content: RecordDict) -> None:
+    for name in list(content):
+        del content[name]
+    content["other"] = ConfigRecord({"x": 1})
+
+
+def boast(content: RecordDict) -> None:
+    content.metric_records["metrics"]["num-examples"] = 0
+
+
+FAULTS: dict[Change, str] = {
+    poison: f"{BIAS} is not finite; a lower local.lr may help",
+    rename: f"{BIAS} is missing",
+    scramble: f"{BIAS} is not an array",
+    leave_nothing: "model/encoder.",
+    boast: "num_examples is 0",
+}
+
+
+@pytest.mark.parametrize(("change", "reason"), FAULTS.items(), ids=lambda value: getattr(value, "__name__", ""))
+def test_a_node_whose_replies_cannot_be_used_is_dropped_and_named_and_the_run_goes_on(
+    tiny: Tiny, tmp_path: Path, change: Change, reason: str
+) -> None:
+    grid = shares(tmp_path)
+    grid.nodes[17] = altered(grid.nodes[17], MessageType.TRAIN, change)
+    across(grid, tiny("fedcir", "server.rounds=2"), tmp_path / "run")
+    for record in rounds(tmp_path / "run"):
+        assert list(record["dropped"]) == ["1"]
+        assert record["dropped"]["1"].startswith(reason)
+        assert len(record["accuracy"]) == 3
+    assert RunFolder(tmp_path / "run").finished
+
+
+def test_a_node_that_does_not_answer_in_time_is_dropped_and_named(tiny: Tiny, tmp_path: Path) -> None:
+    grid = shares(tmp_path)
+    grid.nodes[903] = instead(grid.nodes[903], MessageType.TRAIN, lambda message: None)
+    across(grid, tiny("fedavg", "server.rounds=1"), tmp_path / "run", timeout=1)
+    assert dropped(tmp_path / "run") == [{"2": "no reply within 1 s"}]
+
+
+def test_a_node_that_went_away_is_dropped_and_takes_part_again_once_it_is_back(tiny: Tiny, tmp_path: Path) -> None:
+    grid = shares(tmp_path)
+    with open_deployment(grid, Settings(tiny("fedavg"), tmp_path / "run", False, 3, 0.0, 60.0)) as (_, going):
+        next(going)
+        away = grid.nodes.pop(17)
+        next(going)
+        grid.nodes[2**62] = away
+        next(going)
+        assert next(going, None) is None
+    assert dropped(tmp_path / "run") == [{}, {"1": "its node is not connected"}, {}]
+
+
+def test_a_round_without_one_node_is_the_round_of_the_others(tiny: Tiny, tmp_path: Path) -> None:
+    config = tiny("fedavg", "server.rounds=1")
+    grid = shares(tmp_path)
+    grid.nodes[903] = altered(grid.nodes[903], MessageType.TRAIN, poison)
+    session = across(grid, config, tmp_path / "three")
+    two = across(shares(tmp_path, NODES[:2]), config, tmp_path / "two", sites=2)
+    for name, tensor in two.state.shared["model"].items():
+        assert session.state.shared["model"][name].equal(tensor), name
+
+
+@pytest.mark.parametrize("algorithm", ["fedcir", "fedsr"])
+def test_below_min_replies_the_run_stops_and_a_resume_ends_as_if_it_had_not(
+    tiny: Tiny, tmp_path: Path, algorithm: str
+) -> None:
+    config = tiny(algorithm, "server.min_replies=3")
+    across(shares(tmp_path / "a"), config, tmp_path / "whole")
+    out, grid = tmp_path / "run", shares(tmp_path / "b")
+    healthy = grid.nodes[17]
+
+    def from_round_2(message: Message) -> Message | None:
+        first = Order.from_json(str(message.content.config_records["config"]["fedcir"])).round == 1
+        return (healthy if first else altered(healthy, MessageType.TRAIN, rename))(message)
+
+    grid.nodes[17] = instead(healthy, MessageType.TRAIN, from_round_2)
+    with pytest.raises(InputError, match=f"round 2: 2 of 3 replies usable, 3 needed .client 1: {BIAS} is missing"):
+        across(grid, config, out)
+    saved = RunFolder(out).load_checkpoint()
+    assert saved is not None
+    assert (saved.round, len(rounds(out)), RunFolder(out).finished) == (1, 1, False)
+
+    again = MemoryGrid(dict(zip((1, 2, 3), (grid.nodes[903], healthy, grid.nodes[5000]), strict=True)))
+    across(again, config, out, resume=True)
+    assert model(out) == model(tmp_path / "whole")
+    assert rounds(out) == rounds(tmp_path / "whole")
+
+
+def test_a_run_that_was_stopped_and_resumed_keeps_its_manifest(tiny: Tiny, tmp_path: Path) -> None:
+    across(shares(tmp_path), tiny("fedavg"), tmp_path / "run", until=1)
+    before = RunFolder(tmp_path / "run").manifest()
+    across(shares(tmp_path, (1, 2, 3)), tiny("fedavg"), tmp_path / "run", resume=True, sites=2)
+    assert RunFolder(tmp_path / "run").manifest() == before
+    assert RunFolder(tmp_path / "run").finished
+
+
+def test_a_run_that_was_begun_in_process_does_not_go_on_across_sites(tiny: Tiny, train: Train, tmp_path: Path) -> None:
+    train(tiny("fedavg"), tmp_path / "run", until=1)
+    with pytest.raises(InputError, match="was begun in process, not across sites: give another `out`"):
+        across(shares(tmp_path), tiny("fedavg"), tmp_path / "run", resume=True)
+
+
+@pytest.mark.xfail(strict=True, reason="server_app.open_deployment waits for sites, ten minutes say, before it looks")
+def test_a_folder_that_holds_a_run_is_refused_before_any_site_is_waited_for(tiny: Tiny, tmp_path: Path) -> None:
+    across(shares(tmp_path), tiny("fedavg", "server.rounds=1"), tmp_path / "run")
+    with pytest.raises(InputError, match="holds a run already"):
+        across(MemoryGrid({}), tiny("fedavg", "server.rounds=1"), tmp_path / "run")
+
+
+def metrics(**values: float) -> Change:
+    def change(content: RecordDict) -> None:
+        content["metrics"] = MetricRecord({"num-examples": 12, **values})
+
+    return change
+
+
+COUNTS = {
+    "more correct than counted": metrics(correct=13, count=12),
+    "no counts": metrics(loss=0.5),
+    "nothing counted": metrics(correct=0, count=0),
+    "fewer than none": metrics(correct=-1, count=12),
+    "not a number": metrics(correct=float("nan"), count=12),
+}
+
+
+@pytest.mark.parametrize("change", COUNTS.values(), ids=COUNTS)
+def test_an_evaluation_whose_counts_make_no_sense_is_dropped(tiny: Tiny, tmp_path: Path, change: Change) -> None:
+    grid = shares(tmp_path)
+    grid.nodes[17] = altered(grid.nodes[17], MessageType.EVALUATE, change)
+    across(grid, tiny("fedavg", "server.rounds=1"), tmp_path / "run")
+    (record,) = rounds(tmp_path / "run")
+    assert record["dropped"] == {"1": "evaluation: its counts make no sense"}
+    assert record["accuracy"].keys() == {"ink", "wax"}
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "fedcir", "fedsr", "fedgen", "fedproc"])
+def test_a_round_is_one_message_to_train_and_one_to_test_for_each_node(
+    tiny: Tiny, tmp_path: Path, algorithm: str
+) -> None:
+    grid = shares(tmp_path)
+    across(grid, tiny(algorithm, "server.rounds=2"), tmp_path / "run")
+    assert grid.asked(MessageType.QUERY) == sorted(NODES)
+    assert [grid.asked(MessageType.TRAIN).count(node) for node in NODES] == [2, 2, 2]
+    assert [grid.asked(MessageType.EVALUATE).count(node) for node in NODES] == [2, 2, 2]
+
+
+def test_a_round_that_is_not_evaluated_sends_nothing_to_test(tiny: Tiny, tmp_path: Path) -> None:
+    grid = shares(tmp_path)
+    across(grid, tiny("fedcir", "server.eval_every=2"), tmp_path / "run")
+    assert len(grid.asked(MessageType.EVALUATE)) == 2 * 3
+
+
+def test_who_is_sampled_does_not_depend_on_the_numbers_of_nodes(tiny: Tiny, train: Train, tmp_path: Path) -> None:
+    config = tiny("fedavg", "server.active=1", "server.rounds=4", "run.workers=1")
+    chosen = []
+    for name, nodes in {"one": (10, 20, 30), "two": (30, 10, 20), "three": (7, 2**60, 1)}.items():
+        grid = shares(tmp_path / name, nodes)
+        across(grid, config, tmp_path / name / "run")
+        chosen.append([nodes.index(node) for node in grid.asked(MessageType.TRAIN)])
+        assert model(tmp_path / name / "run") == model(tmp_path / "one" / "run")
+    assert chosen[0] == chosen[1] == chosen[2]
+    assert len(chosen[0]) == 4
+    assert len(set(chosen[0])) > 1
+    assert model(train(config, tmp_path / "process")) == model(tmp_path / "one" / "run")
+
+
+@pytest.fixture(scope="session")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three sites' images, of which each lacks one class of four but the last."""
+    root = tmp_path_factory.mktemp("pictures")
+    rng = np.random.default_rng(0)
+    for domain, lacks in (("north", "cat"), ("east", "dog"), ("south", "")):
+        for number, label in enumerate(("cat", "dog", "fox", "owl")):
+            for image in range(0 if label == lacks else 10):
+                path = root / domain / label / f"{image}.png"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                pixels = rng.integers(60 * number, 60 * number + 40, (16, 16, 3)).astype(np.uint8)
+                Image.fromarray(pixels).save(path)
+    return root
+
+
+def own(root: Path, state: Path) -> MemoryGrid:
+    """A node for each folder, with nothing but that."""
+    return MemoryGrid(
+        {
+            number: site(domain=path.name, data_root=str(path), state=str(state / path.name), device="cpu")
+            for number, path in enumerate(sorted(root.iterdir(), reverse=True), 1)
+        }
+    )
+
+
+def of_folders(config: Config, *assignments: str, root: Path | None = None) -> Config:
+    tables: dict[str, Any] = {**config_tables(config), "data": {"name": "folders", "image_size": 16}}
+    for assignment in assignments:
+        tables = merged(tables, parse_assignment(assignment))
+    return config_from(merged(tables, {"data": {"root": str(root)}}) if root else tables)
+
+
+@pytest.mark.parametrize("settings", [(), ("partition.hold_out=north",), ("data.classes=cat,fox,owl",)], ids=str)
+def test_sites_with_folders_of_their_own_train_as_domains_of_one_folder_would(
+    tiny: Tiny, train: Train, pictures: Path, tmp_path: Path, settings: tuple[str, ...]
+) -> None:
+    config = tiny("fedcir", "server.rounds=2", "run.workers=1")
+    one = train(of_folders(config, *settings, root=pictures), tmp_path / "one")
+    across(own(pictures, tmp_path), of_folders(config, *settings), tmp_path / "two")
+    assert dropped(tmp_path / "two") == [{}, {}]
+    assert rounds(tmp_path / "two") == rounds(one)
+    assert model(tmp_path / "two") == model(one)
+
+
+def test_a_site_with_a_folder_of_its_own_comes_back_under_another_number(
+    tiny: Tiny, pictures: Path, tmp_path: Path
+) -> None:
+    grid = own(pictures, tmp_path)
+    settings = Settings(of_folders(tiny("fedavg", "server.rounds=2")), tmp_path / "run", False, 3, 0.0, 60.0)
+    with open_deployment(grid, settings) as (session, going):
+        next(going)
+        grid.nodes[99] = grid.nodes.pop(2)
+        next(going)
+    assert [record.dropped for record in session.records] == [{}, {}]
+    assert 99 in grid.asked(MessageType.TRAIN)
+
+
+def ask(node: Node, config: Config) -> Message:
+    """What a node answers when it is asked who it is, as the server sees it."""
+    content = RecordDict({"config": ConfigRecord({"fedcir": Order(config, {}).to_json()})})
+    reply = node(Message(content, 1, MessageType.QUERY))
+    assert reply is not None
+    return passed(reply)
+
+
+def broken(folder: Path) -> None:
+    """An image that cannot be read, among others."""
+    for label in ("cat", "dog"):
+        for number in range(5):
+            (folder / label).mkdir(parents=True, exist_ok=True)
+            Image.fromarray(np.zeros((16, 16, 3), np.uint8)).save(folder / label / f"{number}.png")
+    (folder / "dog" / "patient-4711.png").write_bytes(b"not an image")
+
+
+def without_images(folder: Path) -> None:
+    folder.mkdir()
+
+
+def not_there(folder: Path) -> None: ...
+
+
+def a_file(folder: Path) -> None:
+    folder.write_text("text")
+
+
+@pytest.fixture
+def log(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> pytest.LogCaptureFixture:
+    """What is logged at sites; Flower's logger tells nobody above it."""
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    return caplog
+
+
+@pytest.mark.parametrize("make", [broken, without_images, not_there, a_file])
+def test_an_error_at_a_site_is_told_there_and_the_server_hears_of_no_path(
+    tiny: Tiny, tmp_path: Path, log: pytest.LogCaptureFixture, make: Callable[[Path], None]
+) -> None:
+    folder = tmp_path / "ward-9"
+    make(folder)
+    reply = ask(site(domain="clinic", data_root=str(folder)), of_folders(tiny("fedavg")))
+    assert str(reply.error.reason).endswith("Error at the site, whose own log tells more")
+    for secret in ("ward-9", "patient-4711", str(tmp_path)):
+        assert secret not in repr(reply)
+    assert str(folder) in log.text
+
+
+UNFRIENDLY = pytest.mark.xfail(
+    strict=True, reason="client_app._own goes through the folder before open_site has looked whether there is one"
+)
+
+
+@pytest.mark.parametrize(
+    "make", [broken, without_images, pytest.param(not_there, marks=UNFRIENDLY), pytest.param(a_file, marks=UNFRIENDLY)]
+)
+def test_what_is_wrong_with_a_sites_folder_is_told_there_in_one_line(
+    tiny: Tiny, tmp_path: Path, log: pytest.LogCaptureFixture, make: Callable[[Path], None]
+) -> None:
+    make(tmp_path / "ward-9")
+    reply = ask(site(domain="clinic", data_root=str(tmp_path / "ward-9")), of_folders(tiny("fedavg")))
+    assert reply.error.reason == "InputError at the site, whose own log tells more"
+    assert "Traceback" not in log.text
+
+
+NODE_CONFIGS: dict[str, dict[str, Any]] = {
+    "data-root": {"domain": "clinic"},
+    "partition-id": {},
+    "partition-id is 3, but there are 3 clients": {"partition_id": 3},
+}
+
+
+@pytest.mark.parametrize(("word", "node"), NODE_CONFIGS.items())
+def test_a_node_config_that_does_not_say_which_data_are_meant_is_refused_there(
+    tiny: Tiny, log: pytest.LogCaptureFixture, word: str, node: dict[str, Any]
+) -> None:
+    reply = ask(site(**node), tiny("fedavg"))
+    assert reply.error.reason == "InputError at the site, whose own log tells more"
+    assert word in log.text
+
+
+@pytest.mark.xfail(strict=True, reason="client_app._open: int() of the node-config says nothing of partition-id")
+def test_a_partition_id_that_is_not_a_number_is_refused_there(tiny: Tiny, log: pytest.LogCaptureFixture) -> None:
+    reply = ask(site(partition_id="two"), tiny("fedavg"))
+    assert str(reply.error.reason).startswith("InputError")
+    assert "partition-id" in log.text
+
+
+def test_an_error_in_a_round_that_nobody_thought_of_is_told_by_its_kind_only(tiny: Tiny, tmp_path: Path) -> None:
+    grid = shares(tmp_path)
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "1").write_text("a file where the site's folder should be")
+    across(grid, tiny("fedsr", "server.rounds=1"), tmp_path / "run")
+    assert dropped(tmp_path / "run") == [{"1": "NotADirectoryError at the site, whose own log tells more"}]
+
+
+def test_a_server_cannot_have_a_site_run_a_file_that_the_site_has_not_named(
+    tiny: Tiny, tmp_path: Path, log: pytest.LogCaptureFixture
+) -> None:
+    touched = tmp_path / "touched"
+    method = tmp_path / "method.py"
+    method.write_text(
+        "from pathlib import Path\n"
+        "from dataclasses import dataclass\n"
+        "from fedcir.algorithm import Algorithm\n\n\n"
+        f"Path({str(touched)!r}).touch()\n\n\n"
+        "@dataclass(frozen=True)\nclass Method(Algorithm):\n    pass\n"
+    )
+    grid = shares(tmp_path)
+    served = grid.nodes[17]
+
+    def answer(message: Message) -> Message | None:
+        touched.unlink(missing_ok=True)  # the server has run it
+        reply = served(message)
+        assert not touched.exists()
+        return reply
+
+    grid.nodes = {17: answer}
+    with pytest.raises(InputError, match="client 1: InputError at the site"):
+        across(grid, tiny(str(method), "server.rounds=1"), tmp_path / "run", sites=1)
+    assert "name your copy of it in --node-config" in log.text
+
+
+@pytest.mark.xfail(
+    strict=True, reason="server_app.open_deployment does not tell of Sites.failures once enough are there"
+)
+def test_a_site_that_could_not_say_who_it_is_is_named_in_the_notes(tiny: Tiny, tmp_path: Path) -> None:
+    grid = shares(tmp_path)
+    grid.nodes[4711] = site(partition_id=99)
+    session = across(grid, tiny("fedavg", "server.rounds=1"), tmp_path / "run")
+    assert any("4711" in note for note in session.notes)
+
+
+@pytest.mark.xfail(
+    strict=True, reason="server_app.open_deployment: only simulate.open_run refuses it; here each round drops"
+)
+def test_statistics_of_ones_own_need_training_data_at_every_site(tiny: Tiny, tmp_path: Path) -> None:
+    config = tiny("fedavg", "model.batchnorm=local", "partition.hold_out=ink", "server.rounds=1")
+    with pytest.raises(InputError, match="model.batchnorm=local needs training data at every site"):
+        across(shares(tmp_path), config, tmp_path / "run")
+
+
+def test_statistics_of_ones_own_stay_at_the_sites(tiny: Tiny, train: Train, tmp_path: Path) -> None:
+    config = tiny("fedavg", "model.batchnorm=local", "server.rounds=2", "run.workers=1")
+    one = train(config, tmp_path / "one")
+    grid = shares(tmp_path)
+    across(grid, config, tmp_path / "two")
+    assert rounds(tmp_path / "two") == rounds(one)
+    assert model(tmp_path / "two") == model(one)
+    assert not any(
+        "running" in name for message in grid.sent for r in message.content.array_records.values() for name in r
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "word"),
+    [
+        ({"sites": 0}, "sites must be a number above 0, got 0"),
+        ({"timeout": "long"}, "timeout must be a number above 0, got 'long'"),
+        ({"wait": True}, "wait must be a number above 0, got True"),
+        ({"config": "nowhere.toml"}, "no file nowhere.toml"),
+    ],
+)
+def test_a_run_config_that_cannot_be_is_refused_and_named(given: dict[str, Any], word: str) -> None:
+    with pytest.raises(InputError, match=word):
+        Settings.of(given)
+
+
+@pytest.mark.xfail(strict=True, reason="server_app.Settings.of cuts half a site to none, and agree() fails on no sites")
+def test_half_a_site_is_not_a_number_of_sites() -> None:
+    with pytest.raises(InputError, match="sites"):
+        Settings.of({"sites": 0.5})
