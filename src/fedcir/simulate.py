@@ -80,13 +80,8 @@ def open_run(
     started = time.perf_counter()
     algorithm = make_algorithm(config.algorithm)
     federation = open_federation(config, on_file)
-    if keeps_statistics(config, algorithm):
-        for client in federation.clients:
-            if client.train is None:
-                raise InputError(
-                    f"model.batchnorm=local needs training data at every site, {client.domain!r} has none: "
-                    "it does not go with --hold-out"
-                )
+    for client in federation.clients:
+        check_statistics(config, algorithm, client.domain, client.train is not None)
     with open_rounds(resolve(config, algorithm, federation), algorithm, federation, out, resume) as (session, rounds):
         session.loading = time.perf_counter() - started
         yield session, rounds
@@ -218,6 +213,15 @@ def worker_of(config: Config, algorithm: Algorithm, task: Task, device: str | No
 def keeps_statistics(config: Config, algorithm: Algorithm) -> bool:
     """Whether each site has BatchNorm statistics of its own; with all data in one place there is one site only."""
     return config.model.batchnorm == "local" and not algorithm.pools
+
+
+def check_statistics(config: Config, algorithm: Algorithm, domain: str, trains: bool) -> None:
+    """A site's own statistics are those of its training data."""
+    if keeps_statistics(config, algorithm) and not trains:
+        raise InputError(
+            f"model.batchnorm=local needs training data at every site, {domain!r} has none: "
+            "it does not go with --hold-out"
+        )
 
 
 def _model_card(config: Config) -> dict[str, Any]:

@@ -174,7 +174,7 @@ def test_the_round_goes_on_without_a_site_that_dies_or_sends_what_it_should_not(
     dropped = [record.dropped for record in folder.records()]
     assert list(dropped[0]) == ["1"]
     assert "is not finite" in dropped[0]["1"]
-    assert dropped[1] == {"2": "no reply within 25 s"}
+    assert dropped[1] == {"2": "no reply in time"}
     assert "'model/renamed' is not expected" in str(dropped[2]) or "is missing" in str(dropped[2]), dropped[2]
     assert dropped[3]["1"].startswith("'x' is not expected")
     assert dropped[4] == {}

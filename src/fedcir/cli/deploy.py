@@ -21,7 +21,10 @@ def local(
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of everything random. [default: 0]")] = None,
     sites: Annotated[int | None, typer.Option(help="SuperNodes; one for each client by default.")] = None,
-    timeout: Annotated[float, typer.Option(help="Seconds that the sites have to answer in a round.")] = 3600.0,
+    timeout: Annotated[
+        float,
+        typer.Option(help="Seconds that sites have to answer in a round. [default: 3600]", show_default=False),
+    ] = 3600.0,
 ) -> None:
     """Try it on this machine: a SuperLink and a SuperNode for each client, with TLS and authentication."""
     _need_flower()
@@ -70,7 +73,6 @@ def certs(
     print(f"for {', '.join(hosts)}, valid for {days} days:")
     print(f"{paths['ca.crt']}: give it to every site")
     print(f"{paths['server.crt']}, {paths['server.key']}: for the SuperLink alone")
-    print(f"{paths['ca.key']}: makes further certificates; keep it offline, or delete it")
 
 
 @deploy.command("app")

@@ -35,6 +35,8 @@ def scan(root: Path) -> list[Item]:
 
 def site(root: Path, domain: str) -> Found:
     """The images of one site, DIR/<class>/<image>, named as if DIR were one domain's folder among others."""
+    if not root.is_dir():
+        raise InputError(f"data-root: no folder {root}")
     items = _of_domain(os.fspath(root), domain, ())
     if not items:
         raise InputError(f"data-root: {root} holds no <class>/<image>")

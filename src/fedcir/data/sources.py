@@ -191,8 +191,6 @@ def _open(data: DataConfig, seed: int, on_file: OnFile | None) -> Domains:
 
 def open_site(root: Path, domain: str, data: DataConfig, seed: int, classes: Sequence[str] = ()) -> Domains:
     """One site's own DIR/<class>/<image>, split as a domain of `folders` would be; of the classes that are agreed."""
-    if not root.is_dir():
-        raise InputError(f"data-root: no folder {root}")
     with _without_collection():
         pictures = of_classes(site(root, domain).pictures, classes or None, root, missing=True)
         prepared = prepare("folders", str(root), pictures, data.image_size or IMAGE_SIZE)

@@ -14,15 +14,22 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedcir.types import InputError
 
+LOOPBACK = ("127.0.0.1", "localhost")
+MAX_DAYS = 36500
+
 
 def make_certificates(hosts: Sequence[str], folder: Path, days: int = 365) -> dict[str, Path]:
-    """A CA and a server's certificate for these names or addresses: ca.crt, ca.key, server.crt and server.key."""
+    """A CA and a server's certificate for these names or addresses: ca.crt, server.crt and server.key.
+
+    The CA's own key is not kept, so that nobody can make another certificate that the sites would trust. Loopback is
+    in every certificate, since the SuperLink's own helper process calls it there.
+    """
     if not hosts:
         raise InputError("name at least one host: the name or address by which the sites reach the server")
-    if days < 1:
-        raise InputError(f"--days must be at least 1, got {days}")
-    names = [_alternative(host) for host in hosts]
-    paths = {name: folder / name for name in ("ca.crt", "ca.key", "server.crt", "server.key")}
+    if not 1 <= days <= MAX_DAYS:
+        raise InputError(f"--days must be from 1 to {MAX_DAYS}, got {days}")
+    names = [_alternative(host) for host in dict.fromkeys((*hosts, *LOOPBACK))]
+    paths = {name: folder / name for name in ("ca.crt", "server.crt", "server.key")}
     for path in paths.values():
         if path.exists():
             raise InputError(f"{path} exists already: give another --out, or remove it")
@@ -48,8 +55,7 @@ def make_certificates(hosts: Sequence[str], folder: Path, days: int = 365) -> di
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(own), critical=False)
         .sign(ca_key, hashes.SHA384())
     )
-    for name, private in (("ca.key", ca_key), ("server.key", key)):
-        _write_private(paths[name], private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    _write_private(paths["server.key"], key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
     for name, public in (("ca.crt", authority), ("server.crt", certificate)):
         paths[name].write_bytes(public.public_bytes(Encoding.PEM))
     return paths
@@ -57,10 +63,12 @@ def make_certificates(hosts: Sequence[str], folder: Path, days: int = 365) -> di
 
 def make_node_key(path: Path) -> Path:
     """A site's key pair, as `ssh-keygen -t ecdsa -b 384` makes it; gives the public half, which is registered."""
+    if path.exists():
+        raise InputError(f"{path} exists already: remove it, or name another")
     key = ec.generate_private_key(ec.SECP384R1())
     path.parent.mkdir(parents=True, exist_ok=True)
     _write_private(path, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
-    public = path.with_suffix(".pub")
+    public = path.with_name(f"{path.name}.pub")
     public.write_bytes(key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + b"\n")
     return public
 
@@ -98,7 +106,8 @@ def _alternative(host: str) -> x509.GeneralName:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
         pass
-    if not host or any(letter.isspace() or letter in "/:@" for letter in host):
+    last = host.rpartition(".")[2]
+    if not last or last.isdigit() or any(letter.isspace() or letter in "/:@" for letter in host):
         raise InputError(f"{host!r} is not a host: give a name such as fl.example.org or an address, without a port")
     try:
         return x509.DNSName(host)

@@ -148,7 +148,7 @@ def _open(order: Order, context: Context) -> Place:
         raise InputError("--node-config must hold data-root and domain, or the partition-id of a shared dataset")
     if root is not None:
         config = replace(config, data=replace(config.data, root=str(Path(str(root)).expanduser())))
-    return _share(_text(config), int(node["partition-id"]))
+    return _share(_text(config), _partition(context))
 
 
 @lru_cache(maxsize=1)  # Flower's simulation asks one process again and again
@@ -202,8 +202,15 @@ def _name(context: Context) -> tuple[str, int]:
     if "domain" in node:
         return str(node["domain"]), -1
     if "partition-id" in node:
-        return f"client-{node['partition-id']}", int(node["partition-id"])
+        return f"client-{node['partition-id']}", _partition(context)
     raise InputError('--node-config must name the site, as in domain="hospital-a", or hold its partition-id')
+
+
+def _partition(context: Context) -> int:
+    number = context.node_config["partition-id"]
+    if isinstance(number, bool) or not isinstance(number, int):
+        raise InputError(f"partition-id in --node-config must be a whole number, got {number!r}")
+    return number
 
 
 def _algorithm(config: Config, context: Context) -> Algorithm:

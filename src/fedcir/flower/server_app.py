@@ -25,7 +25,7 @@ from fedcir.machine import keep_memory, threads
 from fedcir.options import Options
 from fedcir.records import RunFolder
 from fedcir.rounds import Session, run
-from fedcir.simulate import Rounds, keeps_statistics, open_session, resolve
+from fedcir.simulate import Rounds, check_statistics, keeps_statistics, open_session, resolve
 from fedcir.types import InputError, RoundRecord
 
 app = ServerApp()
@@ -58,8 +58,9 @@ class Settings:
         out = Path(str(given.get("out") or "runs/flower")).expanduser()
         numbers = {name: given.get(name, default) for name, default in (("sites", 2), ("wait", 600), ("timeout", 3600))}
         for name, number in numbers.items():
-            if isinstance(number, bool) or not isinstance(number, int | float) or number <= 0:
-                raise InputError(f"{name} must be a number above 0, got {number!r}")
+            whole = name != "sites" or isinstance(number, int)
+            if isinstance(number, bool) or not isinstance(number, int | float) or number <= 0 or not whole:
+                raise InputError(f"{name} must be a {'whole ' * (name == 'sites')}number above 0, got {number!r}")
         resume = bool(given.get("resume", False))
         sites, wait, timeout = numbers.values()
         return cls(options.to_config(), out, resume, int(sites), float(wait), float(timeout))
@@ -75,7 +76,8 @@ def main(grid: Grid, context: Context) -> None:
             for record in rounds:
                 log.info(_line(record, session.config.server.rounds))
     except InputError as error:
-        log.error("%s%s", STOPPED, error)
+        told = str(error).replace("--resume", "resume=true").replace("--out", "out")  # the run-config's words
+        log.error("%s%s", STOPPED, told)
         raise
     log.info("kept in %s", settings.out)
 
@@ -90,14 +92,14 @@ def open_deployment(grid: Grid, settings: Settings) -> Iterator[tuple[Session, R
     with folder.locked(), threads(config.run.threads):
         keep_memory()
         sites = Sites(grid, Order(config, {}))
-        saved = folder.manifest() if folder.exists and settings.resume else None
+        manifest = _saved_manifest(folder, settings.resume)
         sites.wait(settings.sites, settings.wait)
-        if saved is None:
-            manifest, notes = agree(sites.introductions.values(), config)
-        elif "key" not in saved:
-            raise InputError(f"{settings.out} was begun in process, not across sites: give another `out`")
-        else:
-            manifest, notes = saved, []
+        notes = [f"node {node} takes no part: {reason}" for node, reason in sites.failures.items()]
+        if manifest is None:
+            manifest, more = agree(sites.introductions.values(), config)
+            notes += more
+        for client in manifest["clients"]:
+            check_statistics(config, algorithm, client["domain"], client["train"] > 0)
         roster = roster_of(manifest, config, notes)
         session = open_session(resolve(config, algorithm, roster), algorithm, roster, settings.out, settings.resume)
         sites.order = replace(sites.order, classes=tuple(manifest["classes"]))
@@ -118,6 +120,18 @@ def check_deployable(config: Config, algorithm: Algorithm) -> None:
         )
     if config.model.weights is not None and keeps_statistics(config, algorithm):
         raise InputError("model.weights does not go with model.batchnorm=local across sites: leave one of them out")
+
+
+def _saved_manifest(folder: RunFolder, resume: bool) -> dict[str, Any] | None:
+    """That of a run to go on with, told before any site is waited for."""
+    if not folder.exists:
+        return None
+    if not resume:
+        raise InputError(f"{folder.path} holds a run already: continue it with --resume, or give another --out")
+    manifest = folder.manifest()
+    if "key" not in manifest:
+        raise InputError(f"{folder.path} was begun in process, not across sites: give another --out")
+    return manifest
 
 
 def _find(name: str) -> Path:

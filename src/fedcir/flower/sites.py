@@ -24,6 +24,7 @@ from fedcir.types import InputError
 POLL = 0.25
 """Seconds between two looks for replies."""
 MAX_NAME = 200
+MAX_INTRODUCTION = 10_000_000
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,10 @@ class Introduction:
     @classmethod
     def from_message(cls, message: Message) -> "Introduction":
         """What a node answered, or ValueError."""
-        made = build(cls, json.loads(str(message.content.config_records[CONFIG][ORDER])), "introduction")
+        text = str(message.content.config_records[CONFIG][ORDER])
+        if len(text) > MAX_INTRODUCTION:
+            raise ValueError("too long")
+        made = build(cls, json.loads(text), "introduction")
         if any(len(name) > MAX_NAME or not name.isprintable() for name in (made.domain, made.versions, *made.classes)):
             raise ValueError("a name that cannot be shown")
         return made
@@ -74,10 +78,10 @@ class Sites:
     def look(self) -> set[int]:
         """Ask nodes that are new who they are, and read what has been answered; gives the nodes that are connected."""
         connected = set(self.grid.get_node_ids())
-        known = {*self.introductions, *self.failures, *self._asked.values()}
+        asked = {*self.introductions, *self.failures, *self._asked.values()}
         messages = [
             Message(RecordDict({CONFIG: ConfigRecord({ORDER: self.order.to_json()})}), node, MessageType.QUERY)
-            for node in sorted(connected - known)
+            for node in sorted(connected - asked)
         ]
         if messages:
             self._asked |= push(self.grid, messages)
@@ -85,8 +89,10 @@ class Sites:
             node = self._asked.pop(message.metadata.reply_to_message_id, None)
             if node is not None:
                 self._read(node, message)
-        for node in self.failures.keys() - connected:  # it may have been mended when it comes back
-            del self.failures[node]
+        for known in (self.introductions, self.failures):  # who comes back may be another, or mended
+            for node in known.keys() - connected:
+                del known[node]
+        self._asked = {message: node for message, node in self._asked.items() if node in connected}
         return connected
 
     @property
@@ -122,9 +128,11 @@ class Sites:
             for client in clients:
                 if node not in connected or _name(client) != _name(_entry(0, site, True)):
                     continue
+                if client["id"] in found:  # who said so first; another may take over once that one is gone
+                    continue
                 if client["content"] != site.content:
                     missing[client["id"]] = "its data have changed since the run began"
-                elif client["id"] not in found:  # who said so first; another may take over once that one is gone
+                else:
                     found[client["id"]] = node
                     missing.pop(client["id"], None)
         return found, missing
@@ -135,15 +143,15 @@ class Sites:
             return
         try:
             self.introductions[node] = Introduction.from_message(message)
-        except (ValueError, TypeError, KeyError):
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             self.failures[node] = "it answered something that is not an introduction: install the same fedcir"
 
 
 def push(grid: Grid, messages: Sequence[Message]) -> dict[str, int]:
     """Send messages; the nodes by the messages that went out."""
-    nodes = [message.metadata.dst_node_id for message in messages]
-    ids = grid.push_messages(messages)
-    return {str(message): node for message, node in zip(ids, nodes, strict=False) if message}
+    went = set(grid.push_messages(messages))
+    sent = [message.metadata for message in messages if message.metadata.message_id in went]
+    return {each.message_id: each.dst_node_id for each in sent}
 
 
 @dataclass(frozen=True)
@@ -181,15 +189,16 @@ def agree(sites: Iterable[Introduction], config: Config) -> tuple[dict[str, Any]
     configured = config.data.classes not in (None, ALL)
     classes = sorted(set(config.data.classes or ()) if configured else {name for s in sites for name in s.classes})
     notes = []
+    at = {name: [site for site in sites if name in site.classes] for name in classes}
     for site in [] if sites[0].shared else sites:
-        if missing := [name for name in classes if name not in site.classes]:
+        if missing := [name for name in classes if site not in at[name] and (configured or len(at[name]) > 1)]:
             notes.append(f"site {site.domain!r} has no image of {_names(missing)}")
         if unknown := [name for name in site.classes if name not in classes]:
             notes.append(f"site {site.domain!r} also has {_names(unknown)}, which data.classes leaves out")
-        if not configured and (alone := [n for n in site.classes if sum(n in other.classes for other in sites) == 1]):
+        if not configured and len(sites) > 1 and (alone := [name for name in classes if at[name] == [site]]):
             notes.append(f"only site {site.domain!r} has {_names(alone)}: is it spelt as at the others?")
     for name in classes:
-        if not any(name in site.classes for site in sites):
+        if not at[name]:
             raise InputError(f"data.classes: no site has an image of {name!r}")
     if len(classes) < 2:
         raise InputError(f"the sites have one class only, {classes[0]!r}: a classifier needs two")
@@ -234,12 +243,15 @@ def _check(sites: Sequence[Introduction], config: Config) -> None:
             f"partition.scheme={config.partition.scheme} deals out one dataset, but the sites have data of their own: "
             "leave it out"
         )
+    if own and config.data.name != "folders":
+        raise InputError(f"the sites have images of their own, but data.name is {config.data.name}: set it to folders")
     held_out = config.partition.hold_out
     if own and held_out is not None and held_out not in [site.domain for site in sites]:
         raise InputError(f"partition.hold_out: no site {held_out!r}; there are {', '.join(s.domain for s in sites)}")
     for site in sites:
         if own and len(site.classes) < 2:
-            raise InputError(f"site {site.domain!r} has the class {site.classes[0]!r} only: add images of another")
+            only = "".join(f", only {name!r}" for name in site.classes)
+            raise InputError(f"site {site.domain!r} has too few classes{only}: add images of two at least")
 
 
 def _entry(number: int, site: Introduction, trains: bool) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from flwr.app import ConfigRecord, Message, MessageType
 from fedcir.arrays import same_tensors
 from fedcir.cost import peak_memory
 from fedcir.flower.sites import POLL, Sites, push
-from fedcir.flower.wire import pack_task, unpack_reply
+from fedcir.flower.wire import NO_REPLY, pack_task, unpack_reply
 from fedcir.rounds import Session
 from fedcir.types import ClientReply, Dropped, Groups, ServerState
 
@@ -95,13 +95,13 @@ class GridTransport:
                     client = waiting.pop(message.metadata.reply_to_message_id)
                     yield self.read(message, client, sent.template)
             if waiting and time.monotonic() > sent.until:
-                yield from (Dropped(client, f"no reply within {self.timeout:g} s") for client in waiting.values())
+                yield from (Dropped(client, NO_REPLY) for client in waiting.values())
                 return
             if waiting:
                 time.sleep(POLL)
 
     def read(self, message: Message, client: int, template: Groups) -> ClientReply | Dropped:
-        return unpack_reply(message, client, template, self.session.algorithm.trains)
+        return unpack_reply(message, client, template)
 
     def _reach(self, cohort: Sequence[int]) -> tuple[dict[int, int], dict[int, str]]:
         """The cohort's nodes. Those that have just come back are given time to say who they are."""

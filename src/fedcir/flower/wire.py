@@ -10,7 +10,8 @@ import io
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -44,14 +45,17 @@ class Order:
     classes: tuple[str, ...] = ()
     key: str = ""
     """Names the run in the folder where a client keeps what is its own."""
+    groups: tuple[str, ...] = ()
+    """Those that the message holds, as no tensor tells of an empty one."""
 
     def to_json(self) -> str:
         tables = config_tables(self.config)
-        for section, name in PATHS:
-            tables[section].pop(name, None)
+        tables["model"].pop("weights", None)  # they come with the message
+        if tables["algorithm"]["name"].endswith(".py"):
+            tables["algorithm"]["name"] = Path(tables["algorithm"]["name"]).name
         clients = {str(node): number for node, number in self.clients.items()}
         values = {"format": FORMAT, "config": tables, "clients": clients, "round": self.round}
-        return json.dumps({**values, "classes": self.classes, "key": self.key})
+        return json.dumps({**values, "classes": self.classes, "key": self.key, "groups": self.groups})
 
     @classmethod
     def from_json(cls, text: str) -> "Order":
@@ -64,15 +68,13 @@ class Order:
         key = str(values["key"])
         if not all(letter in "0123456789abcdef" for letter in key):  # it names a folder
             raise InputError(f"the run's key must be hexadecimal, got {key!r}")
-        return cls(config_from(values["config"]), clients, int(values["round"]), tuple(values["classes"]), key)
-
-
-PATHS = (("model", "weights"),)
-"""Settings that a client needs not: the weights come with the message."""
+        classes, groups = tuple(values["classes"]), tuple(values["groups"])
+        return cls(config_from(values["config"]), clients, int(values["round"]), classes, key, groups)
 
 
 def pack_task(groups: Groups, trained: Iterable[str], order: Order, config: ConfigRecord | None = None) -> RecordDict:
     """What a client is sent; `config` holds what others, such as a mod of Flower's, have to say."""
+    order = replace(order, groups=tuple(groups))
     record = ConfigRecord({**(config or {}), ORDER: order.to_json()})
     for name, tensor in _others(groups, trained):
         record[name] = _npy(tensor)
@@ -84,8 +86,10 @@ def unpack_task(content: RecordDict) -> tuple[Groups, Order]:
     record = content.config_records[CONFIG]
     order = Order.from_json(str(record[ORDER]))
     named = {name: _tensor(array.data, name) for name, array in content.array_records[ARRAYS].items()}
-    named |= {name: _tensor(value, name) for name, value in record.items() if isinstance(value, bytes)}
-    return _grouped(named), order
+    for name, value in record.items():
+        if isinstance(value, bytes) and name.partition("/")[0] in order.groups:
+            named[name] = _tensor(value, name)
+    return _grouped(named, order.groups), order
 
 
 def pack_reply(reply: ClientReply, trained: Iterable[str]) -> RecordDict:
@@ -99,13 +103,12 @@ def pack_reply(reply: ClientReply, trained: Iterable[str]) -> RecordDict:
     return content
 
 
-def unpack_reply(message: Message, client: int, template: Groups, trained: Iterable[str]) -> ClientReply | Dropped:
+def unpack_reply(message: Message, client: int, template: Groups) -> ClientReply | Dropped:
     """What a client answered, if it is as the template says; nothing of it is loaded before that is known."""
     if message.has_error():
         return Dropped(client, reason_of(message))
     try:
         content = message.content
-        trained = tuple(trained)
         sent = {name: array.data for record in content.array_records.values() for name, array in record.items()}
         for record in content.config_records.values():
             sent |= {name: value for name, value in record.items() if isinstance(value, bytes)}
@@ -114,16 +117,19 @@ def unpack_reply(message: Message, client: int, template: Groups, trained: Itera
             return Dropped(client, fault)
         named = {name: _tensor(sent[name], name) for name in expected}
         metrics = _metrics(content)
-        return ClientReply(client, int(metrics.pop(NUM_EXAMPLES)), _grouped(named), metrics)
-    except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
-        return Dropped(client, f"its reply cannot be read: {type(error).__name__}")
+        samples = metrics.pop(NUM_EXAMPLES, math.nan)
+        if not samples.is_integer():
+            return Dropped(client, f"{NUM_EXAMPLES} is missing, or not a whole number")
+        return ClientReply(client, int(samples), _grouped(named, template), metrics)
+    except (ValueError, TypeError, AttributeError) as error:
+        return Dropped(client, f"its reply cannot be read: {_line(error)}")
 
 
 def reason_of(message: Message) -> str:
     """Why a node could not answer, in one line."""
     if message.error.code in LATE:
         return NO_REPLY
-    return " ".join(str(message.error.reason).split())[:200]
+    return _line(message.error.reason or f"error {message.error.code} without a reason")
 
 
 def pack_arrays(groups: Groups, trained: Iterable[str]) -> ArrayRecord:
@@ -140,8 +146,12 @@ def _others(groups: Groups, trained: Iterable[str]) -> Iterable[tuple[str, Tenso
     return [(f"{g}/{n}", tensor) for g, bag in groups.items() if g not in trained for n, tensor in bag.items()]
 
 
-def _grouped(named: Arrays) -> Groups:
-    groups: Groups = {}
+def _line(text: object) -> str:
+    return " ".join(str(text).split())[:200]
+
+
+def _grouped(named: Arrays, names: Iterable[str] = ()) -> Groups:
+    groups: Groups = {name: {} for name in names}
     for full, tensor in named.items():
         group, _, name = full.partition("/")
         groups.setdefault(group, {})[name] = tensor
@@ -170,9 +180,12 @@ def _fault(sent: Mapping[str, bytes], expected: Arrays) -> str | None:
 def _header(data: bytes) -> tuple[np.dtype[Any], tuple[int, ...], int]:
     """Type, shape and beginning of the numbers of an .npy file; ValueError if it is none, or not in C order."""
     file = io.BytesIO(data)
-    if np.lib.format.read_magic(file) != (1, 0):
-        raise ValueError("not version 1.0 of the format")
-    shape, fortran, dtype = np.lib.format.read_array_header_1_0(file, max_header_size=MAX_HEADER)
+    try:
+        if np.lib.format.read_magic(file) != (1, 0):
+            raise ValueError("not version 1.0 of the format")
+        shape, fortran, dtype = np.lib.format.read_array_header_1_0(file, max_header_size=MAX_HEADER)
+    except Exception as error:  # numpy's parser raises half a dozen kinds
+        raise ValueError("no header of an array") from error
     if dtype.hasobject or (fortran and len(shape) > 1):
         raise ValueError("objects, or not in C order")
     if len(data) - file.tell() != math.prod(shape) * dtype.itemsize:
