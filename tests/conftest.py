@@ -26,6 +26,11 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield folder
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that one process does one after the other come first, so that others fill the time beside them."""
+    items.sort(key=lambda item: item.get_closest_marker("xdist_group") is None)
+
+
 def _write_domain(path: Path, *, seed: int = 0, classes: int = 3, train: int = 24, test: int = 12) -> Path:
     """A .npz of 8x8 noise in which each class has a bright band at a height of its own."""
     rng = np.random.default_rng(seed)
