@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test test-all check lint bench docs wheel clean
+.PHONY: help install run test test-all check lint bench docs deploy-demo wheel clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -40,9 +40,15 @@ bench: $(READY)  ## Measure speed; see benchmarks/
 	$(BIN)/python benchmarks/compiled.py
 	$(BIN)/python benchmarks/scale.py
 	$(BIN)/python benchmarks/simulator.py --json docs/performance.json
+	$(BIN)/python benchmarks/flower.py
 
 docs: $(READY)  ## Write the generated tables of the docs anew
 	$(BIN)/python docs/fields.py
+
+deploy-demo: $(READY)  ## The four sites of minidigits on Flower, with TLS and registered keys, and the same in process
+	$(BIN)/fedcir run --rounds 5 --eval-every 5 --resume --out runs/demo-in-process
+	$(BIN)/fedcir deploy local --rounds 5 --eval-every 5 --resume --out runs/demo-flower
+	@cmp runs/demo-in-process/model.safetensors runs/demo-flower/model.safetensors && echo "the same model, byte for byte"
 
 wheel: $(READY)  ## Build the wheel into dist/
 	$(BIN)/python -m build --wheel

@@ -3,17 +3,18 @@
 import re
 from pathlib import Path
 
-from fedcir.algorithms import algorithm_class
+from fedcir.algorithms import algorithm_class, names
 from fedcir.describe import describe, travels
 from fedcir.report.tables import markdown
 
-PAGES = Path(__file__).parent / "methods"
-BETWEEN = re.compile(r"(<!-- (fields|travels): (\w+) -->\n).*?(<!-- /\2 -->)", re.DOTALL)
+DOCS = Path(__file__).parent
+PAGES = [*sorted((DOCS / "methods").glob("*.md")), DOCS / "deploy.md"]
+BETWEEN = re.compile(r"(<!-- (fields|travels|bytes): (\w+) -->\n).*?(<!-- /\2 -->)", re.DOTALL)
 
 
 def with_tables(text: str) -> str:
     """A page with every table made anew."""
-    makers = {"fields": fields_table, "travels": travels_table}
+    makers = {"fields": fields_table, "travels": travels_table, "bytes": bytes_table}
     return BETWEEN.sub(lambda match: f"{match[1]}{makers[match[2]](match[3])}{match[4]}", text)
 
 
@@ -31,6 +32,17 @@ def travels_table(name: str) -> str:
     return markdown(rows) if len(rows) > 1 else "Nothing: the data themselves do.\n"
 
 
+def bytes_table(which: str) -> str:
+    """A client's bytes in a round, of every method that can run across sites."""
+    rows = [["method", "to a site", "from a site", "of which not the model"]]
+    for name in names():
+        if not algorithm_class(name).pools:
+            down, up = (travels(algorithm_class(name)())[way] for way in ("down", "up"))
+            others = ", ".join(f"`{group}` {size:,}" for group, size in up.items() if group != "model")
+            rows.append([name, f"{sum(down.values()):,}", f"{sum(up.values()):,}", others or "nothing"])
+    return markdown(rows)
+
+
 if __name__ == "__main__":
-    for page in sorted(PAGES.glob("*.md")):
+    for page in PAGES:
         page.write_text(with_tables(page.read_text(encoding="utf-8")), encoding="utf-8")

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from fedcir.algorithms import make_algorithm
+from fedcir.arrays import same_tensors
 from fedcir.config import Config
 from fedcir.federation import open_federation
 from fedcir.local import Worker
@@ -62,6 +63,22 @@ class Examined(Quiet):
 
     def evaluate(self, state: ServerState, cohort: Sequence[int]) -> Replies:
         return self.replies
+
+
+class Foreseen(Altered):
+    """The serial transport, which remembers what it is told early and what it is asked for then."""
+
+    def __init__(self, real: SerialTransport) -> None:
+        super().__init__(real, lambda replies: replies)
+        self.early: list[ServerState] = []
+        self.asked: list[ServerState] = []
+
+    def evaluate_early(self, state: ServerState, cohort: Sequence[int]) -> None:
+        self.early.append(state)
+
+    def evaluate(self, state: ServerState, cohort: Sequence[int]) -> Iterator[ClientReply]:
+        self.asked.append(state)
+        return self.real.evaluate(state, cohort)
 
 
 def opened(config: Config) -> tuple[Session, SerialTransport]:
@@ -350,3 +367,36 @@ def test_seconds_hold_every_phase_and_their_total(tiny: Tiny) -> None:
         phases = sum(value for phase, value in record.seconds.items() if phase != "total")
         assert all(value >= 0 for value in record.seconds.values())
         assert phases <= record.seconds["total"] + 1e-6
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedcir", "fedreg", "fedalign", "fedgen", "fedproc", "fedsr"])
+def test_what_is_tested_early_is_what_the_round_comes_to(tiny: Tiny, method: str) -> None:
+    session, transport = opened(tiny(method, "server.rounds=2"))
+    seen = Foreseen(transport)
+    after(session, seen)
+    assert [state.round for state in seen.early] == [state.round for state in seen.asked] == [1, 2]
+    for early, asked in zip(seen.early, seen.asked, strict=True):
+        assert early.shared.keys() == asked.shared.keys()
+        assert same_tensors(early.shared, asked.shared)  # so that no transport tests it twice
+
+
+@pytest.mark.parametrize(
+    "metrics",
+    [
+        {},
+        {"correct": 3.0},
+        {"correct": 5.0, "count": 4.0},
+        {"correct": -1.0, "count": 4.0},
+        {"correct": 0.0, "count": 0.0},
+        {"correct": float("nan"), "count": 4.0},
+        {"correct": 1.0, "count": float("inf")},
+        {"correct": 1.0, "count": 4.0, "validation/count": 3.0},
+    ],
+)
+def test_counts_that_make_no_sense_are_dropped(tiny: Tiny, metrics: dict[str, float]) -> None:
+    session, transport = opened(tiny("fedavg", "server.rounds=1"))
+    good = {client: {"correct": 1.0, "count": 4.0} for client in session.evaluators}
+    replies = [ClientReply(client, 4, {}, metrics if client == 0 else good[client]) for client in session.evaluators]
+    (record,) = run(session, Examined(transport, replies))
+    assert record.dropped == {"0": "evaluation: its counts make no sense"}
+    assert record.accuracy == {domain: 0.25 for client, domain in session.evaluators.items() if client != 0}

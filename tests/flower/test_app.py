@@ -1,0 +1,44 @@
+"""The Flower app that users are given."""
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from fedcir.flower.deploy import write_app
+from fedcir.flower.server_app import Settings
+from fedcir.types import InputError
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_app_in_the_repository_is_the_one_that_is_written(tmp_path: Path) -> None:
+    write_app(tmp_path / "new")
+    written = (tmp_path / "new" / "pyproject.toml").read_bytes()
+    assert written == (ROOT / "deploy" / "pyproject.toml").read_bytes()
+
+
+def test_an_app_that_is_there_is_not_written_over(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text("mine", encoding="utf-8")
+    with pytest.raises(InputError, match="exists already"):
+        write_app(tmp_path)
+    assert (tmp_path / "pyproject.toml").read_text(encoding="utf-8") == "mine"
+
+
+def test_its_settings_are_all_that_the_server_knows_and_their_defaults_are_the_servers() -> None:
+    given = tomllib.loads((ROOT / "deploy" / "pyproject.toml").read_text(encoding="utf-8"))
+    config = given["tool"]["flwr"]["app"]["config"]
+    assert Settings.of(config) == Settings.of({})
+    assert set(config) == {"config", "preset", "set", "out", "resume", "sites", "wait", "timeout"}
+
+
+def test_flower_builds_it(tmp_path: Path) -> None:
+    write_app(tmp_path / "app")
+    flwr = Path(sys.executable).parent / "flwr"
+    done = subprocess.run(
+        [flwr, "build", "--app", tmp_path / "app"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert list(tmp_path.glob("*.fab"))
