@@ -6,6 +6,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -83,10 +84,10 @@ def assert_same_run(one: RunFolder, other: RunFolder) -> None:
     assert all(costs[0][name] == costs[1][name] for name in ("bytes_down", "bytes_up", "flops"))
 
 
-def until(done: Callable[[], bool], seconds: float = 120.0) -> None:
+def until(done: Callable[[], bool], log: Callable[[], str], seconds: float = 300.0) -> None:
     end = time.monotonic() + seconds
     while not done():
-        assert time.monotonic() < end, "it did not come to pass"
+        assert time.monotonic() < end, log()
         time.sleep(0.2)
 
 
@@ -96,7 +97,7 @@ def test_on_flower_a_run_is_bit_for_bit_what_it_is_in_process_though_its_server_
     asked = {"set": two_sites, "out": str(tmp_path / "flower"), "algorithms": " ".join(METHODS)}
     first = federation.submit("methods", asked, APP)
     second = RunFolder(tmp_path / "flower" / METHODS[1])
-    until(lambda: first.poll() is not None or len(second.records()) >= 1, seconds=300)
+    until(lambda: first.poll() is not None or len(second.records()) >= 1, lambda: log_of(federation, "methods"))
     servers = [p for p in psutil.process_iter() if any("flwr-serverapp" in word for word in _words(p))]
     assert servers, log_of(federation, "methods")
     for server in servers:
@@ -161,8 +162,9 @@ def test_a_node_of_another_ca_or_with_an_unknown_key_or_without_tls_is_refused(
     federation.start_supernode(known + 2, *give_up, secure=False)
     try:
         for number in range(known, known + 3):
-            until(lambda number=number: _refused(log_of(federation, f"supernode-{number}")))  # type: ignore[misc]
-            assert "SuperNode ID" not in log_of(federation, f"supernode-{number}")  # what one that is let in says
+            log = partial(log_of, federation, f"supernode-{number}")
+            until(lambda log=log: _refused(log()), log)  # type: ignore[misc]
+            assert "SuperNode ID" not in log()  # what one that is let in says
         assert "SuperNode ID" in log_of(federation, "supernode-0")
     finally:
         for number in range(known, known + 3):
@@ -174,18 +176,18 @@ def test_the_round_goes_on_without_a_site_that_dies_or_sends_what_it_should_not(
     roots = {name: _pictures(tmp_path / "data" / name, number) for number, name in enumerate(("bonn", "kyiv", "oslo"))}
     (roots["oslo"] / "lying").rename(roots["oslo"] / "laying")  # a class that no other site has
     nodes = [{"domain": name, "data-root": str(root), "state": str(tmp_path / name)} for name, root in roots.items()]
-    nodes[1]["faults"] = "1:nan 3:rename 4:garbage"
+    nodes[1]["faults"] = "1:nan 3:rename"
     asked = {
-        "set": "data.name=folders data.image_size=8 model.width=4 local.steps=2 server.rounds=5 server.eval_every=5",
+        "set": "data.name=folders data.image_size=8 model.width=4 local.steps=2 server.rounds=4 server.eval_every=4",
         "out": str(tmp_path / "out"),
         "algorithms": "fedcir",
         "sites": 3,
-        "timeout": 25.0,
+        "timeout": 45.0,
     }
     with LocalFederation(tmp_path / "flower", nodes) as federation:
         run = federation.submit("faults", asked, APP)
         folder = RunFolder(tmp_path / "out" / "fedcir")
-        until(lambda: len(folder.records()) >= 1)
+        until(lambda: len(folder.records()) >= 1, lambda: log_of(federation, "faults"))
         federation.kill(federation.supernodes[2])
         while run.poll() is None:  # as systemd would: for a minute Flower takes it for one that is there already
             if federation.supernodes[2].poll() is not None and len(folder.records()) >= 2:
@@ -199,8 +201,7 @@ def test_the_round_goes_on_without_a_site_that_dies_or_sends_what_it_should_not(
     assert "is not finite" in dropped[0]["1"]
     assert dropped[1] == {"2": "no reply in time"}
     assert dropped[2]["1"] == "model/encoder.backbone.convs.0.weight is missing"
-    assert dropped[3]["1"] == "model/encoder.backbone.convs.0.weight is missing"
-    assert dropped[4] == {}  # it has come back
+    assert dropped[3] == {}  # it has come back
     assert list(folder.summary()["final"]["accuracy"]) == ["bonn", "kyiv", "oslo"]
     assert "site 'oslo' has no image of 'lying'" in text
     assert "only site 'oslo' has 'laying': is it spelt as at the others?" in text
