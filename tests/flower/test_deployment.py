@@ -98,7 +98,9 @@ def test_on_flower_a_run_is_bit_for_bit_what_it_is_in_process_though_its_server_
     first = federation.submit("methods", asked, APP)
     second = RunFolder(tmp_path / "flower" / METHODS[1])
     until(lambda: first.poll() is not None or len(second.records()) >= 1, lambda: log_of(federation, "methods"))
-    servers = [p for p in psutil.process_iter() if any("flwr-serverapp" in word for word in _words(p))]
+    assert federation.superlink is not None
+    family = psutil.Process(federation.superlink.pid).children(recursive=True)
+    servers = [process for process in family if any("flwr-serverapp" in word for word in _words(process))]
     assert servers, log_of(federation, "methods")
     for server in servers:
         server.send_signal(signal.SIGKILL)
@@ -146,6 +148,25 @@ def test_all_other_methods_too(
             assert (tmp_path / name / method / "summary.json").is_file(), log_of(flower, "others")
             other = in_process(two_sites, method, tmp_path / f"{name}-{method}")
             assert_same_run(RunFolder(tmp_path / name / method), other)
+
+
+@pytest.mark.slow
+def test_a_superlink_that_was_killed_starts_again_on_its_database_and_the_run_goes_on(
+    two_sites: str, tmp_path: Path
+) -> None:
+    nodes = [{"partition-id": number, "state": str(tmp_path / f"state-{number}")} for number in range(2)]
+    asked = {"set": two_sites, "out": str(tmp_path / "flower"), "algorithms": "fedsr", "resume": True}
+    with LocalFederation(tmp_path / "federation", nodes, database=True) as federation:
+        first = federation.submit("first", asked, APP)
+        folder = RunFolder(tmp_path / "flower" / "fedsr")
+        until(lambda: len(folder.records()) >= 1, lambda: log_of(federation, "first"))
+        assert federation.superlink is not None
+        federation.kill(federation.superlink)
+        federation.kill(first)
+        federation.start_superlink()
+        federation.submit("second", asked, APP).wait()
+        assert folder.finished, log_of(federation, "second")
+    assert_same_run(folder, in_process(two_sites, "fedsr", tmp_path / "fedsr"))
 
 
 def test_a_node_of_another_ca_or_with_an_unknown_key_or_without_tls_is_refused(

@@ -59,11 +59,10 @@ class LocalFederation:
     def address(self) -> str:
         return f"{HOST}:{self.port}"
 
-    @property
-    def environment(self) -> dict[str, str]:
-        """Flower's own folder is ours, it tells nobody, and it finds its commands beside this Python."""
+    def environment(self, home: str = "flwr") -> dict[str, str]:
+        """Flower's own folder is one of ours, it tells nobody, and it finds its commands beside this Python."""
         path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-        own = {"FLWR_HOME": str(self.folder / "flwr"), "PATH": path, "PYTHONUNBUFFERED": "1"}
+        own = {"FLWR_HOME": str(self.folder / home), "PATH": path, "PYTHONUNBUFFERED": "1"}
         return {**os.environ, **own, "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
 
     def log(self, name: str) -> Path:
@@ -138,7 +137,7 @@ class LocalFederation:
         """A command of Flower's, done."""
         return subprocess.run(
             [_command("flwr"), *map(str, words)],
-            env=self.environment,
+            env=self.environment(),
             cwd=self.folder,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -185,7 +184,7 @@ class LocalFederation:
         with open(self.log(name), "ab") as log:
             return subprocess.Popen(
                 [_command(command), *map(str, words)],
-                env=self.environment,
+                env=self.environment(name if name.startswith("supernode") else "flwr"),  # two would install at once
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

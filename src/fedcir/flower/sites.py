@@ -17,7 +17,7 @@ from flwr.serverapp import Grid
 from fedcir.config import Config, build
 from fedcir.data.sources import ALL
 from fedcir.federation import image_card
-from fedcir.flower.wire import CONFIG, ORDER, Order, reason_of
+from fedcir.flower.wire import CONFIG, NO_REPLY, ORDER, Order, reason_of
 from fedcir.models.task import Task, image_task
 from fedcir.types import InputError
 
@@ -124,22 +124,22 @@ class Sites:
         connected = self.look()
         found: dict[int, int] = {}
         missing = {client["id"]: "its node is not connected" for client in clients}
+        named = {_name(client): client for client in clients}
         for node, site in self.introductions.items():
-            for client in clients:
-                if node not in connected or _name(client) != _name(_entry(0, site, True)):
-                    continue
-                if client["id"] in found:  # who said so first; another may take over once that one is gone
-                    continue
-                if client["content"] != site.content:
-                    missing[client["id"]] = "its data have changed since the run began"
-                else:
-                    found[client["id"]] = node
-                    missing.pop(client["id"], None)
+            client = named.get(_name(_entry(0, site, True)))
+            if client is None or node not in connected or client["id"] in found:
+                continue  # who said so first has the name; another may take over once that one is gone
+            if client["content"] != site.content:
+                missing[client["id"]] = "its data have changed since the run began"
+            else:
+                found[client["id"]] = node
+                missing.pop(client["id"], None)
         return found, missing
 
     def _read(self, node: int, message: Message) -> None:
         if message.has_error():
-            self.failures[node] = reason_of(message)
+            if (reason := reason_of(message)) != NO_REPLY:  # or it is asked again
+                self.failures[node] = reason
             return
         try:
             self.introductions[node] = Introduction.from_message(message)
