@@ -27,8 +27,8 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that one process does one after the other come first, so that others fill the time beside them."""
-    items.sort(key=lambda item: item.get_closest_marker("xdist_group") is None)
+    """The longest tests come first, so that none of them is left when all others are done."""
+    items.sort(key=lambda item: item.path.name != "test_deployment.py")
 
 
 def _write_domain(path: Path, *, seed: int = 0, classes: int = 3, train: int = 24, test: int = 12) -> Path:

@@ -25,8 +25,6 @@ from fedcir.flower.deploy import LocalFederation
 from fedcir.records import RunFolder
 from fedcir.simulate import open_run
 
-pytestmark = pytest.mark.xdist_group("flower")  # one process starts the federations once
-
 EXAMPLE = Path(__file__).parents[2] / "examples" / "flower_app"
 METHODS = ["fedcir", "fedsr", "fedgen"]
 OTHERS = ["fedavg", "fedprox", "fedproc", "fedreg", "fedalign"]
