@@ -14,8 +14,8 @@ SOURCE = Path(fedcir.__file__).parent
 ROOMS = [
     "types", "rng", "arrays", "arena", "optim", "config", "machine", "presets", "losses", "models", "data", "partition",
     "algorithm", "algorithms", "federation", "cost", "local", "records", "rounds", "workers", "streams", "simulate",
-    "profiling", "training", "conformance", "sweep", "compare", "describe", "report", "options", "flower", "progress",
-    "cli",
+    "analysis", "profiling", "training", "conformance", "sweep", "compare", "describe", "report", "options", "flower",
+    "progress", "cli",
 ]
 # fmt: on
 

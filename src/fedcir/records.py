@@ -89,6 +89,12 @@ class RunFolder:
                 break
         return records
 
+    def classes(self) -> list[str]:
+        """The classes of a finished run, from its model's card."""
+        with safe_open(self.path / "model.safetensors", framework="pt") as file:
+            card: dict[str, list[str]] = json.loads(file.metadata()["fedcir"])
+        return card["classes"]
+
     def append(self, record: RoundRecord) -> None:
         path = self.path / "rounds.jsonl"
         with _naming(path), open(path, "a", encoding="utf-8") as file:
@@ -220,8 +226,9 @@ def _naming(path: Path) -> Iterator[None]:
 
 
 def _line(record: RoundRecord) -> str:
-    """A line of rounds.jsonl; it tells of validation images only where there are some."""
-    values = {name: value for name, value in asdict(record).items() if name != "validation" or value is not None}
+    """A line of rounds.jsonl; it tells of validation images and risks only where there are some."""
+    told = asdict(record).items()
+    values = {name: value for name, value in told if name not in ("validation", "risk") or value is not None}
     return json.dumps(values, ensure_ascii=False) + "\n"
 
 

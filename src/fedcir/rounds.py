@@ -212,6 +212,7 @@ def _round(session: Session, transport: Transport) -> tuple[RoundRecord, ServerS
         seconds=seconds,
         dropped=collected.dropped,
         validation={domain: correct / count for domain, (correct, count) in tests.aside.items()} or None,
+        risk=tests.risk or None,
     )
     return record, state
 
@@ -291,6 +292,8 @@ class Tests:
     counts: Counts = field(default_factory=dict)
     aside: Counts = field(default_factory=dict)
     """Of the validation images."""
+    risk: dict[str, float] = field(default_factory=dict)
+    """Mean loss on the test images."""
 
     def accuracy(self) -> dict[str, float]:
         return {domain: correct / count for domain, (correct, count) in self.counts.items()}
@@ -312,6 +315,8 @@ def tally(session: Session, replies: Iterable[ClientReply | Dropped], dropped: d
             continue
         domain, metrics = session.evaluators[reply.client_id], reply.metrics
         tests.counts[domain] = int(metrics["correct"]), int(metrics["count"])
+        if math.isfinite(loss := metrics.get("loss", math.nan)):
+            tests.risk[domain] = loss
         if "validation/count" in metrics:
             tests.aside[domain] = int(metrics["validation/correct"]), int(metrics["validation/count"])
     return tests

@@ -102,6 +102,8 @@ class RoundRecord:
     dropped: dict[str, str]
     validation: dict[str, float] | None = None
     """Accuracy by domain on the images that were set aside to pick the best round on."""
+    risk: dict[str, float] | None = None
+    """Mean loss by domain on its test images, where a round was evaluated."""
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> "RoundRecord":

@@ -7,6 +7,7 @@ import typer
 
 from fedcir.cli.data import data
 from fedcir.cli.deploy import deploy
+from fedcir.cli.diagnose import diagnose
 from fedcir.cli.interrupt import Interrupted
 from fedcir.cli.methods import algorithms
 from fedcir.cli.train import compare, run
@@ -21,6 +22,7 @@ app = typer.Typer(
 app.command()(run)
 app.command()(compare)
 app.command()(algorithms)
+app.command()(diagnose)
 app.add_typer(data, name="data")
 app.add_typer(deploy, name="deploy")
 

@@ -8,7 +8,9 @@ import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from fedcir.analysis.diagnosis import Diagnosis
 from fedcir.records import RunFolder
+from fedcir.types import InputError
 
 
 def convergence(runs: Mapping[str, Mapping[int, RunFolder]], path: Path) -> None:
@@ -64,6 +66,60 @@ def clients_by_classes(held: Sequence[tuple[str, str, NDArray[np.int64]]], class
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph")  # a name that the font cannot write is drawn as boxes
         figure.savefig(path, dpi=150, metadata={"Software": None})
+
+
+def diagnosis(found: Sequence[Diagnosis], path: Path, method: str = "pca") -> None:
+    """A row for each: distances of clients, and representations in two dimensions by client and by class."""
+    figure = Figure(figsize=(13, 4.2 * len(found)), layout="constrained")
+    for row, each in zip(figure.subplots(len(found), 3, squeeze=False), found, strict=True):
+        names = [view.domain for view in each.views]
+        matrix = np.full((len(names), len(names)), np.nan)
+        for (a, b), distance in each.apart.pairs.items():
+            matrix[names.index(a), names.index(b)] = matrix[names.index(b), names.index(a)] = distance.value
+        image = row[0].imshow(matrix, vmin=0, vmax=2, cmap="viridis")
+        for (i, j), value in np.ndenumerate(matrix):
+            if i != j and len(names) <= 12:
+                row[0].text(j, i, f"{value:.2f}", ha="center", va="center", color="white" if value < 1.4 else "black")
+        row[0].set_xticks(range(len(names)), [_plain(name) for name in names], rotation=45, ha="right")
+        row[0].set_yticks(range(len(names)), [_plain(name) for name in names])
+        row[0].set_title(f"{_plain(each.name)}: proxy A-distance")
+        figure.colorbar(image, ax=row[0], shrink=0.8)
+        points = in_the_plane(np.concatenate([view.z for view in each.views]), method)
+        owners = np.repeat(np.arange(len(names)), [len(view.z) for view in each.views])
+        labels = np.concatenate([view.labels for view in each.views])
+        for axes, kinds, titles, what in ((row[1], owners, names, "client"), (row[2], labels, each.classes, "class")):
+            for kind, title in enumerate(titles):
+                mine = kinds == kind
+                colour = f"C{kind}" if len(titles) <= 10 else None
+                axes.scatter(*points[mine].T, s=6, alpha=0.6, linewidths=0, color=colour, label=_plain(title))
+            axes.set(title=f"representations by {what} ({method.upper()})", xticks=[], yticks=[])
+            if len(titles) <= 12:
+                axes.legend(frameon=False, fontsize="small", markerscale=2)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph")
+        figure.savefig(path, dpi=130, metadata={"Software": None})
+
+
+def in_the_plane(z: NDArray[np.float32], method: str = "pca") -> NDArray[np.float64]:
+    """Representations (N, Z) as points (N, 2), by PCA, or by t-SNE or UMAP where that is installed."""
+    from sklearn.decomposition import PCA
+
+    if method == "pca":
+        made = PCA(2, random_state=0) if z.shape[1] > 1 else None
+    elif method == "tsne":
+        from sklearn.manifold import TSNE
+
+        made = TSNE(2, random_state=0, perplexity=min(30.0, max(2.0, len(z) / 4)))
+    elif method == "umap":
+        try:
+            from umap import UMAP
+        except ImportError:
+            raise InputError("--projection umap needs it: pip install umap-learn; or take pca or tsne") from None
+        made = UMAP(n_components=2, random_state=0)
+    else:
+        raise InputError(f"--projection takes pca, tsne or umap, got {method!r}")
+    flat = np.asarray(z, dtype=np.float64)
+    return flat.repeat(2, axis=1) if made is None else np.asarray(made.fit_transform(flat), dtype=np.float64)
 
 
 def _plain(name: str) -> str:

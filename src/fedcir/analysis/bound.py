@@ -1,0 +1,33 @@
+"""The two terms of the paper's bound (Theorem 2): average local risk, and the divergence to the mixture."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedcir.analysis.divergence import Divergences
+from fedcir.analysis.views import View
+from fedcir.types import RoundRecord
+
+
+@dataclass(frozen=True)
+class Bound:
+    """Both terms side by side. Their scales differ (a loss, and a distance up to 2), so no sum is made of them."""
+
+    risk: float
+    divergence: float
+
+
+def bound(views: Sequence[View], apart: Divergences) -> Bound:
+    """With clients weighing the same, as in the mean over clients."""
+    return Bound(float(np.mean([view.risk for view in views])), apart.mean_to_mixture)
+
+
+def risks(records: Sequence[RoundRecord]) -> dict[int, dict[str, float]]:
+    """Each client's risk by round, where it was evaluated: the global model's mean loss on its test images."""
+    return {record.round: record.risk for record in records if record.risk}
+
+
+def average_risk(records: Sequence[RoundRecord]) -> dict[int, float]:
+    """The mean over clients by round."""
+    return {round: float(np.mean(list(each.values()))) for round, each in risks(records).items()}
