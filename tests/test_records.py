@@ -38,6 +38,7 @@ ROUND_KEYS = [
     "flops",
     "seconds",
     "dropped",
+    "risk",  # where a round was evaluated
 ]
 
 

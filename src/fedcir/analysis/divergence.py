@@ -19,7 +19,8 @@ from fedcir.types import InputError
 Representations = NDArray[np.floating[Any]]  # (N, Z)
 
 LEAST = 4
-"""Samples of each side: two to learn from and two to test on."""
+"""Samples of each side."""
+FOLDS = 5
 RESAMPLES = 1000
 
 
@@ -75,8 +76,8 @@ def divergences(clients: Mapping[str, Representations], seed: int = 0) -> Diverg
 
 
 def _errors(a: Representations, b: Representations, seed: int) -> NDArray[np.bool_]:
-    """Which of the test samples a linear SVM, trained on half of all, gets wrong."""
-    from sklearn.model_selection import train_test_split
+    """Which samples a linear SVM gets wrong that was trained on the others, in five folds, so that each is tested once."""
+    from sklearn.model_selection import StratifiedKFold, cross_val_predict
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
     from sklearn.svm import LinearSVC
@@ -93,11 +94,9 @@ def _errors(a: Representations, b: Representations, seed: int) -> NDArray[np.boo
     some = [rows if len(rows) == size else rows[np.sort(rng.permutation(len(rows))[:size])] for rows in (a, b)]
     sides = np.repeat([0, 1], size)
     state = seed_for(seed, "pad") % 2**31
-    x, x_test, y, y_test = train_test_split(
-        np.concatenate(some), sides, test_size=0.5, stratify=sides, random_state=state
-    )
+    folds = StratifiedKFold(min(FOLDS, size), shuffle=True, random_state=state)
     classifier = make_pipeline(StandardScaler(), LinearSVC(random_state=state, dual="auto", max_iter=5000, tol=1e-3))
-    wrong: NDArray[np.bool_] = classifier.fit(x, y).predict(x_test) != y_test
+    wrong: NDArray[np.bool_] = cross_val_predict(classifier, np.concatenate(some), sides, cv=folds) != sides
     return wrong
 
 

@@ -29,11 +29,13 @@ def diagnose(
     """Say how far clients are apart: in data before any training, in one run, or in two."""
     from fedcir.analysis.diagnosis import as_json, diagnose_data, diagnose_run, same_data, verdict
     from fedcir.analysis.views import run_folders
-    from fedcir.report.plots import diagnosis
+    from fedcir.report.plots import PROJECTIONS, diagnosis
     from fedcir.types import InputError
 
     if runs and (dataset or image_size or set):
         raise InputError("runs know their data and settings: leave --dataset, --image-size and --set out")
+    if projection not in PROJECTIONS:
+        raise InputError(f"--projection takes {', '.join(PROJECTIONS)}, got {projection!r}")
     if samples < 8:
         raise InputError(f"--samples must be at least 8, got {samples}")
     if runs:

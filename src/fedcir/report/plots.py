@@ -12,6 +12,9 @@ from fedcir.analysis.diagnosis import Diagnosis
 from fedcir.records import RunFolder
 from fedcir.types import InputError
 
+PROJECTIONS = ("pca", "tsne", "umap")
+"""Ways to draw representations in two dimensions."""
+
 
 def convergence(runs: Mapping[str, Mapping[int, RunFolder]], path: Path) -> None:
     """Mean accuracy over domains against the round: a line a method, a band from the lowest seed to the highest."""
@@ -110,14 +113,12 @@ def in_the_plane(z: NDArray[np.float32], method: str = "pca") -> NDArray[np.floa
         from sklearn.manifold import TSNE
 
         made = TSNE(2, random_state=0, perplexity=min(30.0, max(2.0, len(z) / 4)))
-    elif method == "umap":
+    else:
         try:
             from umap import UMAP
         except ImportError:
             raise InputError("--projection umap needs it: pip install umap-learn; or take pca or tsne") from None
         made = UMAP(n_components=2, random_state=0)
-    else:
-        raise InputError(f"--projection takes pca, tsne or umap, got {method!r}")
     flat = np.asarray(z, dtype=np.float64)
     return flat.repeat(2, axis=1) if made is None else np.asarray(made.fit_transform(flat), dtype=np.float64)
 
