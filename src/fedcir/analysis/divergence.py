@@ -76,7 +76,7 @@ def divergences(clients: Mapping[str, Representations], seed: int = 0) -> Diverg
 
 
 def _errors(a: Representations, b: Representations, seed: int) -> NDArray[np.bool_]:
-    """Which samples a linear SVM gets wrong that was trained on the others, in five folds, so that each is tested once."""
+    """Which samples a linear SVM gets wrong that was trained on the others, in five folds: each is tested once."""
     from sklearn.model_selection import StratifiedKFold, cross_val_predict
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
