@@ -29,7 +29,8 @@ class AlgorithmStrategy(Strategy):
     """Trains `encoder` and a classifier on top by a method of fedcir; clients answer with `local_update`.
 
     `example` is a batch of inputs of the right shape, such as torch.zeros(2, 3, 32, 32). A round begins once `sites`
-    nodes are there; clients are sampled by `seed` over the names that the sites give themselves.
+    nodes are there; clients are sampled by `seed` over the names that the sites give themselves. `start` says how many
+    rounds there are; if another strategy wraps this one, `rounds` must, where their number enters the method.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class AlgorithmStrategy(Strategy):
         example: Tensor,
         num_classes: int,
         sites: int = 2,
+        rounds: int = 25,
         local_steps: int = 20,
         batch_size: int = 32,
         lr: float = 0.01,
@@ -56,7 +58,7 @@ class AlgorithmStrategy(Strategy):
         self.config = Config(
             data=DataConfig(name="own"),
             local=LocalConfig(local_steps, batch_size, lr, momentum, weight_decay),
-            server=ServerConfig(active=active, min_replies=min_replies),
+            server=ServerConfig(rounds, active, min_replies=min_replies),
             algorithm=AlgorithmConfig(type(self.algorithm).__name__.lower(), hyper_parameters(self.algorithm)),
             run=RunConfig(seed=seed, layout="contiguous"),
         )
@@ -169,7 +171,8 @@ class AlgorithmStrategy(Strategy):
         manifest = {"clients": clients or [nobody], "hash": ""}
         classes = [str(number) for number in range(self._task.num_classes)]
         roster = SiteRoster(manifest, self._task, {"classes": classes})
-        config = self.config if clients else replace(self.config, server=replace(self.config.server, active=None))
+        alone = replace(self.config.server, active=None, min_replies=1)
+        config = self.config if clients else replace(self.config, server=alone)
         return open_session(resolve(config, self.algorithm, roster), self.algorithm, roster, None, False)
 
     def _read(self, replies: Iterable[Message], train: bool) -> Iterator[ClientReply | Dropped]:

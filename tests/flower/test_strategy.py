@@ -1,0 +1,191 @@
+"""AlgorithmStrategy in Flower's own loop, with the real local_update behind a grid in memory."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message
+from flwr.clientapp.mod import LocalDpMod, fixedclipping_mod
+from flwr.serverapp.strategy import (
+    DifferentialPrivacyClientSideFixedClipping,
+    DifferentialPrivacyServerSideFixedClipping,
+    Strategy,
+)
+from grid import MemoryGrid, Node, context_of, run_of_flower  # noqa: F401
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+import fedcir
+from fedcir import Algorithm, FedCiR
+from fedcir.algorithms import algorithm_class
+from fedcir.flower import AlgorithmStrategy, local_update
+from fedcir.flower.wire import unpack_arrays
+from fedcir.types import InputError
+
+Pair = tuple[TensorDataset, TensorDataset]
+NODES = (7, 5, 3)
+
+
+def encoder() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 6), nn.ReLU())
+
+
+def data(site: int) -> Pair:
+    rng = torch.Generator().manual_seed(site)
+    labels = torch.arange(24) % 2
+    images = torch.randn(24, 4, generator=rng) + 2 * labels[:, None] + site
+    return TensorDataset(images, labels), TensorDataset(images[:10], labels[:10])
+
+
+def node(site: int, state: Path, change: Callable[[Message], None] = lambda reply: None) -> Node:
+    def answer(message: Message) -> Message:
+        context = context_of({"partition-id": site, "state": str(state)}, message.metadata.dst_node_id)
+        reply = local_update(message, context, data=data(site), encoder=encoder(), num_classes=2)
+        change(reply)
+        return reply
+
+    return answer
+
+
+def grid(state: Path) -> MemoryGrid:
+    return MemoryGrid({number: node(site, state) for site, number in enumerate(NODES)})
+
+
+def strategy(algorithm: Algorithm | None = None, **more: object) -> AlgorithmStrategy:
+    given = {"encoder": encoder(), "example": torch.zeros(2, 4), "num_classes": 2, "sites": 3, "local_steps": 3}
+    return AlgorithmStrategy(algorithm, **{**given, **more})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedcir", "fedgen", "fedproc", "fedsr"])
+def test_in_flowers_loop_it_gives_what_train_gives_bit_for_bit(tmp_path: Path, name: str) -> None:
+    algorithm = algorithm_class(name)()
+    result = strategy(algorithm).start(grid(tmp_path), num_rounds=3)
+    sites = [data(site) for site in range(3)]
+    same = fedcir.train(
+        sites, encoder=encoder(), num_classes=2, algorithm=algorithm, rounds=3, local_steps=3, workers=1
+    )
+    assert result.arrays is not None
+    arrays = unpack_arrays(result.arrays)["model"]
+    for key, tensor in same.model.state_dict().items():
+        assert torch.equal(arrays[key], tensor), key
+    last = result.evaluate_metrics_clientapp[3]
+    assert last["accuracy"] == same.records[-1].accuracy_mean
+    assert result.train_metrics_clientapp[3]["loss/total"] == same.records[-1].losses["total"]
+
+
+def update_norm(before: ArrayRecord, after: ArrayRecord) -> float:
+    pairs = zip(before.to_numpy_ndarrays(), after.to_numpy_ndarrays(), strict=True)
+    return math.sqrt(sum(float(((b.astype(float) - a) ** 2).sum()) for a, b in pairs))
+
+
+def test_flowers_clipping_at_the_client_goes_with_fedcir(tmp_path: Path) -> None:
+    plain, norms = grid(tmp_path), []
+
+    def clipped(inner: Node) -> Node:
+        def answer(message: Message) -> Message | None:
+            if message.metadata.message_type != "train":
+                return inner(message)
+            reply = fixedclipping_mod(message, context_of({}), lambda msg, ctx: inner(msg))  # type: ignore[arg-type,return-value]
+            norms.append(update_norm(message.content.array_records["arrays"], reply.content.array_records["arrays"]))
+            return reply
+
+        return answer
+
+    plain.nodes = {number: clipped(inner) for number, inner in plain.nodes.items()}
+    wrapped: Strategy = DifferentialPrivacyClientSideFixedClipping(strategy(FedCiR()), 0.0, 0.01, 3)
+    first = strategy(FedCiR()).initial_arrays()
+    result = wrapped.start(plain, first, num_rounds=3)  # from round 2 on, Gaussians and a generator travel too
+    assert len(norms) == 9
+    assert max(norms) == pytest.approx(0.01, rel=1e-3)
+    assert result.train_metrics_clientapp[3]["replies"] == 3
+    assert "loss/align" in result.train_metrics_clientapp[3]
+
+
+def test_flowers_noise_at_the_server_goes_with_fedcir(tmp_path: Path) -> None:
+    wrapped = DifferentialPrivacyServerSideFixedClipping(strategy(FedCiR()), 0.1, 0.5, 3)
+    result = wrapped.start(grid(tmp_path), strategy(FedCiR()).initial_arrays(), num_rounds=3)
+    assert result.train_metrics_clientapp[3]["replies"] == 3
+
+
+def test_flowers_local_privacy_goes_with_fedcir(tmp_path: Path) -> None:
+    mod = LocalDpMod(clipping_norm=1.0, sensitivity=0.1, epsilon=10.0, delta=1e-3)
+    noisy = grid(tmp_path)
+
+    def private(inner: Node) -> Node:
+        def answer(message: Message) -> Message | None:
+            if message.metadata.message_type != "train":
+                return inner(message)
+            return mod(message, context_of({}), lambda msg, ctx: inner(msg))  # type: ignore[arg-type,return-value]
+
+        return answer
+
+    noisy.nodes = {number: private(inner) for number, inner in noisy.nodes.items()}
+    result = strategy(FedCiR()).start(noisy, num_rounds=2)
+    assert result.train_metrics_clientapp[2]["replies"] == 3
+
+
+def test_the_callers_config_is_not_written_to_and_reaches_the_clients(tmp_path: Path) -> None:
+    seen = []
+    plain = grid(tmp_path)
+    inner = plain.nodes[7]
+    plain.nodes[7] = lambda message: (seen.append(message), inner(message))[1]  # type: ignore[func-returns-value]
+    config = ConfigRecord({"note": "mine"})
+    strategy().start(plain, num_rounds=1, train_config=config)
+    assert dict(config) == {"note": "mine"}
+    (train,) = [message for message in seen if message.metadata.message_type == "train"]
+    assert train.content.config_records["config"]["note"] == "mine"
+    assert train.content.config_records["config"]["server-round"] == 1
+
+
+def poison(reply: Message) -> None:
+    if "arrays" in reply.content.array_records:
+        record = reply.content.array_records["arrays"]
+        first = next(iter(record))
+        record[first] = type(record[first])(record[first].numpy() * float("nan"))
+
+
+def test_a_client_that_sends_nan_is_dropped_and_too_few_replies_end_the_run(tmp_path: Path) -> None:
+    plain = grid(tmp_path)
+    plain.nodes[5] = node(1, tmp_path, poison)
+    result = strategy().start(plain, num_rounds=1)
+    assert result.train_metrics_clientapp[1]["replies"] == 2
+    assert result.train_metrics_clientapp[1]["dropped"] == 1
+    with pytest.raises(InputError, match="2 of 3 replies usable, 3 needed"):
+        strategy(min_replies=3).start(plain, num_rounds=1)
+
+
+def test_who_is_sampled_does_not_depend_on_the_numbers_of_nodes(tmp_path: Path) -> None:
+    losses = []
+    for numbers in ((1, 2, 3), (30, 20, 10)):
+        plain = MemoryGrid({number: node(site, tmp_path) for site, number in enumerate(numbers)})
+        result = strategy(active=1).start(plain, num_rounds=3)
+        losses.append([result.train_metrics_clientapp[round]["loss/total"] for round in (1, 2, 3)])
+    assert losses[0] == losses[1]
+
+
+class Scaled(FedCiR):
+    """A method that fedcir does not bring."""
+
+    def local_loss(self, modules: dict[str, nn.Module], x: Tensor, y: Tensor, ctx: object) -> object:  # type: ignore[override]
+        return super().local_loss(modules, 0.5 * x, y, ctx)  # type: ignore[arg-type]
+
+
+def test_a_method_of_ones_own_is_named_to_local_update(tmp_path: Path) -> None:
+    def own(message: Message) -> Message:
+        context = context_of({"domain": "here", "state": str(tmp_path)}, message.metadata.dst_node_id)
+        return local_update(message, context, data=data(0), encoder=encoder(), num_classes=2, algorithm=Scaled)
+
+    result = strategy(Scaled(), sites=1).start(MemoryGrid({4: own}), num_rounds=1)
+    assert result.train_metrics_clientapp[1]["replies"] == 1
+    assert "accuracy/here" in result.evaluate_metrics_clientapp[1]
+
+
+def test_what_cannot_be_is_refused() -> None:
+    with pytest.raises(InputError, match="centralized trains on all data in one place"):
+        strategy(algorithm_class("centralized")())
+    wrong = ArrayRecord({"model/x": next(iter(strategy().initial_arrays().values()))})
+    with pytest.raises(InputError, match="initial_arrays do not fit"):
+        strategy(sites=1).start(MemoryGrid({1: node(0, Path("unused"))}), wrong, num_rounds=1)
