@@ -64,9 +64,13 @@ class Meter:
 
 
 class Display:
-    """Shows runs by name on standard error; with `quiet` it shows nothing."""
+    """Shows runs by name on standard error; with `quiet` it shows nothing.
 
-    def __init__(self, quiet: bool) -> None:
+    Where that is no terminal it writes a line for a round that was evaluated or went wrong, or for `every` round.
+    """
+
+    def __init__(self, quiet: bool, every: bool = False) -> None:
+        self._every = every
         console = Console(stderr=True)
         self._lines = not quiet and not console.is_terminal
         self._bars = Progress(
@@ -105,7 +109,7 @@ class Display:
             self._accuracy[name] = f"acc {record.accuracy_mean:.1%}, worst {record.accuracy_worst:.1%}"
         state = "  ".join(filter(None, [_losses(record), self._accuracy.get(name), _dropped(record)]))
         self._bars.update(self._tasks[name], completed=record.round, state=state)
-        if self._lines and (record.accuracy_mean is not None or record.dropped):
+        if self._lines and (self._every or record.accuracy_mean is not None or record.dropped):
             print(
                 f"{name}: round {record.round}/{self._totals[name]}  {state}  {self._left(name, record)}",
                 file=sys.stderr,

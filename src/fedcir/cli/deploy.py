@@ -48,7 +48,7 @@ def local(
     else:
         with Meter("decoding images", options.quiet) as meter:
             rounds = run_locally(config, out, options.resume, sites, timeout, meter.show, tell)
-            with Display(options.quiet) as display:
+            with Display(options.quiet, every=True) as display:
                 display.begin(name, config.server.rounds)
                 try:
                     for record in rounds:
