@@ -22,10 +22,10 @@ run: $(READY)  ## Train FedAvg, FedReg, FedAlign and FedCiR on the embedded data
 	$(BIN)/fedcir compare --resume --out runs/default
 
 test: $(READY)  ## All tests that a fresh machine can run
-	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 3 -m "not slow"
+	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2 -m "not slow"
 
 test-all: $(READY)  ## The tests that take longer too
-	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 3
+	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2
 
 lint: $(READY)  ## ruff and mypy
 	$(BIN)/ruff check .
