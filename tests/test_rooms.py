@@ -13,9 +13,9 @@ SOURCE = Path(fedcir.__file__).parent
 # fmt: off
 ROOMS = [
     "types", "rng", "arrays", "arena", "optim", "config", "machine", "presets", "losses", "models", "data", "partition",
-    "algorithm", "algorithms", "federation", "cost", "local", "records", "rounds", "workers", "streams", "simulate",
-    "analysis", "profiling", "training", "conformance", "sweep", "compare", "describe", "report", "options", "flower",
-    "progress", "cli",
+    "algorithm", "algorithms", "federation", "cost", "local", "records", "replies", "rounds", "workers", "streams",
+    "simulate", "analysis", "profiling", "training", "conformance", "sweep", "compare", "describe", "report", "options",
+    "flower", "progress", "cli",
 ]
 # fmt: on
 

@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 from fedcir.analysis.alignment import Alignment, alignment, gaussians_of
 from fedcir.analysis.bound import Bound, bound
 from fedcir.analysis.divergence import Divergences, divergences
-from fedcir.analysis.views import View, views_of_data, views_of_run
+from fedcir.analysis.views import View, views_of, views_of_run
 from fedcir.config import Config
-from fedcir.federation import deal
+from fedcir.federation import deal, federation_from
 from fedcir.records import RunFolder
 from fedcir.types import InputError
 
@@ -89,8 +89,9 @@ def same_data(folders: Sequence[RunFolder]) -> None:
 
 def diagnose_data(config: Config, limit: int | None = None) -> Diagnosis:
     """Data before any training, under an encoder that has learned nothing (or model.weights)."""
-    domains, _ = deal(config)
-    views = views_of_data(config, limit)
+    domains, shares = deal(config)
+    federation = federation_from(config, domains, shares)
+    views = list(views_of(federation.task.classifier(), federation, limit, config.run.seed))
     pixels = {}
     for domain in domains:
         some = domain.test.pixels(np.arange(min(len(domain.test), 256))) / 255

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file
 
 from fedcir.algorithms import make_algorithm
-from fedcir.config import Config
 from fedcir.data.examples import Examples
 from fedcir.federation import Federation, open_federation
 from fedcir.local import EVALUATION_BATCH
@@ -61,16 +60,10 @@ def views_of_run(folder: RunFolder, data_root: str | None = None, limit: int | N
             f"{folder.path}/model.safetensors lacks {missing[0]}: with model.batchnorm=local each site has its own"
         )
     model.load_state_dict(arrays)
-    return list(views(model, federation, limit, config.run.seed))
+    return list(views_of(model, federation, limit, config.run.seed))
 
 
-def views_of_data(config: Config, limit: int | None = None) -> list[View]:
-    """The configured data under an encoder that has learned nothing, or the weights that `model.weights` names."""
-    federation = open_federation(config)
-    return list(views(federation.task.classifier(), federation, limit, config.run.seed))
-
-
-def views(model: torch.nn.Module, federation: Federation, limit: int | None, seed: int) -> Iterator[View]:
+def views_of(model: torch.nn.Module, federation: Federation, limit: int | None, seed: int) -> Iterator[View]:
     """Every domain under one network, at most `limit` images of each, drawn at random."""
     model.eval()
     with threads(1), torch.inference_mode():

@@ -34,6 +34,8 @@ def run_locally(
 
     Everything is torn down when it ends, or when it is closed.
     """
+    if timeout <= 0:
+        raise InputError(f"--timeout must be above 0, got {timeout:g}")
     folder = RunFolder(out)
     check_deployable(config, make_algorithm(config.algorithm))
     if folder.exists and not resume:

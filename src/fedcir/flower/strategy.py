@@ -18,7 +18,8 @@ from fedcir.flower.sites import SiteRoster, Sites, entries, in_order
 from fedcir.flower.transport import GridTransport
 from fedcir.flower.wire import Order, pack_arrays, unpack_arrays
 from fedcir.models.task import module_task
-from fedcir.rounds import Session, take_step, tally
+from fedcir.replies import tally
+from fedcir.rounds import Session, take_step
 from fedcir.simulate import hyper_parameters, open_session, resolve
 from fedcir.types import ClientReply, Dropped, InputError
 
@@ -138,7 +139,7 @@ class AlgorithmStrategy(Strategy):
         """Test accuracy: the mean over sites, the worst, and each site's own."""
         session = self._begun().session
         dropped: dict[str, str] = {}
-        accuracy = tally(session, self._read(replies, train=False), dropped).accuracy()
+        accuracy = tally(session.evaluators, self._read(replies, train=False), dropped).accuracy()
         _tell(dropped)
         if not accuracy:
             return None
