@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
@@ -35,6 +35,7 @@ class Options:
     eval_every: Annotated[int | None, typer.Option(help="Evaluate every so many rounds.")] = None
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder for the results.")] = None
     resume: Annotated[bool, typer.Option("--resume", help="Continue what is in --out.")] = False
+    report: Annotated[bool, typer.Option("--report/--no-report", help="Write report.html.")] = True
     profile: Annotated[bool, typer.Option("--profile", help="Say where the time went.")] = False
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False
@@ -42,14 +43,31 @@ class Options:
         list[str] | None, typer.Option("--set", metavar="SECTION.FIELD=VALUE", help="Any setting; may be repeated.")
     ] = None
 
-    def to_config(self, algorithm: str | None = None, seed: int | None = None) -> "Config":
-        """The settings of the preset, the file, the options and --set, in this order, over the defaults."""
-        from fedcir.config import config_from, merged, parse_assignment, read_toml
+    def to_config(
+        self, algorithm: str | None = None, seed: int | None = None, under: Mapping[str, Any] | None = None
+    ) -> "Config":
+        """The settings of the preset, the file, the options and --set, in this order, over the defaults.
+
+        `under` lies between the preset and the file.
+        """
+        from fedcir.config import config_from, merged
         from fedcir.presets import read_preset
         from fedcir.types import InputError
 
         preset = {} if self.preset is None else read_preset(self.preset)
-        tables = merged(preset, {} if self.config is None else read_toml(self.config))
+        config = config_from(merged(merged(preset, under or {}), self.given(algorithm, seed)))
+        if preset and config.data.name not in (preset["data"]["name"], *OWN_DATA):
+            raise InputError(
+                f"preset {self.preset!r} is for the dataset {preset['data']['name']}, not {config.data.name}: "
+                "leave one of the two out"
+            )
+        return config
+
+    def given(self, algorithm: str | None = None, seed: int | None = None) -> dict[str, Any]:
+        """What the file, the options and --set say, as tables."""
+        from fedcir.config import merged, parse_assignment, read_toml
+
+        tables = {} if self.config is None else read_toml(self.config)
         given: dict[str, dict[str, Any]] = {}
         for option, place in _PLACES.items():
             if (value := getattr(self, option)) is not None:
@@ -64,13 +82,7 @@ class Options:
         tables = merged(tables, given)
         for assignment in self.set or ():
             tables = merged(tables, parse_assignment(assignment))
-        config = config_from(tables)
-        if preset and config.data.name not in (preset["data"]["name"], *OWN_DATA):
-            raise InputError(
-                f"preset {self.preset!r} is for the dataset {preset['data']['name']}, not {config.data.name}: "
-                "leave one of the two out"
-            )
-        return config
+        return tables
 
 
 OWN_DATA = ("arrays", "folders", "hub")

@@ -67,10 +67,15 @@ class Display:
     """Shows runs by name on standard error; with `quiet` it shows nothing.
 
     Where that is no terminal it writes a line for a round that was evaluated or went wrong, or for `every` round.
+    Of more than MANY `runs` it shows those under way and how many are done.
     """
 
-    def __init__(self, quiet: bool, every: bool = False) -> None:
+    MANY = 8
+
+    def __init__(self, quiet: bool, every: bool = False, runs: int = 1) -> None:
         self._every = every
+        self._runs, self._done, self._worked = runs, 0, 0
+        self._started = time.monotonic()
         console = Console(stderr=True)
         self._lines = not quiet and not console.is_terminal
         self._bars = Progress(
@@ -90,12 +95,18 @@ class Display:
 
     def __enter__(self) -> Self:
         self._bars.start()
+        if self._many:
+            self._all = self._bars.add_task("all runs", total=self._runs, state="")
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._bars.stop()
+
+    @property
+    def _many(self) -> bool:
+        return self._runs > self.MANY
 
     def begin(self, name: str, total: int) -> None:
         """Announce a run."""
@@ -109,17 +120,39 @@ class Display:
             self._accuracy[name] = f"acc {record.accuracy_mean:.1%}, worst {record.accuracy_worst:.1%}"
         state = "  ".join(filter(None, [_losses(record), self._accuracy.get(name), _dropped(record)]))
         self._bars.update(self._tasks[name], completed=record.round, state=state)
-        if self._lines and (self._every or record.accuracy_mean is not None or record.dropped):
+        if self._lines and not self._many and (self._every or record.accuracy_mean is not None or record.dropped):
             print(
                 f"{name}: round {record.round}/{self._totals[name]}  {state}  {self._left(name, record)}",
                 file=sys.stderr,
             )
 
+    def end(self, name: str, failure: str = "") -> None:
+        """One of several runs is done, or has failed."""
+        self._done += 1
+        begun = name in self._tasks
+        self._worked += begun
+        said = f"failed: {failure}" if failure else self._accuracy.get(name, "done")
+        if self._many:
+            self._bars.update(self._all, completed=self._done)
+            if begun:
+                self._bars.remove_task(self._tasks.pop(name))
+            if self._lines and begun:
+                left = (time.monotonic() - self._started) / self._worked * (self._runs - self._done)
+                print(f"{self._done}/{self._runs} {name}: {said}  {_clock(left)} left", file=sys.stderr)
+        elif failure and self._lines:
+            print(f"{name}: {said}", file=sys.stderr)
+        elif failure:
+            self._bars.update(self._tasks[name], state=said)
+
     def _left(self, name: str, record: RoundRecord) -> str:
         started, done = self._first[name]
         seconds = (time.monotonic() - started) / max(1, record.round - done) * (self._totals[name] - record.round)
-        minutes, rest = divmod(round(seconds), 60)
-        return f"{minutes}:{rest:02d} left"
+        return f"{_clock(seconds)} left"
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes}:{rest:02d}"
 
 
 def _losses(record: RoundRecord) -> str:

@@ -7,15 +7,17 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Literal
 
 from fedcir.config import Config, config_tables, dump_toml
-from fedcir.records import RunFolder
+from fedcir.records import RunFolder, write
 from fedcir.types import InputError, RoundRecord
 
 POLL_SECONDS = 0.2
+SETTINGS = "settings"
+"""The folder beside the runs that holds what was asked of each."""
 
 
 @dataclass(frozen=True)
@@ -23,49 +25,77 @@ class Job:
     config: Config
     out: Path
 
+    @property
+    def asked(self) -> Path:
+        """The file of settings that its process is given; it stays, so that a run that is done is known by it."""
+        return self.out.parent / SETTINGS / f"{self.out.name}.toml"
+
+    @property
+    def settings(self) -> str:
+        """Its settings as a file; how many processes train is said on the command line, as it may change."""
+        return dump_toml(config_tables(replace(self.config, run=replace(self.config.run, workers=None))))
+
+    @property
+    def done(self) -> bool:
+        """Whether it has been run to its end with the same settings."""
+        return RunFolder(self.out).finished and self.asked.is_file() and self.asked.read_text("utf-8") == self.settings
+
 
 @dataclass(frozen=True)
 class Progress:
-    """A job has begun, has done one more round, or has ended."""
+    """A job has begun, has done one more round, has ended, or has failed."""
 
     job: Job
-    event: Literal["begun", "round", "ended"]
+    event: Literal["begun", "round", "ended", "failed"]
     record: RoundRecord | None = None
+    said: str = ""
+    """Why it failed."""
 
 
-def sweep(jobs: Sequence[Job], workers: int, resume: bool) -> Iterator[Progress]:
-    """Run all jobs, giving their rounds as they come. A job that fails ends the sweep; what others did is kept."""
+def sweep(jobs: Sequence[Job], workers: int, resume: bool, options: Sequence[str] = ()) -> Iterator[Progress]:
+    """Run all jobs, giving their rounds as they come. One that fails does not stop the others.
+
+    As many run at a time as there are workers, since runs side by side lose nothing by waiting for each other; where
+    fewer are left, each gets several workers. `options` are more of `fedcir run` for each.
+    """
     if workers < 1:
         raise InputError(f"--workers must be at least 1, got {workers}")
-    waiting = list(jobs)
+    waiting = []
+    for job in jobs:
+        if resume and job.done:
+            yield Progress(job, "ended")
+        else:
+            waiting.append(job)
     running: list[_Running] = []
     with ExitStack() as stack:
-        configs = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         stack.callback(_end, running)
         while waiting or running:
             while waiting and len(running) < workers:
+                each = max(1, workers // (len(waiting) + len(running)))
                 job = waiting.pop(0)
-                running.append(_Running(job, configs / f"{len(waiting)}.toml", resume))
+                running.append(_Running(job, resume, each, options))
                 yield Progress(job, "begun")
             for process in list(running):
                 ended = process.ended()
                 yield from (Progress(process.job, "round", record) for record in process.new_records())
                 if ended:
-                    process.check()
                     running.remove(process)
-                    yield Progress(process.job, "ended")
+                    said = process.failure()
+                    yield Progress(process.job, "ended" if said is None else "failed", said=said or "")
             time.sleep(POLL_SECONDS)
 
 
 class _Running:
     """One job's process, and how far its rounds have been read."""
 
-    def __init__(self, job: Job, config: Path, resume: bool) -> None:
+    def __init__(self, job: Job, resume: bool, workers: int, options: Sequence[str]) -> None:
         self.job = job
-        config.write_text(dump_toml(config_tables(job.config)), encoding="utf-8")
+        job.asked.parent.mkdir(parents=True, exist_ok=True)
+        write(job.asked, job.settings)
         # -P: a json.py in the current folder must not take the place of the real one
-        command = [sys.executable, "-P", "-m", "fedcir", "run", str(config), "--out", str(job.out), "--quiet"]
-        self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (closed in check)
+        command = [sys.executable, "-P", "-m", "fedcir", "run", str(job.asked), "--out", str(job.out), "--quiet"]
+        command += ["--no-report", "--workers", str(workers), *options]
+        self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (closed in wait)
         self._process = subprocess.Popen(
             [*command, "--resume"] if resume else command,
             stdin=subprocess.DEVNULL,
@@ -91,14 +121,14 @@ class _Running:
         self._seen += len(new)
         return new
 
-    def check(self) -> None:
-        """Raise what the process said if it failed."""
+    def failure(self) -> str | None:
+        """What the process said if it failed."""
         self._errors.seek(0)
         said = self._errors.read().decode(errors="replace").strip()
         self.wait()
-        if self._process.returncode != 0:
-            last = said.splitlines()[-1].removeprefix("fedcir: ") if said else f"exit code {self._process.returncode}"
-            raise InputError(f"{self.job.out} failed: {last}")
+        if self._process.returncode == 0:
+            return None
+        return said.splitlines()[-1].removeprefix("fedcir: ") if said else f"exit code {self._process.returncode}"
 
     def interrupt(self) -> None:
         """Ask the process to save its last round and end, once."""

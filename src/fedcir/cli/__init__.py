@@ -10,6 +10,7 @@ from fedcir.cli.deploy import deploy
 from fedcir.cli.diagnose import diagnose
 from fedcir.cli.interrupt import Interrupted
 from fedcir.cli.methods import algorithms
+from fedcir.cli.reproduce import reproduce
 from fedcir.cli.train import compare, run
 
 app = typer.Typer(
@@ -21,6 +22,7 @@ app = typer.Typer(
 )
 app.command()(run)
 app.command()(compare)
+app.command()(reproduce)
 app.command()(algorithms)
 app.command()(diagnose)
 app.add_typer(data, name="data")

@@ -1,21 +1,17 @@
 """`fedcir run` and `fedcir compare`."""
 
 import json as jsonlib
-import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from fedcir.cli.interrupt import Interrupted
+from fedcir.cli.jobs import parse_algorithms, parse_seeds, prepare, run_all
 from fedcir.cli.tables import print_table
 from fedcir.options import Options, with_options
-
-if TYPE_CHECKING:
-    from fedcir.config import AlgorithmConfig
-    from fedcir.records import RunFolder
 
 
 @with_options
@@ -88,20 +84,24 @@ def compare(
     from fedcir.compare import compare as compare_runs
     from fedcir.records import RunFolder, write
     from fedcir.report import tables
-    from fedcir.report.plots import convergence
+    from fedcir.report.plots import convergence, draw
+    from fedcir.sweep import Job
     from fedcir.types import InputError
 
     if target is not None and not 0 < target < 1:
         raise InputError(f"--target is an accuracy between 0 and 1, got {target}")
-    names, numbers = _algorithms(algorithms), _seeds(seeds)
+    names, numbers = parse_algorithms(algorithms), parse_seeds(seeds)
     out = options.out or Path("runs", "compare")
     jobs = {(name, seed): out / f"{Path(name).stem}-{seed}" for seed in numbers for name in names}
-    _run_all(options, jobs)
+    planned = [Job(options.to_config(name, seed), path) for (name, seed), path in jobs.items()]
+    prepare(planned, options)
+    if failures := run_all(planned, options):
+        raise InputError(f"{out / next(iter(failures))} failed: {next(iter(failures.values()))}")
     runs = {Path(name).stem: {seed: RunFolder(jobs[name, seed]) for seed in numbers} for name in names}
     baseline = "fedavg" if "fedavg" in runs else next(iter(runs))
     methods = compare_runs(runs, baseline, target)
     rows = tables.comparison_rows(methods, baseline, len(numbers), target)
-    convergence(runs, out / "curves.png")
+    draw([convergence(runs)], [out / "curves.png"])
     write(out / "comparison.md", tables.markdown(rows))
     write(out / "comparison.tex", tables.latex(rows))
     write(out / "comparison.csv", tables.comma_separated(tables.comparison_numbers(methods)))
@@ -111,81 +111,6 @@ def compare(
     elif not options.quiet:
         print_table(rows, f"test accuracy after the last round (%), {len(numbers)} seed{'s' * (len(numbers) > 1)}")
         print(f"\n{out} holds curves.png, comparison.md, .csv, .tex and .json, and the runs")
-
-
-def _algorithms(text: str) -> list[str]:
-    from fedcir.algorithms import algorithm_class, names
-    from fedcir.types import InputError
-
-    chosen = names() if text == "all" else [name.strip() for name in text.split(",") if name.strip()]
-    for name in chosen:
-        algorithm_class(name)
-    if not chosen:
-        raise InputError("--algorithms names none; give some, comma-separated, or all")
-    stems = [Path(name).stem for name in chosen]
-    if twice := next((stem for stem in stems if stems.count(stem) > 1), None):
-        raise InputError(f"--algorithms names {twice!r} twice")
-    return chosen
-
-
-def _seeds(text: str) -> list[int]:
-    from fedcir.types import InputError
-
-    try:
-        return sorted({int(seed) for seed in text.split(",")})
-    except ValueError:
-        raise InputError(f"--seeds takes whole numbers such as 0,1,2, got {text!r}") from None
-
-
-def _run_all(options: Options, jobs: "dict[tuple[str, int], Path]") -> None:
-    """Do the runs that are not finished yet, several at a time, showing how they go."""
-    from dataclasses import replace
-
-    from fedcir.federation import open_federation
-    from fedcir.progress import Display, Meter
-    from fedcir.records import RunFolder
-    from fedcir.sweep import Job, sweep
-
-    workers = (os.cpu_count() or 1) if options.workers is None else options.workers
-    options = replace(options, workers=max(1, workers // max(1, len(jobs))))  # of each run
-    planned = [Job(options.to_config(name, seed), path) for (name, seed), path in jobs.items()]
-    for job in planned:
-        _check_fields(job.config.algorithm)
-    if not options.resume:
-        _refuse_runs([RunFolder(job.out) for job in planned])
-    if any(not RunFolder(job.out).finished for job in planned):  # its runs would wait for one of them to prepare it
-        with Meter("decoding images", options.quiet) as meter:
-            notes = open_federation(planned[0].config, meter.show).notes
-        for note in () if options.quiet else notes:
-            print(f"note: {note}", file=sys.stderr)
-    with Display(options.quiet) as display:
-        try:
-            for step in sweep(planned, workers, options.resume):
-                if step.event == "begun":
-                    display.begin(step.job.out.name, step.job.config.server.rounds)
-                elif step.record is not None:
-                    display.show(step.job.out.name, step.record)
-        except KeyboardInterrupt:
-            raise Interrupted("rounds are saved; continue with the same command and --resume") from None
-
-
-def _check_fields(algorithm: "AlgorithmConfig") -> None:
-    """A field that one of several methods lacks is found before any of them starts."""
-    from fedcir.algorithms import make_algorithm
-    from fedcir.types import InputError
-
-    try:
-        make_algorithm(algorithm)
-    except InputError as error:
-        raise InputError(f"{algorithm.name}: {error}; set one method's by --set algorithms.NAME.FIELD=VALUE") from None
-
-
-def _refuse_runs(folders: "list[RunFolder]") -> None:
-    from fedcir.types import InputError
-
-    for folder in folders:
-        if folder.exists:
-            raise InputError(f"{folder.path} holds a run already: continue it with --resume, or give another --out")
 
 
 def _print_summary(summary: dict[str, Any]) -> None:

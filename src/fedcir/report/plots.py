@@ -1,14 +1,18 @@
 """Pictures of runs."""
 
+import itertools
+import math
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from fedcir.analysis.diagnosis import Diagnosis
+from fedcir.charts import Chart, Lines, accuracy, curve
 from fedcir.records import RunFolder
 from fedcir.types import InputError
 
@@ -16,25 +20,62 @@ PROJECTIONS = ("pca", "tsne", "umap")
 """Ways to draw representations in two dimensions."""
 
 
-def convergence(runs: Mapping[str, Mapping[int, RunFolder]], path: Path) -> None:
+def convergence(runs: Mapping[str, Mapping[int, RunFolder]]) -> Lines:
     """Mean accuracy over domains against the round: a line a method, a band from the lowest seed to the highest."""
-    figure = Figure(figsize=(7, 4.2), layout="constrained")
-    axes = figure.subplots()
-    for number, (name, by_seed) in enumerate(runs.items()):
-        colour = f"C{number}"
-        curves = [
-            {record.round: 100 * record.accuracy_mean for record in run.records() if record.accuracy_mean is not None}
-            for run in by_seed.values()
-        ]
-        rounds = sorted(curves[0])
-        values = [[curve[round] for curve in curves if round in curve] for round in rounds]
-        axes.plot(rounds, [sum(v) / len(v) for v in values], color=colour, label=name, linewidth=1.6)
-        if len(curves) > 1:
-            axes.fill_between(rounds, [min(v) for v in values], [max(v) for v in values], color=colour, alpha=0.15)
-    axes.set(xlabel="round", ylabel="test accuracy, mean over domains (%)")
+    curves = [curve(name, by_seed.values(), accuracy) for name, by_seed in runs.items()]
+    series = tuple(each for each in curves if each is not None)
+    return Lines("", "round", "test accuracy, mean over domains (%)", series)
+
+
+def draw(panels: Sequence[Chart], paths: Sequence[Path]) -> None:
+    """Panels side by side, three in a row, in every format that the paths' endings name."""
+    lines = [panel for panel in panels if isinstance(panel, Lines)]
+    columns = max(1, min(3, len(lines)))
+    rows = max(1, math.ceil(len(lines) / columns))
+    figure = Figure(figsize=(max(7.0, 4.6 * columns), 4.2 * rows), layout="constrained")
+    for axes, panel in itertools.zip_longest(figure.subplots(rows, columns, squeeze=False).flat, lines):
+        if panel is None:
+            axes.set_axis_off()
+        else:
+            _lines(axes, panel)
+    for path in paths:
+        beside = path.with_name(f".{path.stem}.tmp{path.suffix}")
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Glyph")  # a name that the font cannot write is drawn as boxes
+            # no date, so that equal results are equal files
+            figure.savefig(beside, dpi=150, metadata={_STAMPS[path.suffix]: None})
+        beside.replace(path)
+
+
+_STAMPS = {".png": "Software", ".pdf": "CreationDate", ".svg": "Date"}
+
+
+def _lines(axes: Any, panel: Lines) -> None:
+    for number, series in enumerate(panel.series):
+        style = "-" if panel.joined and len(series.x) > 1 else "none"
+        few = len(series.x) <= 12
+        marker = "*" if panel.diagonal and number else "o" if few or style == "none" else None
+        size = 13 if marker == "*" else 5
+        shift = 0.0 if panel.joined or panel.diagonal else 0.08 * (number - (len(panel.series) - 1) / 2)
+        x = [each + shift for each in series.x]
+        line = {"color": f"C{number % 10}", "linestyle": style, "linewidth": 1.6, "marker": marker, "markersize": size}
+        axes.plot(x, series.y, label=_plain(series.name), **line)
+        if series.low is not None and series.high is not None:
+            if style == "-":
+                axes.fill_between(x, series.low, series.high, color=f"C{number % 10}", alpha=0.15, linewidth=0)
+            else:
+                axes.vlines(x, series.low, series.high, color=f"C{number % 10}", linewidth=1.2)
+    if panel.ticks:
+        long = max(map(len, panel.ticks)) * len(panel.ticks) > 40
+        names = [_plain(name) for name in panel.ticks]
+        axes.set_xticks(range(len(names)), names, rotation=40 if long else 0, ha="right" if long else "center")
+    if panel.diagonal:
+        axes.plot([0, 2], [0, 2], color="0.5", linewidth=1, linestyle="--")
+        axes.set(xlim=(0, 2.05), ylim=(0, 2.05), aspect="equal")
+    axes.set(xlabel=panel.x, ylabel=panel.y, title=_plain(panel.title))
     axes.grid(alpha=0.3)
-    axes.legend(frameon=False)
-    figure.savefig(path, dpi=150, metadata={"Software": None})
+    if panel.series:
+        axes.legend(frameon=False, fontsize="small")
 
 
 def clients_by_classes(held: Sequence[tuple[str, str, NDArray[np.int64]]], classes: Sequence[str], path: Path) -> None:

@@ -1,0 +1,112 @@
+"""What a figure shows, before anything is drawn: numbers with names. The page and the plots draw the same ones."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from fedcir.records import RunFolder
+from fedcir.types import RoundRecord
+
+Values = tuple[float, ...]
+Measure = Callable[[RoundRecord], float | None]
+
+
+@dataclass(frozen=True)
+class Series:
+    """One method's points, and how far up and down they spread."""
+
+    name: str
+    x: Values
+    y: Values
+    low: Values | None = None
+    high: Values | None = None
+
+
+@dataclass(frozen=True)
+class Lines:
+    """Points along an axis, joined where the axis is a quantity."""
+
+    title: str
+    x: str
+    y: str
+    series: tuple[Series, ...]
+    ticks: tuple[str, ...] = ()
+    """Names of the places 0, 1, 2, ... where the axis is no number."""
+    joined: bool = True
+    diagonal: bool = False
+    """Whether both axes are the same quantity, with a line where they are equal."""
+
+
+@dataclass(frozen=True)
+class Bars:
+    """A bar for each series in each group."""
+
+    title: str
+    y: str
+    groups: tuple[str, ...]
+    series: tuple[Series, ...]
+    """Their x are the numbers of the groups."""
+
+
+@dataclass(frozen=True)
+class Heat:
+    """A number in each cell of a grid; None where there is none."""
+
+    title: str
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+    values: tuple[tuple[float | None, ...], ...]
+    low: float
+    high: float
+    unit: str = ""
+    """A word for what is counted; per cent or a plain number if not given."""
+
+
+@dataclass(frozen=True)
+class Cloud:
+    """Points in the plane, each of a group."""
+
+    title: str
+    groups: tuple[str, ...]
+    points: tuple[tuple[float, float, int], ...]
+    """x, y and the number of the group."""
+
+
+Chart = Lines | Bars | Heat | Cloud
+
+
+def curve(name: str, runs: Iterable[RunFolder], measure: Measure, along: Measure | None = None) -> Series | None:
+    """The mean over seeds against the round, or against the mean of `along`, from the lowest seed to the highest.
+
+    Rounds that not all seeds have are left out; None if there is none.
+    """
+    by_seed = [{record.round: record for record in run.records() if measure(record) is not None} for run in runs]
+    rounds = sorted(set.intersection(*(set(each) for each in by_seed))) if by_seed else []
+    if not rounds:
+        return None
+    values = [[measure(each[round]) or 0.0 for each in by_seed] for round in rounds]
+    if along is None:
+        x: Sequence[float] = rounds
+    else:
+        x = [_mean([along(each[round]) or 0.0 for each in by_seed]) for round in rounds]
+    several = len(by_seed) > 1
+    return Series(
+        name,
+        tuple(float(each) for each in x),
+        tuple(_mean(each) for each in values),
+        tuple(min(each) for each in values) if several else None,
+        tuple(max(each) for each in values) if several else None,
+    )
+
+
+def accuracy(record: RoundRecord) -> float | None:
+    """In per cent, the plain mean over domains."""
+    return None if record.accuracy_mean is None else 100 * record.accuracy_mean
+
+
+def risk(record: RoundRecord) -> float | None:
+    """The mean over clients of the global model's loss on their test images."""
+    return _mean(list(record.risk.values())) if record.risk else None
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)

@@ -1,0 +1,137 @@
+"""`fedcir reproduce`: the paper's tables and figures, on its data or any other."""
+
+import json as jsonlib
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedcir.cli.jobs import cores, parse_algorithms, parse_seeds, prepare, run_all
+from fedcir.cli.tables import print_table
+from fedcir.options import Options, with_options
+
+if TYPE_CHECKING:
+    from fedcir.config import Config
+    from fedcir.experiments.experiment import Case, Outcome
+    from fedcir.federation import Federation
+    from fedcir.sweep import Job
+
+
+@with_options
+def reproduce(
+    options: Options,
+    id: Annotated[str, typer.Argument(help="table1, table2, table3, fig-convergence, fig-risk, ...", metavar="ID")],
+    scale: Annotated[
+        str, typer.Option(help="paper: its settings to the letter; small: hours on 2 cores; smoke: a minute.")
+    ] = "small",
+    algorithms: Annotated[str | None, typer.Option(help="Methods, comma-separated, or all; else the paper's.")] = None,
+    seeds: Annotated[str | None, typer.Option(help="Seeds, comma-separated; three by default, one in sweeps.")] = None,
+    target: Annotated[float | None, typer.Option(help="Accuracy to reach (table3).")] = None,
+    plan: Annotated[bool, typer.Option("--plan", help="Say which runs it takes and how long, and stop.")] = False,
+) -> None:
+    """Make a table or figure of the paper: plan its runs, do those that are left, and write what came out."""
+    from fedcir.config import nearest
+    from fedcir.experiments import experiment
+    from fedcir.experiments.experiment import SCALES, Results
+    from fedcir.experiments.plan import cases
+    from fedcir.records import RunFolder
+    from fedcir.sweep import Job
+    from fedcir.types import InputError
+
+    made = experiment(id)
+    if scale not in SCALES:
+        raise InputError(f"no scale {scale!r}; {nearest(scale, SCALES)}")
+    if target is not None and not 0 < target < 1:
+        raise InputError(f"--target is an accuracy between 0 and 1, got {target}")
+    if target is not None and id != "table3":
+        raise InputError(f"--target is for table3, not for {id}: leave it out")
+    chosen = None if algorithms is None else parse_algorithms(algorithms)
+    numbers = None if seeds is None else parse_seeds(seeds)
+    roots = _datasets(options, scale, made.datasets)
+    planned = cases(made, scale, list(roots), chosen, numbers, options.given())
+    out = options.out or Path("runs", f"{id}-{scale}")
+    jobs = {case.name: Job(_config(options, case, scale, roots), out / case.name) for case in planned}
+    if len(jobs) < len(planned):
+        raise InputError("two of its runs would have one name: leave one of the methods out")
+    opened = prepare(list(jobs.values()), replace(options, resume=options.resume or plan))
+    if not options.quiet or plan:
+        _tell_plan(list(jobs.values()), opened, cores(options), out)
+    if plan:
+        return
+    failures = run_all(list(jobs.values()), options)
+    folders = {name: RunFolder(job.out) for name, job in jobs.items() if name not in failures}
+    if not folders:
+        raise InputError(f"all runs of {id} failed, the first with: {next(iter(failures.values()))}")
+    outcome = made.outcome(Results(planned, folders, target))
+    _write(id, made.title, outcome, out)
+    if options.json:
+        print(jsonlib.dumps({"id": id, "title": made.title, "rows": outcome.numbers, "notes": outcome.notes}))
+    elif not options.quiet:
+        print_table(outcome.rows, f"{id}: {made.title}")
+        for note in outcome.notes:
+            print(note)
+        print(f"\n{out} holds {id}.md, .csv, .tex, .png, .pdf and .svg, and the runs")
+    if failures:
+        some = "; ".join(f"{name}: {why}" for name, why in failures.items())
+        raise InputError(f"{len(failures)} of {len(jobs)} runs failed, try them again with --resume: {some}")
+
+
+def _datasets(options: Options, scale: str, papers: tuple[str, ...]) -> "Mapping[str, Path | None]":
+    """The datasets by name and where each lies: those asked for, at smoke scale the embedded one, or the paper's."""
+    from fedcir.experiments.plan import locate
+    from fedcir.types import InputError
+
+    asked = [name.strip() for name in (options.dataset or "").split(",") if name.strip()]
+    if not asked and scale == "smoke" and options.data_root is None:
+        return {"minidigits": None}
+    if len(asked) == 1:
+        return {asked[0]: options.data_root}
+    if options.data_root is None:
+        names = ", ".join(asked or papers)
+        raise InputError(f"--data-root DIR is missing: a folder that holds {names}; or name one dataset with --dataset")
+    found = locate(asked or papers, options.data_root)
+    if missing := [name for name in asked or papers if name not in found]:
+        if asked:
+            raise InputError(f"{options.data_root} holds no folder for {missing[0]}")
+        print(f"note: left out, as not in {options.data_root}: {', '.join(missing)}", file=sys.stderr)
+    return found
+
+
+def _config(options: Options, case: "Case", scale: str, roots: "Mapping[str, Path | None]") -> "Config":
+    from fedcir.config import merged
+    from fedcir.data.sources import SOURCES
+    from fedcir.experiments.experiment import SCALES
+    from fedcir.presets import names
+
+    preset = options.preset or (case.dataset if case.dataset in names() else None)
+    own = replace(options, dataset=case.dataset, data_root=roots[case.dataset], preset=preset)
+    base = {section: dict(values) for section, values in SCALES[scale].items()}
+    if case.dataset in SOURCES and SOURCES[case.dataset].arrays is not None:  # they have a size of their own
+        base.get("data", {}).pop("image_size", None)
+    return own.to_config(case.algorithm, case.seed, merged(base, case.point.settings))
+
+
+def _tell_plan(jobs: "list[Job]", opened: "Mapping[str, Federation]", workers: int, out: Path) -> None:
+    from fedcir.experiments.plan import estimate
+
+    left = [job for job in jobs if not job.done]
+    print(f"{len(jobs)} runs in {out}, {len(jobs) - len(left)} of them done", file=sys.stderr)
+    if left:
+        minutes = estimate(left, opened, workers) / 60
+        about = f"{minutes / 60:.1f} hours" if minutes > 90 else f"{max(1, round(minutes))} min"
+        print(f"about {about} for the rest, {workers} at a time; it may be stopped and resumed", file=sys.stderr)
+
+
+def _write(id: str, title: str, outcome: "Outcome", out: Path) -> None:
+    from fedcir.records import write
+    from fedcir.report import tables
+    from fedcir.report.plots import draw
+
+    notes = "".join(f"\n{note}\n" for note in outcome.notes)
+    write(out / f"{id}.md", f"{title[0].upper()}{title[1:]}.\n\n{tables.markdown(outcome.rows)}{notes}")
+    write(out / f"{id}.tex", tables.latex(outcome.rows))
+    write(out / f"{id}.csv", tables.comma_separated(outcome.numbers))
+    draw(outcome.panels, [out / f"{id}.{end}" for end in ("png", "pdf", "svg")])
