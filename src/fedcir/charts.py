@@ -75,27 +75,33 @@ Chart = Lines | Bars | Heat | Cloud
 
 
 def curve(name: str, runs: Iterable[RunFolder], measure: Measure, along: Measure | None = None) -> Series | None:
-    """The mean over seeds against the round, or against the mean of `along`, from the lowest seed to the highest.
+    """The mean over seeds against the round, or against what `along` has added up to, from lowest to highest seed.
 
     Rounds that not all seeds have are left out; None if there is none.
     """
-    by_seed = [{record.round: record for record in run.records() if measure(record) is not None} for run in runs]
+    by_seed = [_points(run.records(), measure, along) for run in runs]
     rounds = sorted(set.intersection(*(set(each) for each in by_seed))) if by_seed else []
     if not rounds:
         return None
-    values = [[measure(each[round]) or 0.0 for each in by_seed] for round in rounds]
-    if along is None:
-        x: Sequence[float] = rounds
-    else:
-        x = [_mean([along(each[round]) or 0.0 for each in by_seed]) for round in rounds]
+    values = [[each[round][1] for each in by_seed] for round in rounds]
     several = len(by_seed) > 1
     return Series(
         name,
-        tuple(float(each) for each in x),
+        tuple(_mean([each[round][0] for each in by_seed]) for round in rounds),
         tuple(_mean(each) for each in values),
         tuple(min(each) for each in values) if several else None,
         tuple(max(each) for each in values) if several else None,
     )
+
+
+def _points(records: Sequence[RoundRecord], measure: Measure, along: Measure | None) -> dict[int, tuple[float, float]]:
+    """x and y of each round that has a y."""
+    points, spent = {}, 0.0
+    for record in records:
+        spent += 0.0 if along is None else along(record) or 0.0
+        if (value := measure(record)) is not None:
+            points[record.round] = (float(record.round) if along is None else spent, value)
+    return points
 
 
 def accuracy(record: RoundRecord) -> float | None:
@@ -106,6 +112,11 @@ def accuracy(record: RoundRecord) -> float | None:
 def risk(record: RoundRecord) -> float | None:
     """The mean over clients of the global model's loss on their test images."""
     return _mean(list(record.risk.values())) if record.risk else None
+
+
+def training_loss(record: RoundRecord) -> float | None:
+    """The mean over clients of their own models' cross-entropy, while they train."""
+    return record.losses.get("fl", record.losses.get("ce"))
 
 
 def _mean(values: Sequence[float]) -> float:

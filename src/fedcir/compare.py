@@ -9,7 +9,6 @@ from scipy.stats import t as student
 
 from fedcir.cost import to_target
 from fedcir.records import RunFolder
-from fedcir.types import InputError
 
 
 @dataclass(frozen=True)
@@ -33,6 +32,8 @@ class ToTarget:
     """Down and up, over all clients."""
     reached: int
     """In how many seeds it got there."""
+    flops: float | None = None
+    """Over all clients."""
 
 
 @dataclass(frozen=True)
@@ -53,18 +54,23 @@ class Method:
 def compare(runs: Mapping[str, Mapping[int, RunFolder]], baseline: str, target: float | None = None) -> list[Method]:
     """One entry a method, from finished runs by method and seed.
 
-    Without a target, each seed's is the accuracy of the baseline's last round.
+    Differences are over the seeds that the baseline has too. Without a target, each seed's is the accuracy of the
+    baseline's last round, or their mean where the baseline lacks that seed.
     """
-    seeds = sorted(runs[baseline])
-    for name, by_seed in runs.items():
-        if sorted(by_seed) != seeds:
-            raise InputError(f"{name} was run with the seeds {sorted(by_seed)}, {baseline} with {seeds}")
-    reference = {seed: runs[baseline][seed].summary()["final"]["accuracy_mean"] for seed in seeds}
+    reference = {seed: run.summary()["final"]["accuracy_mean"] for seed, run in runs[baseline].items()}
+    usual = statistics.fmean(reference.values())
     methods = []
     for name, by_seed in runs.items():
-        final = [by_seed[seed].summary()["final"] for seed in seeds]
-        paired = [own["accuracy_mean"] - reference[seed] for own, seed in zip(final, seeds, strict=True)]
-        costs = [to_target(by_seed[seed].records(), reference[seed] if target is None else target) for seed in seeds]
+        final = [run.summary()["final"] for run in by_seed.values()]
+        paired = [
+            own["accuracy_mean"] - reference[seed]
+            for seed, own in zip(by_seed, final, strict=True)
+            if seed in reference
+        ]
+        costs = [
+            to_target(run.records(), reference.get(seed, usual) if target is None else target)
+            for seed, run in by_seed.items()
+        ]
         methods.append(
             Method(
                 algorithm=name,
@@ -77,8 +83,9 @@ def compare(runs: Mapping[str, Mapping[int, RunFolder]], baseline: str, target: 
                     rounds=_median([math.inf if cost is None else cost.rounds for cost in costs]),
                     bytes=_median([math.inf if cost is None else cost.bytes_down + cost.bytes_up for cost in costs]),
                     reached=sum(cost is not None for cost in costs),
+                    flops=_median([math.inf if cost is None else cost.flops for cost in costs]),
                 ),
-                difference=Estimate.of(paired) if name != baseline else None,
+                difference=Estimate.of(paired) if paired and name != baseline else None,
                 half_width=half_width(paired) if len(paired) > 1 and name != baseline else None,
             )
         )

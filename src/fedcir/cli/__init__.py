@@ -10,6 +10,7 @@ from fedcir.cli.deploy import deploy
 from fedcir.cli.diagnose import diagnose
 from fedcir.cli.interrupt import Interrupted
 from fedcir.cli.methods import algorithms
+from fedcir.cli.report import report
 from fedcir.cli.reproduce import reproduce
 from fedcir.cli.train import compare, run
 
@@ -25,6 +26,7 @@ app.command()(compare)
 app.command()(reproduce)
 app.command()(algorithms)
 app.command()(diagnose)
+app.command()(report)
 app.add_typer(data, name="data")
 app.add_typer(deploy, name="deploy")
 

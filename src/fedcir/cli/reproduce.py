@@ -38,6 +38,7 @@ def reproduce(
     from fedcir.experiments.experiment import SCALES, Results
     from fedcir.experiments.plan import cases
     from fedcir.records import RunFolder
+    from fedcir.report.report import reproduction
     from fedcir.sweep import Job
     from fedcir.types import InputError
 
@@ -65,15 +66,19 @@ def reproduce(
     folders = {name: RunFolder(job.out) for name, job in jobs.items() if name not in failures}
     if not folders:
         raise InputError(f"all runs of {id} failed, the first with: {next(iter(failures.values()))}")
-    outcome = made.outcome(Results(planned, folders, target))
+    results = Results(planned, folders, target)
+    outcome = made.outcome(results)
     _write(id, made.title, outcome, out)
+    if options.report:
+        reproduction(id, made.title, outcome, results, out / "report.html")
     if options.json:
         print(jsonlib.dumps({"id": id, "title": made.title, "rows": outcome.numbers, "notes": outcome.notes}))
     elif not options.quiet:
         print_table(outcome.rows, f"{id}: {made.title}")
         for note in outcome.notes:
             print(note)
-        print(f"\n{out} holds {id}.md, .csv, .tex, .png, .pdf and .svg, and the runs")
+        first = "report.html, " if options.report else ""
+        print(f"\n{out} holds {first}{id}.md, .csv, .tex, .png, .pdf and .svg, and the runs")
     if failures:
         some = "; ".join(f"{name}: {why}" for name, why in failures.items())
         raise InputError(f"{len(failures)} of {len(jobs)} runs failed, try them again with --resume: {some}")

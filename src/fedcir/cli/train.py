@@ -10,6 +10,7 @@ import typer
 
 from fedcir.cli.interrupt import Interrupted
 from fedcir.cli.jobs import parse_algorithms, parse_seeds, prepare, run_all
+from fedcir.cli.report import try_report
 from fedcir.cli.tables import print_table
 from fedcir.options import Options, with_options
 
@@ -58,6 +59,10 @@ def run(
 
 def print_run(summary: dict[str, Any], options: Options, out: Path, profile: Iterable[tuple[str, float]] = ()) -> None:
     """What a run came to."""
+    from fedcir.records import RunFolder
+
+    if options.report:
+        try_report([RunFolder(out)], out / "report.html", options.quiet)
     if options.json:
         print(jsonlib.dumps(summary))
     elif not options.quiet:
@@ -66,7 +71,7 @@ def print_run(summary: dict[str, Any], options: Options, out: Path, profile: Ite
             print("\nshares of the time, by phase, then of one round's operations in this process")
             for what, share in shares:
                 print(f"{share:7.1%}  {what}")
-        print(f"\nkept in {out}")
+        print(f"\nkept in {out}{', with a report.html to open' if (out / 'report.html').exists() else ''}")
 
 
 @with_options
@@ -106,11 +111,20 @@ def compare(
     write(out / "comparison.tex", tables.latex(rows))
     write(out / "comparison.csv", tables.comma_separated(tables.comparison_numbers(methods)))
     write(out / "comparison.json", jsonlib.dumps([asdict(method) for method in methods], indent=1) + "\n")
+    page = ""
+    if options.report:
+        page = try_report(
+            [run for by_seed in runs.values() for run in by_seed.values()],
+            out / "report.html",
+            options.quiet,
+            target=target,
+        )
     if options.json:
         print((out / "comparison.json").read_text(encoding="utf-8"), end="")
     elif not options.quiet:
         print_table(rows, f"test accuracy after the last round (%), {len(numbers)} seed{'s' * (len(numbers) > 1)}")
-        print(f"\n{out} holds curves.png, comparison.md, .csv, .tex and .json, and the runs")
+        first = f"{page}, " if page else ""
+        print(f"\n{out} holds {first}curves.png, comparison.md, .csv, .tex and .json, and the runs")
 
 
 def _print_summary(summary: dict[str, Any]) -> None:

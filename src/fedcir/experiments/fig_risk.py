@@ -1,14 +1,7 @@
 """Average local risk against the round: the first term of the bound (Theorem 2)."""
 
-from fedcir.charts import Chart, Lines, curve, risk
+from fedcir.charts import Chart, Lines, curve, risk, training_loss
 from fedcir.experiments.experiment import Experiment, Outcome, Results, Rows, number
-from fedcir.types import RoundRecord
-
-
-def training_loss(record: RoundRecord) -> float | None:
-    """The mean over clients of their own models' cross-entropy, while they train."""
-    return record.losses.get("fl", record.losses.get("ce"))
-
 
 MEASURES = (
     ("of the global model, on each client's test images", risk),

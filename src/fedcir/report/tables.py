@@ -21,7 +21,7 @@ def comparison_rows(methods: Sequence[Method], baseline: str, seeds: int, target
         row = [method.algorithm, *(percent(method.domains[d]) for d in domains), percent(method.mean)]
         row += [percent(method.worst), *_to_target(method, seeds)]
         if seeds > 1:
-            row.append(_difference(method))
+            row.append(difference(method))
         rows.append(row)
     return rows
 
@@ -77,7 +77,7 @@ def _to_target(method: Method, seeds: int) -> tuple[str, str]:
     return rounds, f"{goal.bytes / 1e6:.1f}"
 
 
-def _difference(method: Method) -> str:
+def difference(method: Method) -> str:
     if method.difference is None or method.half_width is None:
         return ""
     return f"{100 * method.difference.mean:+.2f} ± {100 * method.half_width:.2f}"

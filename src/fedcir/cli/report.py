@@ -1,0 +1,61 @@
+"""`fedcir report`: one page of what runs came to."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from fedcir.records import RunFolder
+
+
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Finished runs, or folders of runs.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The page.")] = Path("report.html"),
+    target: Annotated[float | None, typer.Option(help="Accuracy to reach; by default the baseline's last.")] = None,
+    samples: Annotated[int, typer.Option(help="Test images of each domain for distances; 0 for none.")] = 250,
+    data_root: Annotated[Path | None, typer.Option(help="Folder that holds the data now.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
+) -> None:
+    """Write one page on runs of the same data: accuracies, curves, distances, costs, settings. It opens offline."""
+    from fedcir.analysis.views import run_folders
+    from fedcir.types import InputError
+
+    if target is not None and not 0 < target < 1:
+        raise InputError(f"--target is an accuracy between 0 and 1, got {target}")
+    if samples and samples < 8:
+        raise InputError(f"--samples must be at least 8, or 0 for none, got {samples}")
+    if out.is_dir():
+        raise InputError(f"{out} is a folder: name a file, such as {out / 'report.html'}")
+    root = None if data_root is None else str(data_root)
+    folders = list({folder.path.resolve(): folder for folder in run_folders(runs)}.values())
+    write_report(folders, out, quiet, target=target, samples=samples, data_root=root)
+    if not quiet:
+        print(f"{out} is written; open it in a browser")
+
+
+def write_report(folders: "Sequence[RunFolder]", path: Path, quiet: bool, **options: Any) -> None:
+    """The page, showing how far it is."""
+    from fedcir.progress import Meter
+    from fedcir.report.report import report as make
+
+    with Meter("measuring distances, methods", quiet) as meter:
+        make(folders, path, on_method=meter.show, **options)
+
+
+def try_report(folders: "Sequence[RunFolder]", path: Path, quiet: bool, **options: Any) -> str:
+    """The same where runs are what was asked for and the page comes on top: what is wrong with it is a note.
+
+    Gives the words that name it.
+    """
+    from fedcir.types import InputError
+
+    try:
+        write_report(folders, path, quiet, **options)
+    except InputError as error:
+        if not quiet:
+            print(f"note: no {path.name}: {error}", file=sys.stderr)
+        return ""
+    return path.name

@@ -1,0 +1,103 @@
+"""The report of runs as one page."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from fedcir.analysis.diagnosis import Diagnosis, diagnose_run
+from fedcir.compare import compare
+from fedcir.experiments.experiment import Outcome, Results
+from fedcir.records import RunFolder, write
+from fedcir.report import sections
+from fedcir.report.page import Figure, Section, Table, Words, page
+from fedcir.report.study import Study, study_of
+from fedcir.types import InputError
+
+SAMPLES = 250
+"""Test images of each domain that distances and pictures are made of."""
+
+OnMethod = Callable[[int, int], None]
+
+
+def report(
+    folders: Sequence[RunFolder],
+    path: Path,
+    *,
+    title: str | None = None,
+    first: Sequence[Section] = (),
+    target: float | None = None,
+    samples: int = SAMPLES,
+    data_root: str | None = None,
+    on_method: OnMethod | None = None,
+) -> None:
+    """Write the report of finished runs on the same data to a file.
+
+    `first` are sections of the caller's own, before all others. With no samples, no distances are measured.
+    `on_method` is told how many methods have been looked at, of how many.
+    """
+    study = study_of(folders)
+    methods = compare(study.runs, study.baseline, target)
+    found, why_not = _diagnoses(study, samples, data_root, on_method)
+    told = [
+        *first,
+        sections.results(study, methods),
+        sections.training(study),
+        sections.by_domain(study, methods, found),
+        sections.distances(study, found, why_not),
+        sections.costs(study, methods, target),
+        sections.clients(found),
+        sections.settings(study),
+    ]
+    write(path, page(title or f"{study.dataset}: report", _lead(study), [s for s in told if s], list(study.runs)))
+
+
+def reproduction(id: str, title: str, outcome: Outcome, results: Results, path: Path) -> None:
+    """The report of a table or figure of the paper; with all else of its runs where only method and seed differ."""
+    figures = [Figure(panel.title or id, {"": panel}) for panel in outcome.panels]
+    words = [Words(tuple(outcome.notes))] if outcome.notes else []
+    own = Section(id, (Table(title, outcome.rows), *words, *figures))
+    folders = list(results.folders.values())
+    datasets = ", ".join(results.datasets)
+    if len(results.datasets) == 1 and len(results.points) == 1:
+        report(folders, path, title=f"{id}: {datasets}", first=[own], target=results.target)
+        return
+    rows = [["run", "test accuracy (%)"]]
+    rows += [[folder.path.name, f"{100 * folder.summary()['final']['accuracy_mean']:.2f}"] for folder in folders]
+    again = "Each run's settings are in the folder settings, a file a run: fedcir run FILE.toml makes it again."
+    runs = Section("Runs", (Words((again,)), Table("After the last round, mean over domains", rows)))
+    lead = f"{title} ({datasets}; {_many(len(folders), 'run')})."
+    write(path, page(f"{id}: {datasets}", lead[0].upper() + lead[1:], [own, runs], results.algorithms))
+
+
+def _lead(study: Study) -> str:
+    run = next(iter(study.one_of_each.values()))
+    config = run.config()
+    trained = [client for client in run.manifest()["clients"] if client.get("train")]
+    runs = sum(len(by_seed) for by_seed in study.runs.values())
+    parts = [
+        f"{_many(len(study.runs), 'method')} on {study.dataset}",
+        f"{_many(len(trained), 'client')}",
+        f"{config.server.rounds} rounds of {config.local.steps} local steps",
+        f"{_many(len(study.seeds), 'seed')}, {_many(runs, 'run')}",
+    ]
+    return "; ".join(parts) + "."
+
+
+def _many(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
+def _diagnoses(
+    study: Study, samples: int, data_root: str | None, on_method: OnMethod | None
+) -> tuple[dict[str, Diagnosis], str]:
+    """Of one run of each method; none where the data are not there or do not allow it, and why."""
+    if not samples:
+        return {}, "no samples were asked for"
+    found = {}
+    for number, (name, folder) in enumerate(study.one_of_each.items(), start=1):
+        try:
+            found[name] = diagnose_run(folder, data_root, samples)
+        except (InputError, OSError) as error:
+            return {}, str(error)
+        if on_method is not None:
+            on_method(number, len(study.runs))
+    return found, ""

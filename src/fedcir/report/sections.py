@@ -1,0 +1,310 @@
+"""What a report tells of runs, section by section."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from fedcir.analysis.diagnosis import Diagnosis, verdict
+from fedcir.charts import Bars, Chart, Cloud, Heat, Lines, Measure, Series, accuracy, curve, risk, training_loss
+from fedcir.compare import Method, half_width
+from fedcir.config import config_tables, dump_toml
+from fedcir.cost import ledger
+from fedcir.records import RunFolder
+from fedcir.report.page import Figure, Listing, Section, Table, Words
+from fedcir.report.plots import in_the_plane
+from fedcir.report.study import Study
+from fedcir.report.tables import comparison_rows, difference, percent
+from fedcir.types import RoundRecord
+
+Diagnoses = Mapping[str, Diagnosis]
+
+ALONG: dict[str, tuple[str, Measure | None]] = {
+    "rounds": ("round", None),
+    "GB moved": ("GB moved, all clients", lambda record: (record.bytes_down + record.bytes_up) / 1e9),
+    "TFLOPs": ("TFLOPs, all clients", lambda record: record.flops / 1e12),
+    "minutes": ("minutes", lambda record: record.seconds.get("total", 0.0) / 60),
+}
+"""What accuracy is drawn against."""
+
+
+def results(study: Study, methods: Sequence[Method]) -> Section:
+    """Who is how accurate, how sure that is, and the differences."""
+    several = len(study.seeds) > 1
+    header = ["method", "seeds", "mean (%)", "95 % interval", "worst domain (%)"]
+    rows = [[*header, f"difference to {study.baseline} (points, 95 %)"] if several else header]
+    for method in methods:
+        runs = list(study.runs[method.algorithm].values())
+        low, high = mean_interval(runs)
+        row = [method.algorithm, str(len(runs)), percent(method.mean), f"{100 * low:.1f} to {100 * high:.1f}"]
+        rows.append([*row, percent(method.worst), *([difference(method)] if several else [])])
+    over = "seeds (Student's t) where there are several, else over test images" if several else "test images, one seed"
+    caption = f"Test accuracy after the last round, plain mean over domains; ± standard deviation, interval over {over}"
+    return Section("Results", (Words((*findings(study, methods), *study.notes)), Table(caption, rows)))
+
+
+def mean_interval(runs: Sequence[RunFolder]) -> tuple[float, float]:
+    """Of the mean accuracy: over seeds by Student's t, or of one run over its test images by the binomial variance."""
+    final = [run.summary()["final"] for run in runs]
+    mean = statistics.fmean(each["accuracy_mean"] for each in final)
+    if len(runs) > 1:
+        half = half_width([each["accuracy_mean"] for each in final])
+    else:
+        counts = runs[0].manifest().get("test", {})
+        by_domain = final[0]["accuracy"]
+        variance = sum(p * (1 - p) / max(1, len(counts.get(name, ()))) for name, p in by_domain.items())
+        half = 1.96 * variance**0.5 / len(by_domain)
+    return max(0.0, mean - half), min(1.0, mean + half)
+
+
+def findings(study: Study, methods: Sequence[Method]) -> list[str]:
+    """The table in words: the best, what is told from chance, the weakest domain."""
+    ranked = sorted(methods, key=lambda method: -method.mean.mean)
+    best = ranked[0]
+    said = []
+    if len(methods) > 1:
+        said.append(f"Most accurate: {best.algorithm}, {percent(best.mean)} %; then {_named(ranked[1:3])}.")
+    for method in methods:
+        if method.difference is not None and method.half_width is not None:
+            change, half = 100 * method.difference.mean, 100 * method.half_width
+            if abs(change) > half:
+                way = "above" if change > 0 else "below"
+                sure = f"{abs(change):.2f} ± {half:.2f} points {way}"
+                said.append(f"{method.algorithm} is {sure} {study.baseline}: more than chance between seeds (95 %).")
+    if len(methods) > 1 and len(study.seeds) == 1:
+        said.append("One seed: no difference here is told from chance. Give --seeds 0,1,2 to tell.")
+    elif len(methods) > 1 and len(said) == 1:
+        said.append(f"No difference to {study.baseline} is told from chance by {len(study.seeds)} seeds.")
+    worst = min(best.domains, key=lambda name: best.domains[name].mean)
+    said.append(f"Under {best.algorithm} the weakest domain is {worst}: {percent(best.domains[worst])} %.")
+    return said
+
+
+def _named(methods: Sequence[Method]) -> str:
+    return ", ".join(f"{method.algorithm} ({percent(method.mean)})" for method in methods)
+
+
+def training(study: Study) -> Section:
+    """Accuracy, risk and losses as training goes."""
+    figures = [
+        Figure(
+            "Test accuracy, mean over domains",
+            {
+                name: Lines("", label, "test accuracy (%)", _curves(study, accuracy, along))
+                for name, (label, along) in ALONG.items()
+            },
+            "Bands reach from the lowest seed to the highest. Hover, touch or use the arrow keys to read it off.",
+            pick="against",
+            wide=True,
+        )
+    ]
+    domains = list(next(iter(study.one_of_each.values())).summary()["final"]["accuracy"])
+    risks: dict[str, Measure] = {"mean over clients": risk, **{name: _risk_at(name) for name in domains}}
+    drawn = {name: series for name, measure in risks.items() if (series := _curves(study, measure))}
+    if drawn:
+        charts: dict[str, Chart] = {name: Lines("", "round", "test loss", series) for name, series in drawn.items()}
+        figures.append(Figure("Risk: the global model's loss on test images", charts, pick="of"))
+    terms: dict[str, Chart] = {}
+    for name in dict.fromkeys(t for run in study.one_of_each.values() for r in run.records() for t in r.losses):
+        label = TERMS.get(name, name)
+        if label not in terms and (series := _curves(study, training_loss if name in ("ce", "fl") else _term(name))):
+            terms[label] = Lines("", "round", "mean over clients and steps", series)
+    if terms:
+        note = "Terms are unweighted; total is what is minimised."
+        figures.append(Figure("Training losses by term", terms, note, pick="term"))
+    return Section("Training", tuple(figures))
+
+
+TERMS = {
+    "ce": "cross-entropy",
+    "fl": "cross-entropy",
+    "reg": "reg (head on generated z)",
+    "align": "align (KL to the class Gaussians)",
+}
+"""Words for the commonest."""
+
+
+def _curves(study: Study, measure: Measure, along: Measure | None = None) -> tuple[Series, ...]:
+    curves = [curve(name, by_seed.values(), measure, along) for name, by_seed in study.runs.items()]
+    return tuple(each for each in curves if each is not None)
+
+
+def _risk_at(domain: str) -> Measure:
+    return lambda record: None if not record.risk else record.risk.get(domain)
+
+
+def _term(name: str) -> Measure:
+    def measure(record: RoundRecord) -> float | None:
+        return record.losses.get(name)
+
+    return measure
+
+
+def by_domain(study: Study, methods: Sequence[Method], found: Diagnoses) -> Section:
+    """Accuracy in each domain, and class by class."""
+    domains = tuple(methods[0].domains)
+    series = []
+    for method in methods:
+        values = [100 * method.domains[name].mean for name in domains]
+        if all(method.domains[name].std is not None for name in domains):
+            spread = [100 * (method.domains[name].std or 0.0) for name in domains]
+            low = tuple(v - s for v, s in zip(values, spread, strict=True))
+            high = tuple(v + s for v, s in zip(values, spread, strict=True))
+            series.append(Series(method.algorithm, _places(domains), tuple(values), low, high))
+        else:
+            series.append(Series(method.algorithm, _places(domains), tuple(values)))
+    bars = Bars("", "test accuracy (%)", domains, tuple(series))
+    note = "Whiskers are one standard deviation over seeds." if len(study.seeds) > 1 else "One seed."
+    blocks: list[Figure | Table] = [
+        Table(
+            "Test accuracy by domain (%), mean ± standard deviation over seeds",
+            [["method", *domains], *([m.algorithm, *(percent(m.domains[d]) for d in domains)] for m in methods)],
+        ),
+        Figure("Accuracy by domain", {"": bars}, note),
+    ]
+    heats: dict[str, Chart] = {}
+    for name, each in found.items():
+        cells = tuple(tuple(None if np.isnan(v) else 100 * float(v) for v in row) for row in each.recall)
+        heats[f"{name}: right by class and domain"] = Heat(
+            "share of test images that are right, %", each.classes, tuple(each.domains), cells, 0.0, 100.0
+        )
+    for name, each in found.items():
+        for domain in each.domains:
+            counts = each.confusion(domain)
+            cells = tuple(tuple(int(v) if v else None for v in row) for row in counts)
+            heats[f"{name}: confusion at {domain}"] = Heat(
+                "rows are there, columns are what they were taken for",
+                each.classes, each.classes, cells, 0.0, float(counts.max()), "images",
+            )  # fmt: skip
+    if heats and len(next(iter(found.values())).classes) <= 60:
+        note = "Of one seed. Confusion: rows are there, columns are what they were taken for."
+        blocks.append(Figure("Class by class", heats, note))
+    return Section("Domains", tuple(blocks))
+
+
+def _places(names: Sequence[str]) -> tuple[float, ...]:
+    return tuple(float(number) for number in range(len(names)))
+
+
+def distances(study: Study, found: Diagnoses, why_not: str) -> Section:
+    """How far clients are apart under each method's model."""
+    title = "Distances between clients"
+    if not found:
+        return Section(title, (Words((f"Not measured: {why_not}.",)),))
+    first = found.get(study.baseline) or next(iter(found.values()))
+    said = list(verdict(first))
+    for each in found.values():
+        if each is not first:
+            said += [sentence for sentence in verdict(first, each) if sentence not in said]
+    header = ["method", "mean over pairs", "mean to the mixture", "average risk", "furthest"]
+    rows = [header]
+    for name, each in found.items():
+        both = each.bound
+        risk_cell = "" if both is None else f"{both.risk_interval:.3f}"
+        apart = f"{each.apart.mean_pair_interval:.2f}", f"{each.apart.mean_to_mixture_interval:.2f}"
+        rows.append([name, *apart, risk_cell, each.furthest])
+    seed = study.common_seed
+    of = f"seed {seed}" if seed is not None else "one seed of each"
+    caption = f"Proxy A-distance, 0 to 2, and the bound's other term, risk; 95 % intervals over test images; {of}"
+    heats: dict[str, Chart] = {}
+    clouds: dict[str, Chart] = {}
+    for name, each in found.items():
+        names = tuple(each.domains)
+        cells = [[each.apart.pairs.get((a, b)) or each.apart.pairs.get((b, a)) for b in names] for a in names]
+        mixture = [each.apart.to_mixture[a] for a in names]
+        values = tuple(
+            (*(None if cell is None else cell.value for cell in row), own.value)
+            for row, own in zip(cells, mixture, strict=True)
+        )
+        heats[name] = Heat("proxy A-distance", names, (*names, "mixture"), values, 0.0, 2.0)
+        points = in_the_plane(np.concatenate([view.z for view in each.views]))
+        owners = np.repeat(np.arange(len(names)), [len(view.z) for view in each.views])
+        labels = np.concatenate([view.labels for view in each.views])
+        for by, groups, kinds in (("client", names, owners), ("class", each.classes, labels)):
+            dots = tuple((float(x), float(y), int(kind)) for (x, y), kind in zip(points, kinds, strict=True))
+            clouds[f"{name}, by {by}"] = Cloud("representations", groups, dots)
+    blocks = [
+        Words(tuple(said)),
+        Table(caption, rows),
+        Figure("Proxy A-distance of clients, 0 to 2", heats, "0 cannot be told apart, 2 always can."),
+        Figure("Representations of test images, first two principal components", clouds),
+    ]
+    against: dict[str, Chart] = {}
+    for name, each in found.items():
+        if each is not first:
+            x, y = (tuple(distance.value for distance in one.apart.pairs.values()) for one in (first, each))
+            star = Series("mean to the mixture", (first.apart.mean_to_mixture,), (each.apart.mean_to_mixture,))
+            axes = f"under {_name_of(found, first)}", f"under {name}"
+            pairs = Series("pair of clients", x, y)
+            against[name] = Lines("", *axes, (pairs, star), joined=False, diagonal=True)
+    if against:
+        note = "Below the diagonal clients are nearer than under the baseline."
+        blocks.append(Figure("Distances side by side", against, note))
+    return Section(title, tuple(blocks))
+
+
+def _name_of(found: Diagnoses, wanted: Diagnosis) -> str:
+    return next(name for name, each in found.items() if each is wanted)
+
+
+def costs(study: Study, methods: Sequence[Method], target: float | None) -> Section:
+    """What each method took in all, and to a target accuracy."""
+    rows = [["method", "rounds", "GB moved", "TFLOPs", "minutes", "peak memory (GB)"]]
+    for name, by_seed in study.runs.items():
+        spent = [ledger(run.records()) for run in by_seed.values()]
+        memory = [run.summary()["cost"]["peak_memory"] / 1e9 for run in by_seed.values()]
+        values = [
+            statistics.fmean((each.bytes_down + each.bytes_up) / 1e9 for each in spent),
+            statistics.fmean(each.flops / 1e12 for each in spent),
+            statistics.fmean(each.seconds.get("total", 0.0) / 60 for each in spent),
+            statistics.fmean(memory),
+        ]
+        rows.append([name, f"{spent[0].rounds}", *(f"{value:.3g}" for value in values)])
+    full = comparison_rows(methods, study.baseline, len(study.seeds), target)
+    start = full[0].index("worst") + 1
+    goal = [[*full[0][:1], *full[0][start : start + 2], full[0][start + 1].replace("MB", "TFLOPs", 1)]]
+    for row, method in zip(full[1:], methods, strict=True):
+        flops = method.to_target.flops
+        last = row[start + 1] if flops is None else f"{flops / 1e12:.3g}"
+        goal.append([row[0], *row[start : start + 2], last])
+    caption = "To a target accuracy, over all clients: medians over seeds"
+    return Section("Cost", (Table(caption, goal), Table("In all, mean over seeds, over all clients", rows)))
+
+
+def clients(found: Diagnoses) -> Section | None:
+    """Who holds what."""
+    if not found:
+        return None
+    each = next(iter(found.values()))
+    names = tuple(each.labels)
+    counts = np.stack(list(each.labels.values()), axis=1)  # (classes, clients)
+    if counts.size > 6000:
+        return Section("Clients", (Words((f"{len(names)} clients hold {int(counts.sum()):,} training images.",)),))
+    cells = tuple(tuple(int(value) if value else None for value in row) for row in counts)
+    chart = Heat("training images", each.classes, names, cells, 0.0, float(counts.max()), "images")
+    skew = max(each.skew.values())
+    note = f"{int(counts.sum()):,} training images; up to {skew:.0%} of a client's labels are not as the mean has them."
+    return Section("Clients", (Figure("Training images by client and class", {"": chart}, note, wide=True),))
+
+
+def settings(study: Study) -> Section:
+    """What was run, and how to run it again."""
+    one = study.one_of_each
+    shown = ("model.name", "data.image_size", "partition.scheme", "partition.clients", "server.active")
+    shown += ("server.rounds", "local.steps", "local.batch_size", "local.lr", "local.momentum", "local.weight_decay")
+    rows = [["method", *shown]]
+    listings = []
+    for name, folder in one.items():
+        tables = config_tables(folder.config())
+        tables["data"].pop("root", None)  # a path of the machine that it ran on
+        tables["data"].pop("lists", None)
+        cells = [tables[section].get(field, "") for section, field in (key.split(".") for key in shown)]
+        rows.append([name, *(str(cell) for cell in cells)])
+        seeds = ", ".join(str(seed) for seed in sorted(study.runs[name]))
+        listings.append(Listing(f"{name}: all settings (seeds {seeds})", dump_toml(tables)))
+    again = (
+        "To make a run again, save its settings below as FILE.toml and run: fedcir run FILE.toml --data-root DIR "
+        "--seed SEED. The same versions on the same kind of machine give the same bits.",
+        f"Data: {study.dataset}. Each run's manifest.json names every sample and holds their hash.",
+    )
+    return Section("Settings", (Words(again), Table("The main settings", rows), *listings))

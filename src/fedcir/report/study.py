@@ -1,0 +1,104 @@
+"""Runs that belong together: on the same data, by method and seed, each method under a name that tells it apart."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedcir.config import config_tables
+from fedcir.records import RunFolder
+from fedcir.simulate import MAY_DIFFER
+from fedcir.types import InputError
+
+
+@dataclass(frozen=True)
+class Study:
+    """Finished runs to be told of together."""
+
+    dataset: str
+    runs: Mapping[str, Mapping[int, RunFolder]]
+    """By the method's name and the seed."""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def baseline(self) -> str:
+        """What others are compared with: FedAvg, or the first."""
+        return next((name for name in self.runs if name.split(" ")[0] == "fedavg"), next(iter(self.runs)))
+
+    @property
+    def seeds(self) -> list[int]:
+        return sorted({seed for by_seed in self.runs.values() for seed in by_seed})
+
+    @property
+    def common_seed(self) -> int | None:
+        """The first that every method was run with."""
+        both = set.intersection(*(set(by_seed) for by_seed in self.runs.values()))
+        return min(both, default=None)
+
+    @property
+    def one_of_each(self) -> dict[str, RunFolder]:
+        """A run of each method, of one seed where there is one that all have."""
+        seed = self.common_seed
+        return {name: by_seed[min(by_seed) if seed is None else seed] for name, by_seed in self.runs.items()}
+
+
+def study_of(folders: Sequence[RunFolder]) -> Study:
+    """The finished ones of these runs, which must be on the same data."""
+    finished = [folder for folder in folders if folder.finished]
+    if not finished:
+        raise InputError(f"{folders[0].path} holds no finished run: finish it with --resume")
+    _same_data(finished)
+    settings = {folder.path: _settings(folder) for folder in finished}
+    names = _names(settings)
+    runs: dict[str, dict[int, RunFolder]] = {}
+    for folder in finished:
+        name, seed = names[folder.path], folder.config().run.seed
+        if seed in (by_seed := runs.setdefault(name, {})):
+            raise InputError(
+                f"{by_seed[seed].path} and {folder.path} are the same run, {name} with seed {seed}: leave one out"
+            )
+        by_seed[seed] = folder
+    notes = [f"left out, as not finished: {folder.path}" for folder in folders if not folder.finished]
+    shared = {
+        path: {k: v for k, v in each.items() if not k.startswith("algorithm.")} for path, each in settings.items()
+    }
+    if differing := _differing(list(shared.values())):
+        notes.append(f"these runs differ in {', '.join(differing)}, not only in the method")
+    return Study(finished[0].config().data.name, runs, tuple(notes))
+
+
+def _same_data(folders: Sequence[RunFolder]) -> None:
+    first = folders[0]
+    for other in folders[1:]:
+        for what, one, two in (
+            ("datasets", first.config().data.name, other.config().data.name),
+            ("data", first.manifest().get("content"), other.manifest().get("content")),
+        ):
+            if one != two:
+                names = f" ({one} and {two})" if what == "datasets" else ""
+                raise InputError(f"{first.path} and {other.path} ran on different {what}{names}: report on each alone")
+
+
+def _settings(folder: RunFolder) -> dict[str, Any]:
+    """All that makes a run what it is, but for its seed: by section.field."""
+    tables = config_tables(folder.config())
+    tables["algorithm"]["name"] = Path(tables["algorithm"]["name"]).stem
+    flat = {f"{section}.{name}": value for section, values in tables.items() for name, value in values.items()}
+    return {
+        key: value for key, value in flat.items() if key not in MAY_DIFFER - {"server.rounds"} and key != "run.seed"
+    }
+
+
+def _names(settings: Mapping[Path, Mapping[str, Any]]) -> dict[Path, str]:
+    """A method's name, with what differs between runs of the same method."""
+    names = {}
+    for path, own in settings.items():
+        alike = [each for each in settings.values() if each["algorithm.name"] == own["algorithm.name"]]
+        told = [f"{key.partition('.')[2]}={own.get(key)}" for key in _differing(alike)]
+        names[path] = " ".join([own["algorithm.name"], *told])
+    return names
+
+
+def _differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    keys = sorted({key for each in settings for key in each})
+    return [key for key in keys if len({repr(each.get(key)) for each in settings}) > 1]
