@@ -41,8 +41,8 @@ def write_report(folders: "Sequence[RunFolder]", path: Path, quiet: bool, **opti
     from fedcir.progress import Meter
     from fedcir.report.report import report as make
 
-    with Meter("measuring distances, methods", quiet) as meter:
-        make(folders, path, on_method=meter.show, **options)
+    with Meter("measuring distances, runs", quiet) as meter:
+        make(folders, path, on_run=meter.show, **options)
 
 
 def try_report(folders: "Sequence[RunFolder]", path: Path, quiet: bool, **options: Any) -> str:

@@ -7,7 +7,7 @@ from fedcir.analysis.diagnosis import Diagnosis, diagnose_run
 from fedcir.compare import compare
 from fedcir.experiments.experiment import Outcome, Results
 from fedcir.records import RunFolder, write
-from fedcir.report import sections
+from fedcir.report import clients, sections
 from fedcir.report.page import Figure, Section, Table, Words, page
 from fedcir.report.study import Study, study_of
 from fedcir.types import InputError
@@ -15,7 +15,7 @@ from fedcir.types import InputError
 SAMPLES = 250
 """Test images of each domain that distances and pictures are made of."""
 
-OnMethod = Callable[[int, int], None]
+OnRun = Callable[[int, int], None]
 
 
 def report(
@@ -27,24 +27,24 @@ def report(
     target: float | None = None,
     samples: int = SAMPLES,
     data_root: str | None = None,
-    on_method: OnMethod | None = None,
+    on_run: OnRun | None = None,
 ) -> None:
     """Write the report of finished runs on the same data to a file.
 
     `first` are sections of the caller's own, before all others. With no samples, no distances are measured.
-    `on_method` is told how many methods have been looked at, of how many.
+    `on_run` is told how many runs have been looked at, of how many.
     """
     study = study_of(folders)
     methods = compare(study.runs, study.baseline, target)
-    found, why_not = _diagnoses(study, samples, data_root, on_method)
+    found, why_not = _diagnoses(study, samples, data_root, on_run)
     told = [
         *first,
         sections.results(study, methods),
         sections.training(study),
-        sections.by_domain(study, methods, found),
-        sections.distances(study, found, why_not),
+        clients.by_domain(study, methods, found),
+        clients.distances(study, found, why_not),
         sections.costs(study, methods, target),
-        sections.clients(found),
+        clients.clients(found),
         sections.settings(study),
     ]
     write(path, page(title or f"{study.dataset}: report", _lead(study), [s for s in told if s], list(study.runs)))
@@ -87,17 +87,21 @@ def _many(count: int, what: str) -> str:
 
 
 def _diagnoses(
-    study: Study, samples: int, data_root: str | None, on_method: OnMethod | None
-) -> tuple[dict[str, Diagnosis], str]:
-    """Of one run of each method; none where the data are not there or do not allow it, and why."""
+    study: Study, samples: int, data_root: str | None, on_run: OnRun | None
+) -> tuple[dict[str, dict[int, Diagnosis]], str]:
+    """Of every run; none where the data are not there or do not allow it, and why."""
     if not samples:
         return {}, "no samples were asked for"
-    found = {}
-    for number, (name, folder) in enumerate(study.one_of_each.items(), start=1):
-        try:
-            found[name] = diagnose_run(folder, data_root, samples)
-        except (InputError, OSError) as error:
-            return {}, str(error)
-        if on_method is not None:
-            on_method(number, len(study.runs))
+    found: dict[str, dict[int, Diagnosis]] = {name: {} for name in study.runs}
+    total = sum(len(by_seed) for by_seed in study.runs.values())
+    done = 0
+    for name, by_seed in study.runs.items():
+        for seed, folder in by_seed.items():
+            try:
+                found[name][seed] = diagnose_run(folder, data_root, samples)
+            except (InputError, OSError) as error:
+                return {}, str(error)
+            done += 1
+            if on_run is not None:
+                on_run(done, total)
     return found, ""

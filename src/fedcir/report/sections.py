@@ -1,23 +1,17 @@
 """What a report tells of runs, section by section."""
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-import numpy as np
-
-from fedcir.analysis.diagnosis import Diagnosis, verdict
-from fedcir.charts import Bars, Chart, Cloud, Heat, Lines, Measure, Series, accuracy, curve, risk, training_loss
+from fedcir.charts import Chart, Lines, Measure, Series, accuracy, curve, risk, training_loss
 from fedcir.compare import Method, half_width
 from fedcir.config import config_tables, dump_toml
 from fedcir.cost import ledger
 from fedcir.records import RunFolder
 from fedcir.report.page import Figure, Listing, Section, Table, Words
-from fedcir.report.plots import in_the_plane
 from fedcir.report.study import Study
 from fedcir.report.tables import comparison_rows, difference, percent
 from fedcir.types import RoundRecord
-
-Diagnoses = Mapping[str, Diagnosis]
 
 ALONG: dict[str, tuple[str, Measure | None]] = {
     "rounds": ("round", None),
@@ -140,113 +134,6 @@ def _term(name: str) -> Measure:
     return measure
 
 
-def by_domain(study: Study, methods: Sequence[Method], found: Diagnoses) -> Section:
-    """Accuracy in each domain, and class by class."""
-    domains = tuple(methods[0].domains)
-    series = []
-    for method in methods:
-        values = [100 * method.domains[name].mean for name in domains]
-        if all(method.domains[name].std is not None for name in domains):
-            spread = [100 * (method.domains[name].std or 0.0) for name in domains]
-            low = tuple(v - s for v, s in zip(values, spread, strict=True))
-            high = tuple(v + s for v, s in zip(values, spread, strict=True))
-            series.append(Series(method.algorithm, _places(domains), tuple(values), low, high))
-        else:
-            series.append(Series(method.algorithm, _places(domains), tuple(values)))
-    bars = Bars("", "test accuracy (%)", domains, tuple(series))
-    note = "Whiskers are one standard deviation over seeds." if len(study.seeds) > 1 else "One seed."
-    blocks: list[Figure | Table] = [
-        Table(
-            "Test accuracy by domain (%), mean ± standard deviation over seeds",
-            [["method", *domains], *([m.algorithm, *(percent(m.domains[d]) for d in domains)] for m in methods)],
-        ),
-        Figure("Accuracy by domain", {"": bars}, note),
-    ]
-    heats: dict[str, Chart] = {}
-    for name, each in found.items():
-        cells = tuple(tuple(None if np.isnan(v) else 100 * float(v) for v in row) for row in each.recall)
-        heats[f"{name}: right by class and domain"] = Heat(
-            "share of test images that are right, %", each.classes, tuple(each.domains), cells, 0.0, 100.0
-        )
-    for name, each in found.items():
-        for domain in each.domains:
-            counts = each.confusion(domain)
-            cells = tuple(tuple(int(v) if v else None for v in row) for row in counts)
-            heats[f"{name}: confusion at {domain}"] = Heat(
-                "rows are there, columns are what they were taken for",
-                each.classes, each.classes, cells, 0.0, float(counts.max()), "images",
-            )  # fmt: skip
-    if heats and len(next(iter(found.values())).classes) <= 60:
-        note = "Of one seed. Confusion: rows are there, columns are what they were taken for."
-        blocks.append(Figure("Class by class", heats, note))
-    return Section("Domains", tuple(blocks))
-
-
-def _places(names: Sequence[str]) -> tuple[float, ...]:
-    return tuple(float(number) for number in range(len(names)))
-
-
-def distances(study: Study, found: Diagnoses, why_not: str) -> Section:
-    """How far clients are apart under each method's model."""
-    title = "Distances between clients"
-    if not found:
-        return Section(title, (Words((f"Not measured: {why_not}.",)),))
-    first = found.get(study.baseline) or next(iter(found.values()))
-    said = list(verdict(first))
-    for each in found.values():
-        if each is not first:
-            said += [sentence for sentence in verdict(first, each) if sentence not in said]
-    header = ["method", "mean over pairs", "mean to the mixture", "average risk", "furthest"]
-    rows = [header]
-    for name, each in found.items():
-        both = each.bound
-        risk_cell = "" if both is None else f"{both.risk_interval:.3f}"
-        apart = f"{each.apart.mean_pair_interval:.2f}", f"{each.apart.mean_to_mixture_interval:.2f}"
-        rows.append([name, *apart, risk_cell, each.furthest])
-    seed = study.common_seed
-    of = f"seed {seed}" if seed is not None else "one seed of each"
-    caption = f"Proxy A-distance, 0 to 2, and the bound's other term, risk; 95 % intervals over test images; {of}"
-    heats: dict[str, Chart] = {}
-    clouds: dict[str, Chart] = {}
-    for name, each in found.items():
-        names = tuple(each.domains)
-        cells = [[each.apart.pairs.get((a, b)) or each.apart.pairs.get((b, a)) for b in names] for a in names]
-        mixture = [each.apart.to_mixture[a] for a in names]
-        values = tuple(
-            (*(None if cell is None else cell.value for cell in row), own.value)
-            for row, own in zip(cells, mixture, strict=True)
-        )
-        heats[name] = Heat("proxy A-distance", names, (*names, "mixture"), values, 0.0, 2.0)
-        points = in_the_plane(np.concatenate([view.z for view in each.views]))
-        owners = np.repeat(np.arange(len(names)), [len(view.z) for view in each.views])
-        labels = np.concatenate([view.labels for view in each.views])
-        for by, groups, kinds in (("client", names, owners), ("class", each.classes, labels)):
-            dots = tuple((float(x), float(y), int(kind)) for (x, y), kind in zip(points, kinds, strict=True))
-            clouds[f"{name}, by {by}"] = Cloud("representations", groups, dots)
-    blocks = [
-        Words(tuple(said)),
-        Table(caption, rows),
-        Figure("Proxy A-distance of clients, 0 to 2", heats, "0 cannot be told apart, 2 always can."),
-        Figure("Representations of test images, first two principal components", clouds),
-    ]
-    against: dict[str, Chart] = {}
-    for name, each in found.items():
-        if each is not first:
-            x, y = (tuple(distance.value for distance in one.apart.pairs.values()) for one in (first, each))
-            star = Series("mean to the mixture", (first.apart.mean_to_mixture,), (each.apart.mean_to_mixture,))
-            axes = f"under {_name_of(found, first)}", f"under {name}"
-            pairs = Series("pair of clients", x, y)
-            against[name] = Lines("", *axes, (pairs, star), joined=False, diagonal=True)
-    if against:
-        note = "Below the diagonal clients are nearer than under the baseline."
-        blocks.append(Figure("Distances side by side", against, note))
-    return Section(title, tuple(blocks))
-
-
-def _name_of(found: Diagnoses, wanted: Diagnosis) -> str:
-    return next(name for name, each in found.items() if each is wanted)
-
-
 def costs(study: Study, methods: Sequence[Method], target: float | None) -> Section:
     """What each method took in all, and to a target accuracy."""
     rows = [["method", "rounds", "GB moved", "TFLOPs", "minutes", "peak memory (GB)"]]
@@ -269,22 +156,6 @@ def costs(study: Study, methods: Sequence[Method], target: float | None) -> Sect
         goal.append([row[0], *row[start : start + 2], last])
     caption = "To a target accuracy, over all clients: medians over seeds"
     return Section("Cost", (Table(caption, goal), Table("In all, mean over seeds, over all clients", rows)))
-
-
-def clients(found: Diagnoses) -> Section | None:
-    """Who holds what."""
-    if not found:
-        return None
-    each = next(iter(found.values()))
-    names = tuple(each.labels)
-    counts = np.stack(list(each.labels.values()), axis=1)  # (classes, clients)
-    if counts.size > 6000:
-        return Section("Clients", (Words((f"{len(names)} clients hold {int(counts.sum()):,} training images.",)),))
-    cells = tuple(tuple(int(value) if value else None for value in row) for row in counts)
-    chart = Heat("training images", each.classes, names, cells, 0.0, float(counts.max()), "images")
-    skew = max(each.skew.values())
-    note = f"{int(counts.sum()):,} training images; up to {skew:.0%} of a client's labels are not as the mean has them."
-    return Section("Clients", (Figure("Training images by client and class", {"": chart}, note, wide=True),))
 
 
 def settings(study: Study) -> Section:
