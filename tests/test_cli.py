@@ -409,6 +409,7 @@ def test_compare_trains_what_is_not_finished_and_puts_all_side_by_side(
         *(f"comparison.{kind}" for kind in ("csv", "json", "md", "tex")),
         "curves.png",
         *runs,
+        "settings",
     ]
     with Image.open(both / "curves.png") as curves:
         assert curves.format == "PNG"

@@ -8,7 +8,7 @@ from scipy import stats
 
 from fedcir.compare import Estimate, Method, ToTarget, compare, half_width
 from fedcir.records import RunFolder
-from fedcir.types import InputError, RoundRecord
+from fedcir.types import RoundRecord
 
 
 def record(round: int, accuracy: float | None) -> RoundRecord:
@@ -74,7 +74,7 @@ def test_differences_are_paired_by_seed(methods: dict[str, Method]) -> None:
 def test_the_baseline_has_no_difference_to_itself(methods: dict[str, Method]) -> None:
     assert methods["fedavg"].difference is None
     assert methods["fedavg"].half_width is None
-    assert methods["fedavg"].to_target == ToTarget(rounds=3, bytes=330, reached=3)
+    assert methods["fedavg"].to_target == ToTarget(rounds=3, bytes=330, reached=3, flops=0)
 
 
 def test_seeds_that_reach_the_baseline_are_counted(methods: dict[str, Method]) -> None:
@@ -85,10 +85,16 @@ def test_a_seed_that_never_reaches_the_baseline_counts_as_later_than_all(methods
     assert methods["fedcir"].to_target.rounds == 2  # the middle of 1, 2 and never
 
 
-def test_methods_with_other_seeds_are_refused(tmp_path: Path) -> None:
-    runs = {"fedavg": {0: run(tmp_path / "a", [0.5])}, "fedcir": {1: run(tmp_path / "b", [0.5])}}
-    with pytest.raises(InputError, match=r"fedcir was run with the seeds \[1\], fedavg with \[0\]"):
-        compare(runs, "fedavg")
+def test_a_difference_is_over_the_seeds_that_both_have(tmp_path: Path) -> None:
+    runs = {
+        "fedavg": {0: run(tmp_path / "a", [0.5]), 1: run(tmp_path / "b", [0.6])},
+        "fedcir": {1: run(tmp_path / "c", [0.7]), 2: run(tmp_path / "d", [0.9])},
+        "fedsr": {3: run(tmp_path / "e", [0.7])},
+    }
+    _, fedcir, fedsr = compare(runs, "fedavg")
+    assert fedcir.difference == Estimate(pytest.approx(0.1), None)
+    assert fedcir.mean.mean == pytest.approx(0.8)
+    assert fedsr.difference is None
 
 
 def test_one_seed_has_a_difference_without_an_interval(tmp_path: Path) -> None:
@@ -99,4 +105,4 @@ def test_one_seed_has_a_difference_without_an_interval(tmp_path: Path) -> None:
 
 def test_a_target_of_ones_own_counts_for_all_seeds(tmp_path: Path) -> None:
     runs = {"fedavg": {seed: run(tmp_path / f"{seed}", [0.2, 0.4 + seed / 10]) for seed in (0, 1)}}
-    assert compare(runs, "fedavg", target=0.45)[0].to_target == ToTarget(rounds=None, bytes=None, reached=1)
+    assert compare(runs, "fedavg", target=0.45)[0].to_target == ToTarget(None, None, reached=1)

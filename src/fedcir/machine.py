@@ -2,6 +2,8 @@
 
 import ctypes
 import os
+import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Literal
@@ -86,3 +88,12 @@ def keep_memory() -> None:
         return
     for option in (-3, -1):  # M_MMAP_THRESHOLD, M_TRIM_THRESHOLD
         mallopt(option, 1 << 30)
+
+
+def end_with(parent: int, by: signal.Signals = signal.SIGKILL) -> None:
+    """Have the system end this process when its parent ends, even by kill -9. Only Linux can."""
+    if not sys.platform.startswith("linux"):
+        return
+    ctypes.CDLL(None).prctl(1, by)  # PR_SET_PDEATHSIG
+    if os.getppid() != parent:  # it has ended before
+        os._exit(0)

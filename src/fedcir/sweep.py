@@ -1,5 +1,6 @@
 """Many runs, several at a time, each a process of its own that can be killed and resumed."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -16,6 +17,8 @@ from fedcir.records import RunFolder, write
 from fedcir.types import InputError, RoundRecord
 
 POLL_SECONDS = 0.2
+PARENT = "FEDCIR_PARENT"
+"""Tells a run whose process it is to end with: one that went on after a kill would hold its folder's lock."""
 SETTINGS = "settings"
 """The folder beside the runs that holds what was asked of each."""
 
@@ -98,6 +101,7 @@ class _Running:
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (closed in wait)
         self._process = subprocess.Popen(
             [*command, "--resume"] if resume else command,
+            env={**os.environ, PARENT: str(os.getpid())},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=self._errors,

@@ -5,7 +5,6 @@ Tensors travel through memory without a name, which the system frees when the la
 words beside them are JSON. Nothing is pickled.
 """
 
-import ctypes
 import json
 import os
 import queue
@@ -25,6 +24,7 @@ from fedcir.arrays import clone, same_tensors
 from fedcir.cost import peak_memory
 from fedcir.federation import Client
 from fedcir.local import Worker, evaluate, fit
+from fedcir.machine import end_with
 from fedcir.records import ClientStore
 from fedcir.types import ClientReply, Groups, InputError, ServerState
 
@@ -224,7 +224,7 @@ class WorkerTransport:
         if pid == 0:
             try:
                 here.close()
-                _die_with(parent)
+                end_with(parent)
                 self._live(there, answers)
             finally:
                 os._exit(0)
@@ -264,10 +264,3 @@ def _described(error: Exception, client: int) -> dict[str, Any]:
             "expected": True,
         }
     return {"error": text, "expected": isinstance(error, InputError)}
-
-
-def _die_with(parent: int) -> None:
-    """Have the system end this process when its parent ends, even by kill -9."""
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-    if os.getppid() != parent:  # it has ended before
-        os._exit(0)

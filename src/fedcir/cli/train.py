@@ -1,6 +1,8 @@
 """`fedcir run` and `fedcir compare`."""
 
 import json as jsonlib
+import os
+import signal
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -24,8 +26,13 @@ def run(
     seed: Annotated[int | None, typer.Option(help="Seed of everything random. [default: 0]")] = None,
 ) -> None:
     """Train one method. Without arguments: FedCiR on the embedded dataset."""
+    from fedcir.machine import end_with
     from fedcir.progress import Display, Meter
     from fedcir.simulate import open_run
+    from fedcir.sweep import PARENT
+
+    if parent := os.environ.pop(PARENT, None):
+        end_with(int(parent), signal.SIGINT)
 
     if options.profile:
         from fedcir.profiling import Profile

@@ -7,11 +7,11 @@ STEPS = {"paper": (5, 20, 50, 100, 200), "small": (5, 20, 50, 100), "smoke": (1,
 
 
 def points(scale: str) -> list[Point]:
-    return [Point(f"{steps} steps", {"local": {"steps": steps}}) for steps in STEPS[scale]]
+    return [Point(f"E {steps}", {"local": {"steps": steps}}) for steps in STEPS[scale]]
 
 
 def outcome(results: Results) -> Outcome:
-    return accuracy_against(results, "local steps in a round")
+    return accuracy_against(results, "local steps E in a round")
 
 
 EXPERIMENT = Experiment(

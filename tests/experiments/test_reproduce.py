@@ -1,0 +1,129 @@
+"""`fedcir reproduce`: every table and figure at smoke scale, killed, resumed and refused."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedcir.experiments import ids
+from fedcir.records import RunFolder
+
+Command = Callable[..., Any]
+
+
+@pytest.fixture
+def smoke(data_root: Path) -> list[str]:
+    """The tiny data, instead of the embedded ones that take seconds to make."""
+    return ["--scale", "smoke", "--dataset", "arrays", "--data-root", str(data_root), "--device", "cpu"]
+
+
+def test_every_table_and_figure_is_made_and_shares_its_runs(fedcir: Command, smoke: list[str], tmp_path: Path) -> None:
+    out = tmp_path / "all"
+    for id in ["table1", *(id for id in ids() if id != "table1")]:
+        runs = {path.parent.name: path.stat().st_mtime_ns for path in out.glob("*/summary.json")}
+        said = fedcir("reproduce", id, *smoke, "--resume", "--out", out)
+        assert said.code == 0, said.err
+        assert {n: (out / n / "summary.json").stat().st_mtime_ns for n in runs} == runs, "a run was done again"
+        rows = list(csv.reader((out / f"{id}.csv").read_text().splitlines()))
+        assert len(rows) > 1
+        assert all(len(row) == len(rows[0]) for row in rows)
+        assert (out / f"{id}.md").read_text().count("|") > 4
+        assert "\\toprule" in (out / f"{id}.tex").read_text()
+        heads = {"png": b"\x89PNG", "pdf": b"%PDF", "svg": b"<?xml"}
+        for end, head in heads.items():
+            assert (out / f"{id}.{end}").read_bytes().startswith(head)
+        assert id in (out / "report.html").read_text()
+        assert f"{id}: " in said.out
+    accuracy = RunFolder(out / "arrays-fedcir-0").summary()["final"]["accuracy_mean"]
+    first = {row["method"]: row for row in csv.DictReader((out / "table1.csv").read_text().splitlines())}
+    assert len(first) == 9
+    assert float(first["fedcir"]["accuracy"]) == pytest.approx(100 * accuracy, rel=1e-5)
+
+
+def test_a_plan_says_what_there_is_to_do_and_does_nothing(fedcir: Command, smoke: list[str], tmp_path: Path) -> None:
+    said = fedcir("reproduce", "table1", *smoke, "--plan", "--out", tmp_path / "out")
+    assert said.code == 0
+    assert "9 runs in" in said.err
+    assert "about 1 min for the rest" in said.err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_sweep_that_is_killed_is_resumed_to_the_same_bits(fedcir: Command, smoke: list[str], tmp_path: Path) -> None:
+    arguments = ["reproduce", "fig-risk", *smoke, "--rounds", "40", "--set", "server.checkpoint_every=1", "--no-report"]
+    command = [sys.executable, "-m", "fedcir", *arguments, "--out", str(tmp_path / "killed")]
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    until = time.monotonic() + 60
+    while not list(tmp_path.glob("killed/*/checkpoint/round-000002.safetensors")):
+        assert time.monotonic() < until
+        assert process.poll() is None
+        time.sleep(0.02)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    assert not (tmp_path / "killed" / "fig-risk.md").exists()
+    for name in ("killed", "whole"):
+        said = fedcir(*arguments, "--resume", "--out", tmp_path / name)
+        assert said.code == 0, said.err
+    for name in ("arrays-fedavg-0", "arrays-fedcir-0"):
+        models = [(tmp_path / each / name / "model.safetensors").read_bytes() for each in ("killed", "whole")]
+        assert models[0] == models[1]
+    assert (tmp_path / "killed" / "fig-risk.csv").read_text() == (tmp_path / "whole" / "fig-risk.csv").read_text()
+
+
+def test_one_failed_run_is_named_and_the_rest_is_shown(fedcir: Command, smoke: list[str], tmp_path: Path) -> None:
+    broken = tmp_path / "broken.py"
+    broken.write_text(
+        '"""Broken: fails."""\nimport fedcir\n\n\nclass Broken(fedcir.FedAvg):\n    """Nobody."""\n\n'
+        "    def local_loss(self, modules, x, y, ctx):\n        raise SystemExit(3)\n"
+    )
+    out = tmp_path / "out"
+    said = fedcir("reproduce", "fig-convergence", *smoke, "--algorithms", f"fedavg,{broken}", "--out", out)
+    assert said.code == 2
+    assert said.err.splitlines()[-1].startswith("fedcir: 1 of 2 runs failed, try them again with --resume: arrays-br")
+    rows = list(csv.DictReader((out / "fig-convergence.csv").read_text().splitlines()))
+    assert {row["method"] for row in rows} == {"fedavg"}
+    assert (out / "report.html").exists()
+
+
+def test_json_is_alone_on_standard_output(fedcir: Command, smoke: list[str], tmp_path: Path) -> None:
+    said = fedcir(
+        "reproduce", "fig-risk", *smoke, "--algorithms", "fedavg", "--json", "-o", tmp_path / "o", "--no-report"
+    )
+    told = json.loads(said.out)
+    assert told["id"] == "fig-risk"
+    assert told["rows"][1][:2] == ["arrays", "fedavg"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("tabel1", "did you mean 'table1'?"),
+        ("table1 --scale huge", "no scale 'huge'; choose from paper, small, smoke"),
+        ("table1 --scale small", "--data-root DIR is missing: a folder that holds domainnet, pacs"),
+        ("table1 --scale small --data-root nowhere", "--data-root nowhere is no folder"),
+        ("table1 --scale small --data-root .", "holds none of domainnet, pacs"),
+        ("table1 --scale smoke --dataset pasc", "did you mean 'pacs'?"),
+        ("table1 --target 0.5", "--target is for table3"),
+        ("table3 --target 60", "--target is an accuracy between 0 and 1, got 60"),
+        ("table1 --scale smoke --seeds x", "--seeds takes whole numbers"),
+        ("table2 --scale smoke --algorithms fedavg", "of fedcir only, not of 'fedavg'"),
+        ("fig-local-steps --scale smoke --local-steps 9", "local.steps=9 is none of its points: E 1; E 4"),
+        ("table1 --scale smoke --workers 0", "--workers must be at least 1, got 0"),
+    ],
+)
+def test_bad_input_is_one_line_and_nothing_is_written(
+    fedcir: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: str, words: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = fedcir("reproduce", *arguments.split())
+    assert said.code == 2
+    assert words in said.err
+    assert said.err.count("\n") == 1
+    assert not list(tmp_path.iterdir())
