@@ -1,0 +1,72 @@
+"""Which runs belong together, under which names, and which do not."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedcir.config import Config
+from fedcir.records import RunFolder
+from fedcir.report.study import study_of
+from fedcir.types import InputError
+
+Tiny = Callable[..., Config]
+Train = Callable[..., Path]
+
+
+@pytest.fixture
+def run(tiny: Tiny, train: Train, tmp_path: Path) -> Callable[..., RunFolder]:
+    def make(name: str, *settings: str, **more: Any) -> RunFolder:
+        number = len(list(tmp_path.iterdir()))
+        return RunFolder(train(tiny(name, "server.rounds=1", *settings), tmp_path / f"{number}", **more))
+
+    return make
+
+
+def test_runs_are_by_method_and_seed_and_fedavg_is_the_baseline(run: Callable[..., RunFolder]) -> None:
+    runs = [run("fedcir"), run("fedcir", "run.seed=3"), run("fedavg", "run.seed=3")]
+    study = study_of(runs)
+    assert {name: list(by_seed) for name, by_seed in study.runs.items()} == {"fedcir": [0, 3], "fedavg": [3]}
+    assert (study.baseline, study.common_seed, study.seeds) == ("fedavg", 3, [0, 3])
+    assert study.one_of_each["fedcir"] is runs[1]
+    assert study.notes == ()
+
+
+def test_runs_of_one_method_are_told_apart_by_what_differs(run: Callable[..., RunFolder]) -> None:
+    runs = [run("fedcir"), run("fedcir", "algorithm.lambda_reg=2.0"), run("fedavg")]
+    assert list(study_of(runs).runs) == ["fedcir lambda_reg=0.5", "fedcir lambda_reg=2.0", "fedavg"]
+
+
+def test_runs_that_differ_in_more_than_the_method_are_said_to(run: Callable[..., RunFolder]) -> None:
+    (note,) = study_of([run("fedcir"), run("fedavg", "local.lr=0.5")]).notes
+    assert note == "these runs differ in local.lr, not only in the method"
+
+
+def test_workers_and_places_make_no_difference(run: Callable[..., RunFolder]) -> None:
+    study = study_of([run("fedavg", "run.workers=1"), run("fedavg", "run.workers=2", "run.seed=1")])
+    assert list(study.runs) == ["fedavg"]
+
+
+def test_the_same_run_twice_is_refused(run: Callable[..., RunFolder]) -> None:
+    with pytest.raises(InputError, match="are the same run, fedavg with seed 0: leave one out"):
+        study_of([run("fedavg"), run("fedavg")])
+
+
+def test_what_is_not_finished_is_left_out_and_said(run: Callable[..., RunFolder]) -> None:
+    half = run("fedcir", "server.rounds=3", until=1)
+    assert study_of([run("fedavg"), half]).notes == (f"left out, as not finished: {half.path}",)
+    with pytest.raises(InputError, match="holds no finished run: finish it with --resume"):
+        study_of([half])
+
+
+def test_runs_on_other_data_are_refused(
+    run: Callable[..., RunFolder], write_domain: Callable[..., Path], tmp_path: Path
+) -> None:
+    first = run("fedavg")
+    other = tmp_path / "other"
+    other.mkdir()
+    for name, seed in (("ink", 5), ("pen", 6)):
+        write_domain(other / f"{name}.npz", seed=seed)
+    with pytest.raises(InputError, match="ran on different data: report on each alone"):
+        study_of([first, run("fedcir", f"data.root={other}")])
