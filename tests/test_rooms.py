@@ -14,8 +14,8 @@ SOURCE = Path(fedcir.__file__).parent
 ROOMS = [
     "types", "rng", "arrays", "arena", "optim", "config", "machine", "presets", "losses", "models", "data", "partition",
     "algorithm", "algorithms", "federation", "cost", "local", "records", "replies", "rounds", "workers", "streams",
-    "simulate", "analysis", "profiling", "training", "conformance", "sweep", "compare", "describe", "report", "options",
-    "flower", "progress", "cli",
+    "simulate", "analysis", "profiling", "training", "conformance", "sweep", "compare", "describe", "report",
+    "tracking", "options", "flower", "progress", "cli",
 ]
 # fmt: on
 

@@ -35,6 +35,7 @@ class Options:
     eval_every: Annotated[int | None, typer.Option(help="Evaluate every so many rounds.")] = None
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder for the results.")] = None
     resume: Annotated[bool, typer.Option("--resume", help="Continue what is in --out.")] = False
+    track: Annotated[str | None, typer.Option(help="Tell tensorboard, wandb or mlflow of every round.")] = None
     profile: Annotated[bool, typer.Option("--profile", help="Say where the time went.")] = False
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False

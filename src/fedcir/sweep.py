@@ -31,10 +31,13 @@ class Progress:
     job: Job
     event: Literal["begun", "round", "ended"]
     record: RoundRecord | None = None
+    notes: tuple[str, ...] = ()
+    """What the user should know of a job that has ended."""
 
 
-def sweep(jobs: Sequence[Job], workers: int, resume: bool) -> Iterator[Progress]:
+def sweep(jobs: Sequence[Job], workers: int, resume: bool, track: str | None = None) -> Iterator[Progress]:
     """Run all jobs, giving their rounds as they come. A job that fails ends the sweep; what others did is kept."""
+    options = [*(["--resume"] if resume else []), *([] if track is None else ["--track", track])]
     if workers < 1:
         raise InputError(f"--workers must be at least 1, got {workers}")
     waiting = list(jobs)
@@ -45,29 +48,29 @@ def sweep(jobs: Sequence[Job], workers: int, resume: bool) -> Iterator[Progress]
         while waiting or running:
             while waiting and len(running) < workers:
                 job = waiting.pop(0)
-                running.append(_Running(job, configs / f"{len(waiting)}.toml", resume))
+                running.append(_Running(job, configs / f"{len(waiting)}.toml", options))
                 yield Progress(job, "begun")
             for process in list(running):
                 ended = process.ended()
                 yield from (Progress(process.job, "round", record) for record in process.new_records())
                 if ended:
-                    process.check()
+                    notes = process.check()
                     running.remove(process)
-                    yield Progress(process.job, "ended")
+                    yield Progress(process.job, "ended", notes=notes)
             time.sleep(POLL_SECONDS)
 
 
 class _Running:
     """One job's process, and how far its rounds have been read."""
 
-    def __init__(self, job: Job, config: Path, resume: bool) -> None:
+    def __init__(self, job: Job, config: Path, options: Sequence[str]) -> None:
         self.job = job
         config.write_text(dump_toml(config_tables(job.config)), encoding="utf-8")
         # -P: a json.py in the current folder must not take the place of the real one
         command = [sys.executable, "-P", "-m", "fedcir", "run", str(config), "--out", str(job.out), "--quiet"]
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (closed in check)
         self._process = subprocess.Popen(
-            [*command, "--resume"] if resume else command,
+            [*command, *options],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=self._errors,
@@ -91,14 +94,15 @@ class _Running:
         self._seen += len(new)
         return new
 
-    def check(self) -> None:
-        """Raise what the process said if it failed."""
+    def check(self) -> tuple[str, ...]:
+        """Raise what the process said if it failed; give its notes if it did not."""
         self._errors.seek(0)
         said = self._errors.read().decode(errors="replace").strip()
         self.wait()
         if self._process.returncode != 0:
             last = said.splitlines()[-1].removeprefix("fedcir: ") if said else f"exit code {self._process.returncode}"
             raise InputError(f"{self.job.out} failed: {last}")
+        return tuple(line.removeprefix("note: ") for line in said.splitlines() if line.startswith("note: "))
 
     def interrupt(self) -> None:
         """Ask the process to save its last round and end, once."""

@@ -29,7 +29,9 @@ def run(
     """Train one method. Without arguments: FedCiR on the embedded dataset."""
     from fedcir.progress import Display, Meter
     from fedcir.simulate import open_run
+    from fedcir.tracking import check_tracker, open_track
 
+    check_tracker(options.track)
     if options.profile:
         from fedcir.profiling import Profile
 
@@ -46,18 +48,26 @@ def run(
                 print(f"note: {note}", file=sys.stderr)
             if session.finished:
                 print(f"{out} is finished already, after round {session.state.round}", file=sys.stderr)
-        with Display(options.quiet) as display:
+        with Display(options.quiet) as display, open_track(options.track, out, print_note) as track:
             display.begin(name, session.config.server.rounds)
+            track.begin()
+            if track.place is not None and not options.quiet:
+                print_note(f"tracked in {track.place}")
             watched = Profile() if options.profile else None
             left = session.config.server.rounds - session.state.round
             try:
                 for record in rounds if watched is None else watched.watch(rounds, left):
+                    track.round(record)
                     display.show(name, record)
             except KeyboardInterrupt:
                 rounds.close()
                 raise Interrupted(f"round {session.state.round} is saved; continue with --resume --out {out}") from None
         summary = session.folder.summary() if session.folder is not None else {}
     print_run(summary, options, out, [] if watched is None else watched.rows())
+
+
+def print_note(note: str) -> None:
+    print(f"note: {note}", file=sys.stderr)
 
 
 def print_run(summary: dict[str, Any], options: Options, out: Path, profile: Iterable[tuple[str, float]] = ()) -> None:
@@ -89,8 +99,10 @@ def compare(
     from fedcir.records import RunFolder, write
     from fedcir.report import tables
     from fedcir.report.plots import convergence
+    from fedcir.tracking import check_tracker
     from fedcir.types import InputError
 
+    check_tracker(options.track)
     if target is not None and not 0 < target < 1:
         raise InputError(f"--target is an accuracy between 0 and 1, got {target}")
     names, numbers = _algorithms(algorithms), _seeds(seeds)
@@ -160,11 +172,13 @@ def _run_all(options: Options, jobs: "dict[tuple[str, int], Path]") -> None:
             print(f"note: {note}", file=sys.stderr)
     with Display(options.quiet) as display:
         try:
-            for step in sweep(planned, workers, options.resume):
+            for step in sweep(planned, workers, options.resume, options.track):
                 if step.event == "begun":
                     display.begin(step.job.out.name, step.job.config.server.rounds)
                 elif step.record is not None:
                     display.show(step.job.out.name, step.record)
+                for note in step.notes:
+                    print_note(f"{step.job.out.name}: {note}")
         except KeyboardInterrupt:
             raise Interrupted("rounds are saved; continue with the same command and --resume") from None
 
