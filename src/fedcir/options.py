@@ -36,6 +36,7 @@ class Options:
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder for the results.")] = None
     resume: Annotated[bool, typer.Option("--resume", help="Continue what is in --out.")] = False
     report: Annotated[bool, typer.Option("--report/--no-report", help="Write report.html.")] = True
+    track: Annotated[str | None, typer.Option(help="Tell tensorboard, wandb or mlflow of every round.")] = None
     profile: Annotated[bool, typer.Option("--profile", help="Say where the time went.")] = False
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False

@@ -53,19 +53,22 @@ class Progress:
     record: RoundRecord | None = None
     said: str = ""
     """Why it failed."""
+    notes: tuple[str, ...] = ()
+    """What the user should know of a job that has ended."""
 
 
-def sweep(jobs: Sequence[Job], workers: int, resume: bool, options: Sequence[str] = ()) -> Iterator[Progress]:
+def sweep(jobs: Sequence[Job], workers: int, resume: bool, track: str | None = None) -> Iterator[Progress]:
     """Run all jobs, giving their rounds as they come. One that fails does not stop the others.
 
     As many run at a time as there are workers, since runs side by side lose nothing by waiting for each other; where
-    fewer are left, each gets several workers. `options` are more of `fedcir run` for each.
+    fewer are left, each gets several workers.
     """
+    options = [*(["--resume"] if resume else []), *([] if track is None else ["--track", track])]
     if workers < 1:
         raise InputError(f"--workers must be at least 1, got {workers}")
     waiting = []
     for job in jobs:
-        if resume and job.done:
+        if resume and job.done and track is None:  # a tracker may not have been told of all its rounds
             yield Progress(job, "ended")
         else:
             waiting.append(job)
@@ -76,22 +79,22 @@ def sweep(jobs: Sequence[Job], workers: int, resume: bool, options: Sequence[str
             while waiting and len(running) < workers:
                 each = max(1, workers // (len(waiting) + len(running)))
                 job = waiting.pop(0)
-                running.append(_Running(job, resume, each, options))
+                running.append(_Running(job, each, options))
                 yield Progress(job, "begun")
             for process in list(running):
                 ended = process.ended()
                 yield from (Progress(process.job, "round", record) for record in process.new_records())
                 if ended:
                     running.remove(process)
-                    said = process.failure()
-                    yield Progress(process.job, "ended" if said is None else "failed", said=said or "")
+                    said, notes = process.result()
+                    yield Progress(process.job, "ended" if said is None else "failed", None, said or "", notes)
             time.sleep(POLL_SECONDS)
 
 
 class _Running:
     """One job's process, and how far its rounds have been read."""
 
-    def __init__(self, job: Job, resume: bool, workers: int, options: Sequence[str]) -> None:
+    def __init__(self, job: Job, workers: int, options: Sequence[str]) -> None:
         self.job = job
         job.asked.parent.mkdir(parents=True, exist_ok=True)
         write(job.asked, job.settings)
@@ -100,7 +103,7 @@ class _Running:
         command += ["--no-report", "--workers", str(workers), *options]
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (closed in wait)
         self._process = subprocess.Popen(
-            [*command, "--resume"] if resume else command,
+            command,
             env={**os.environ, PARENT: str(os.getpid())},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -125,14 +128,15 @@ class _Running:
         self._seen += len(new)
         return new
 
-    def failure(self) -> str | None:
-        """What the process said if it failed."""
+    def result(self) -> tuple[str | None, tuple[str, ...]]:
+        """Why the process failed if it did, and its notes."""
         self._errors.seek(0)
-        said = self._errors.read().decode(errors="replace").strip()
+        said = self._errors.read().decode(errors="replace").strip().splitlines()
         self.wait()
+        notes = tuple(line.removeprefix("note: ") for line in said if line.startswith("note: "))
         if self._process.returncode == 0:
-            return None
-        return said.splitlines()[-1].removeprefix("fedcir: ") if said else f"exit code {self._process.returncode}"
+            return None, notes
+        return said[-1].removeprefix("fedcir: ") if said else f"exit code {self._process.returncode}", notes
 
     def interrupt(self) -> None:
         """Ask the process to save its last round and end, once."""

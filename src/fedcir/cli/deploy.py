@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from fedcir.cli.interrupt import Interrupted
-from fedcir.cli.train import print_run
+from fedcir.cli.train import print_note, print_run
 from fedcir.options import Options, with_options
 
 deploy = typer.Typer(help="The same runs across machines, on Flower.", no_args_is_help=True)
@@ -31,8 +31,10 @@ def local(
     from fedcir.flower.local import run_locally
     from fedcir.progress import Display, Meter
     from fedcir.records import RunFolder
+    from fedcir.tracking import check_tracker, open_track
     from fedcir.types import InputError
 
+    check_tracker(options.track)
     if options.profile:
         raise InputError("--profile looks into this process, but the sites train in others: use `fedcir run`")
     config = options.to_config(algorithm, seed)
@@ -45,13 +47,19 @@ def local(
 
     if RunFolder(out).finished and options.resume and RunFolder(out).config().server.rounds == config.server.rounds:
         tell(f"{out} is finished already, after round {config.server.rounds}")
+        with open_track(options.track, out, print_note):  # it may not know all of it
+            pass
     else:
         with Meter("decoding images", options.quiet) as meter:
             rounds = run_locally(config, out, options.resume, sites, timeout, meter.show, tell)
-            with Display(options.quiet, every=True) as display:
+            with (
+                Display(options.quiet, every=True) as display,
+                open_track(options.track, out, print_note) as track,
+            ):
                 display.begin(name, config.server.rounds)
                 try:
                     for record in rounds:
+                        track.round(record)
                         display.show(name, record)
                 except KeyboardInterrupt:
                     rounds.close()

@@ -56,8 +56,10 @@ def prepare(jobs: "list[Job]", options: Options) -> "dict[str, Federation]":
     from fedcir.federation import open_federation
     from fedcir.progress import Meter
     from fedcir.records import RunFolder
+    from fedcir.tracking import check_tracker
     from fedcir.types import InputError
 
+    check_tracker(options.track)
     for job in jobs:
         _check_fields(job.config.algorithm)
         if RunFolder(job.out).exists and not options.resume:
@@ -80,7 +82,7 @@ def run_all(jobs: "list[Job]", options: Options) -> dict[str, str]:
     failures = {}
     with Display(options.quiet, runs=len(jobs)) as display:
         try:
-            for step in sweep(jobs, cores(options), options.resume):
+            for step in sweep(jobs, cores(options), options.resume, options.track):
                 name = step.job.out.name
                 if step.event == "begun":
                     display.begin(name, step.job.config.server.rounds)
@@ -90,6 +92,8 @@ def run_all(jobs: "list[Job]", options: Options) -> dict[str, str]:
                     display.end(name, step.said)
                     if step.event == "failed":
                         failures[name] = step.said
+                for note in step.notes:
+                    print(f"note: {name}: {note}", file=sys.stderr)
         except KeyboardInterrupt:
             raise Interrupted("rounds are saved; continue with the same command and --resume") from None
     return failures

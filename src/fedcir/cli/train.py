@@ -30,10 +30,12 @@ def run(
     from fedcir.progress import Display, Meter
     from fedcir.simulate import open_run
     from fedcir.sweep import PARENT
+    from fedcir.tracking import check_tracker, open_track
 
     if parent := os.environ.pop(PARENT, None):
         end_with(int(parent), signal.SIGINT)
 
+    check_tracker(options.track)
     if options.profile:
         from fedcir.profiling import Profile
 
@@ -50,18 +52,26 @@ def run(
                 print(f"note: {note}", file=sys.stderr)
             if session.finished:
                 print(f"{out} is finished already, after round {session.state.round}", file=sys.stderr)
-        with Display(options.quiet) as display:
+        with Display(options.quiet) as display, open_track(options.track, out, print_note) as track:
             display.begin(name, session.config.server.rounds)
+            track.begin()
+            if track.place is not None and not options.quiet:
+                print_note(f"tracked in {track.place}")
             watched = Profile() if options.profile else None
             left = session.config.server.rounds - session.state.round
             try:
                 for record in rounds if watched is None else watched.watch(rounds, left):
+                    track.round(record)
                     display.show(name, record)
             except KeyboardInterrupt:
                 rounds.close()
                 raise Interrupted(f"round {session.state.round} is saved; continue with --resume --out {out}") from None
         summary = session.folder.summary() if session.folder is not None else {}
     print_run(summary, options, out, [] if watched is None else watched.rows())
+
+
+def print_note(note: str) -> None:
+    print(f"note: {note}", file=sys.stderr)
 
 
 def print_run(summary: dict[str, Any], options: Options, out: Path, profile: Iterable[tuple[str, float]] = ()) -> None:
