@@ -1,15 +1,8 @@
 """Many runs: one that fails does not stop the others, and none is done twice."""
 
-import os
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-
-import psutil
 
 from fedcir.config import Config
 from fedcir.records import RunFolder
@@ -44,20 +37,3 @@ def test_how_many_workers_a_run_gets_does_not_make_it_another(tiny: Tiny, tmp_pa
     list(sweep([Job(tiny("fedavg", "server.rounds=1"), tmp_path / "run")], 1, resume=True))
     again = Job(tiny("fedavg", "server.rounds=1", "run.workers=2"), tmp_path / "run")
     assert [step.event for step in sweep([again], 2, resume=True)] == ["ended"]
-
-
-def test_runs_end_with_a_sweep_that_is_killed_and_can_be_resumed_at_once(options: list[str], tmp_path: Path) -> None:
-    out = tmp_path / "both"
-    command = [sys.executable, "-m", "fedcir", "compare", *options, "--algorithms", "fedavg", "-o", str(out)]
-    process = subprocess.Popen([*command, "--rounds", "2000"], stderr=subprocess.DEVNULL)
-    until = time.monotonic() + 60
-    while not (out / "fedavg-0" / "rounds.jsonl").exists():
-        assert time.monotonic() < until
-        time.sleep(0.05)
-    runs = psutil.Process(process.pid).children(recursive=True)
-    assert runs
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
-    psutil.wait_procs(runs, timeout=20)
-    assert not [run for run in runs if run.is_running() and run.status() != psutil.STATUS_ZOMBIE]
-    assert RunFolder(out / "fedavg-0").load_checkpoint() is not None

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from fedcir.experiments import ids
@@ -65,8 +66,11 @@ def test_a_sweep_that_is_killed_is_resumed_to_the_same_bits(fedcir: Command, smo
         assert time.monotonic() < until
         assert process.poll() is None
         time.sleep(0.02)
+    runs = psutil.Process(process.pid).children(recursive=True)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
+    psutil.wait_procs(runs, timeout=20)
+    assert not [run for run in runs if run.is_running() and run.status() != psutil.STATUS_ZOMBIE], "a run goes on"
     assert not (tmp_path / "killed" / "fig-risk.md").exists()
     for name in ("killed", "whole"):
         said = fedcir(*arguments, "--resume", "--out", tmp_path / name)
@@ -115,7 +119,7 @@ def test_json_is_alone_on_standard_output(fedcir: Command, smoke: list[str], tmp
         ("table1 --scale smoke --seeds x", "--seeds takes whole numbers"),
         ("table2 --scale smoke --algorithms fedavg", "of fedcir only, not of 'fedavg'"),
         ("fig-local-steps --scale smoke --local-steps 9", "local.steps=9 is none of its points: E 1; E 4"),
-        ("table1 --scale smoke --workers 0", "--workers must be at least 1, got 0"),
+        ("table1 --scale smoke --workers 0", "run.workers must be at least 1, got 0"),
     ],
 )
 def test_bad_input_is_one_line_and_nothing_is_written(

@@ -41,10 +41,6 @@ def parse_seeds(text: str) -> list[int]:
 
 def cores(options: Options) -> int:
     """Runs at a time, or workers of one."""
-    from fedcir.types import InputError
-
-    if options.workers is not None and options.workers < 1:
-        raise InputError(f"--workers must be at least 1, got {options.workers}")
     return (os.cpu_count() or 1) if options.workers is None else options.workers
 
 
