@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,14 +11,22 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
+from torch.utils.data import TensorDataset
 
 from fedcir.analysis.alignment import alignment
+from fedcir.analysis.bootstrap import RESAMPLES, Interval
 from fedcir.analysis.bound import average_risk, bound, risks
 from fedcir.analysis.diagnosis import Diagnosis, diagnose_data, diagnose_run, verdict
-from fedcir.analysis.divergence import Distance, Divergences
+from fedcir.analysis.divergence import Divergences
+from fedcir.analysis.verdict import change_of_accuracy, change_of_distance
 from fedcir.analysis.views import View, views_of_run
 from fedcir.config import Config
+from fedcir.federation import deal
+from fedcir.models.task import image_task
 from fedcir.records import RunFolder
+from fedcir.training import train as train_own
+from fedcir.types import InputError
 
 Tiny = Callable[..., Config]
 Train = Callable[..., Path]
@@ -30,8 +39,9 @@ def view(domain: str, labels: list[int], predicted: list[int], losses: list[floa
 
 
 def apart(value: float) -> Divergences:
-    distance = Distance(value, value - 0.1, value + 0.1)
-    return Divergences({("a", "b"): distance}, {"a": distance, "b": replace(distance, value=value / 2)})
+    distance = Interval(value, value - 0.1, value + 0.1)
+    draws = np.linspace(value - 0.1, value + 0.1, RESAMPLES)
+    return Divergences({("a", "b"): distance}, {"a": distance, "b": replace(distance, value=value / 2)}, draws, draws)
 
 
 def found(value: float, name: str = "one") -> Diagnosis:
@@ -49,14 +59,31 @@ def test_the_terms_of_the_bound_are_the_mean_risk_and_the_mean_distance_to_the_m
 
 def test_confusion_counts_what_is_there_by_what_it_was_taken_for() -> None:
     assert found(1.0).confusion("a").tolist() == [[1, 1], [0, 2]]
-    assert found(1.0).mistaken() == ["cat for dog at a (50%)"]
+    assert found(1.0).mistaken() == ["cat for dog at a (1 of 2)"]
+    np.testing.assert_array_equal(found(1.0).recall, [[0.5, np.nan], [1.0, np.nan]])  # b has one image of each
+
+
+def test_every_accuracy_and_risk_has_its_interval() -> None:
+    each = found(1.0)
+    assert each.accuracy["a"].value == 0.75
+    assert 0 <= each.accuracy["a"].low < 0.75 < each.accuracy["a"].high <= 1
+    assert each.accuracy["b"] == Interval(1.0, 1.0, 1.0)
+    assert each.mean_accuracy.value == pytest.approx((0.75 + 1) / 2)
+    assert each.risk["b"] == Interval(1.0, 0.5, 1.5)
+    assert each.bound is not None
+    assert each.bound.risk_interval.low < 1.5 < each.bound.risk_interval.high
 
 
 def test_label_skew_is_the_total_variation_to_the_mean() -> None:
     skewed = replace(found(1.0), labels={"a": np.array([9, 1]), "b": np.array([1, 9])})
     assert skewed.skew == pytest.approx({"a": 0.4, "b": 0.4})
     assert found(1.0).skew == {"a": 0.0, "b": 0.0}
-    assert any("part of the distance is theirs" in sentence for sentence in verdict(skewed))
+    assert verdict(skewed)[1].startswith(
+        "Label skew is large: 40% of a client's training labels on average, 40% at most"
+    )
+    assert not any("test labels differ" in sentence for sentence in verdict(skewed))
+    views = [view("a", [0, 0, 0, 1], [0] * 4, [1] * 4), view("b", [0, 1, 1, 1], [0] * 4, [1] * 4)]
+    assert "The domains' test labels differ too, by up to 25%" in " ".join(verdict(replace(skewed, views=views)))
 
 
 @pytest.mark.parametrize(("value", "word"), [(0.2, "small"), (0.9, "moderate"), (1.8, "large")])
@@ -66,13 +93,45 @@ def test_the_verdict_has_a_word_and_its_number(value: float, word: str) -> None:
     assert f"{value:.2f}" in first
 
 
-def test_two_runs_are_compared_and_what_is_within_the_intervals_is_said_to_be() -> None:
-    sure = verdict(found(1.8, "fedavg"), found(1.2, "fedcir"))[-2]
-    assert sure == (
-        "From fedavg to fedcir clients are nearer by 0.60: 1 of 1 pairs came nearer, 1 of them beyond their intervals."
+def run(name: str, distance: float, right: int, samples: int = 400) -> Diagnosis:
+    """Two domains of so many images, of which the first `right` are right."""
+    predicted = np.ones(samples, np.int64)
+    predicted[right:] = 0
+    views = [replace(view(each, [1] * samples, [0] * samples, [1] * samples), predicted=predicted) for each in "ab"]
+    return replace(found(distance, name), views=views)
+
+
+@pytest.mark.parametrize(
+    ("distance", "right", "words"),
+    [
+        (1.2, 300, "Alignment helped: clients are nearer; the model is more accurate."),
+        (1.2, 200, "Alignment worked, but accuracy did not follow: clients are nearer; the model is as accurate"),
+        (1.2, 100, "Alignment worked, at the price of accuracy: clients are nearer; the model is less accurate."),
+        (1.8, 300, "Accuracy rose, but not by alignment: clients are no nearer, within chance; the model is more"),
+        (1.8, 201, "No sign that alignment helped: clients are no nearer, within chance; the model is as accurate, w"),
+        (1.9, 200, "Alignment did not help: clients are further apart; the model is as accurate, within chance."),
+        (1.9, 100, "Alignment did not help: clients are further apart; the model is less accurate."),
+    ],
+)
+def test_whether_alignment_helped_rests_on_both_changes_and_on_chance(distance: float, right: int, words: str) -> None:
+    assert verdict(run("fedavg", 1.8, 200), run("fedcir", distance, right))[-1].startswith(words)
+
+
+def test_two_runs_are_paired_image_by_image() -> None:
+    before, after = run("fedavg", 1.8, 200), run("fedcir", 1.2, 210)
+    assert vars(change_of_distance(before, after)) == pytest.approx({"value": -0.6, "low": -0.6, "high": -0.6})
+    gain = change_of_accuracy(before, after)
+    assert gain.value == pytest.approx(10 / 400)
+    # Ten of 400 images more are right at both, none less: sd of a domain's mean is sqrt(.025 * .975 / 400) = 0.0078.
+    assert gain.high - gain.low == pytest.approx(2 * 1.96 * 0.0078 / math.sqrt(2), rel=0.15)
+    told = verdict(before, after)
+    assert told[-3] == (
+        "From fedavg to fedcir clients are nearer: "
+        "their mean distance changed by -0.60 (-0.60 to -0.60), beyond chance."
     )
-    unsure = verdict(found(1.2), found(1.25, "two"))[-2]
-    assert "further apart by 0.05: 0 of 1 pairs came nearer, none of them beyond its interval" in unsure
+    assert told[-2].startswith("Mean accuracy went from 50.0% to 52.5%: +2.5 (+1.")
+    with pytest.raises(InputError, match="not seen on the same test images"):
+        verdict(before, run("fedcir", 1.2, 200, samples=300))
 
 
 def test_alignment_is_the_kl_that_the_formula_gives() -> None:
@@ -85,6 +144,21 @@ def test_alignment_is_the_kl_that_the_formula_gives() -> None:
     # All z are 1, so the true Gaussian has the floor for its sigma: KL(N(1, 2) || N(0, 2)) = 1/8.
     assert made.generator == pytest.approx(1 / 8)
     assert alignment([replace(views[0], sigma=None)], gaussians) is None
+    assert made.mean == Interval(made.clients["a"], made.clients["a"], made.clients["a"])  # all samples are the same
+    said = verdict(replace(found(1.0), aligned=made))[-1]
+    assert "some way from the generator's q(z|y): KL 0 (0 to 0) nats, 0.44 a dimension of z" in said
+
+
+def test_the_generators_match_has_the_spread_of_resampled_classes() -> None:
+    # KL(N(m, s) || N(0, 1)) with m = 3 and s = 1 is 4.5; its sd is sqrt((m s)^2 / n) = 0.15 for 400 samples.
+    z = np.random.default_rng(0).normal(3, 1, (400, 1)).astype(np.float32)
+    made = alignment(
+        [View("a", z, np.ones_like(z), *_three(400))], {"mean": torch.zeros(1, 1), "std": torch.ones(1, 1)}
+    )
+    assert made is not None
+    assert made.generator_interval is not None
+    assert made.generator_interval.value == pytest.approx(4.5, abs=0.4)
+    assert made.generator_interval.high - made.generator_interval.low == pytest.approx(2 * 1.96 * 0.15, rel=0.2)
 
 
 def _three(samples: int) -> tuple[Any, Any, Any]:
@@ -108,25 +182,67 @@ def test_data_are_told_by_their_pixels(tiny: Tiny) -> None:
     assert made.pixels is not None
     assert all(0 < each.brightness < 1 for each in made.pixels.values())
     assert made.bound is None
+    assert (made.encoder, made.shared, list(made.labels)) == ("an untrained encoder", False, ["ink", "pen", "wax"])
+    assert made.labels["pen"].tolist() == [8, 8, 8]
+
+
+def test_label_skew_is_that_of_the_clients_training_images(tiny: Tiny) -> None:
+    config = tiny("fedcir", "partition.scheme=dirichlet", "partition.clients=6", "partition.beta=0.1")
+    made = diagnose_data(config)
+    domains, shares = deal(config)
+    assert list(made.labels) == ["0", "1", "2", "3", "4", "5"]
+    for share, counts in zip(shares, made.labels.values(), strict=True):
+        labels = domains[share.domain].train.labels[share.rows[share.domain]]
+        np.testing.assert_array_equal(counts, np.bincount(labels, minlength=3))
+    assert made.shared
+    assert made.notes[0].startswith("6 clients hold the training images of 3 domains: label skew is between these")
+    most = max(made.skew, key=lambda name: made.skew[name])
+    assert f"({most} of" not in verdict(made)[1]
+    assert f"(client {most} of {made.domain_of[most]})" in verdict(made)[1]
+
+
+def test_a_domain_that_nobody_trains_on_has_no_label_skew(tiny: Tiny) -> None:
+    made = diagnose_data(tiny("fedcir", "partition.hold_out=pen"))
+    assert list(made.skew) == ["ink", "wax"]
+    one = replace(made, labels={"ink": made.labels["ink"]})
+    assert verdict(one)[1] == "Label skew there is none: ink is the only client that trains."
+    assert sorted(made.domains) == ["ink", "pen", "wax"]
+
+
+def test_a_given_encoder_is_named(tiny: Tiny, tmp_path: Path) -> None:
+    config = tiny()
+    encoder = image_task(config.model, 3, 3, seed=5).encoder()
+    save_file(encoder.state_dict(), tmp_path / "mine.safetensors")
+    made = diagnose_data(tiny("fedcir", f"model.weights={tmp_path / 'mine.safetensors'}"))
+    assert f"under the encoder of {tmp_path / 'mine.safetensors'} two clients" in verdict(made)[0]
+    assert not np.array_equal(made.views[0].z, diagnose_data(config).views[0].z)
 
 
 def test_diagnose_of_data_of_a_run_and_of_two(
     fedcir: Fedcir, options: list[str], data_root: Path, tmp_path: Path
 ) -> None:
     data = ["--dataset", "arrays", "--data-root", data_root]
-    said = fedcir("diagnose", *data, "-o", tmp_path / "data.png", "--samples", 12)
+    said = fedcir("diagnose", *data, "-o", tmp_path / "data.svg", "--samples", 12, "--clients", 6, "--beta", 0.1)
     assert said.code == 0, said.err
     assert "under an untrained encoder" in said.out
+    assert "note: 6 clients hold the training images of 3 domains" in said.out
+    assert b"<svg" in (tmp_path / "data.svg").read_bytes()
     for name in ("fedavg", "fedcir"):
         fedcir("run", *options, "--algorithm", name, "--out", tmp_path / name)
     said = fedcir("diagnose", tmp_path / "fedavg", tmp_path / "fedcir", "-o", tmp_path / "two.png")
     assert said.code == 0, said.err
     assert "From fedavg to fedcir clients are" in said.out
-    assert "KL to q(z|y)" in said.out
+    assert "KL to q(z|y) in nats: ink" in said.out
+    assert said.out.count("share of each class that is right") == 2
     assert (tmp_path / "two.png").read_bytes().startswith(b"\x89PNG")
     said = fedcir("diagnose", tmp_path / "fedavg", "--json", "-o", tmp_path / "one.png")
     (told,) = json.loads(said.out)
     assert set(told["pad"]["to_mixture"]) == set(told["accuracy"])
+    assert told["accuracy_intervals"]["ink"]["value"] == told["accuracy"]["ink"]
+    assert np.sum(told["confusion"]["ink"], axis=1).tolist() == [4, 4, 4]
+    assert np.trace(told["confusion"]["ink"]) / 12 == pytest.approx(told["accuracy"]["ink"])
+    assert told["bound"]["risk_interval"]["value"] == told["bound"]["risk"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data.svg", "fedavg", "fedcir", "one.png", "two.png"]
 
 
 @pytest.mark.parametrize(
@@ -135,29 +251,98 @@ def test_diagnose_of_data_of_a_run_and_of_two(
         (["nowhere"], "nowhere holds no run"),
         (["--samples", "3"], "--samples must be at least 8, got 3"),
         (["--projection", "som", "--samples", "12"], "--projection takes pca, tsne, umap, got 'som'"),
-        (["x", "--dataset", "pacs"], "leave --dataset, --image-size and --set out"),
+        (["x", "--dataset", "pacs", "--beta", "1"], "leave --dataset and --beta out"),
+        (["-o", "picture.docx"], "--out takes a picture that ends in .png, .svg, .pdf, got 'picture.docx'"),
+        (["-o", "no/picture.png"], "--out: no folder no"),
     ],
 )
 def test_bad_input_is_one_line(
     fedcir: Fedcir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], words: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    said = fedcir("diagnose", *arguments)
-    assert said.code == 2
+    refused(fedcir("diagnose", *arguments), words)
+    assert not list(tmp_path.iterdir())
+
+
+def refused(said: Any, words: str) -> None:
+    assert (said.code, said.out, said.err.count("\n")) == (2, "", 1), said
     assert words in said.err
-    assert said.err.count("\n") == 1
-    assert not list(tmp_path.glob("*.png"))
 
 
-def test_runs_on_other_data_and_runs_that_are_not_finished_are_refused(
-    fedcir: Fedcir, options: list[str], tiny: Tiny, train: Train, tmp_path: Path
+def test_data_that_are_too_few_are_refused_and_named(fedcir: Fedcir, write_domain: Any, tmp_path: Path) -> None:
+    out, data = ["-o", tmp_path / "x.png"], ["--dataset", "arrays", "--data-root"]
+    (tmp_path / "one").mkdir()
+    write_domain(tmp_path / "one" / "ink.npz")
+    refused(
+        fedcir("diagnose", *data, tmp_path / "one", *out), "arrays has one domain only, 'ink': a distance needs two"
+    )
+    write_domain(tmp_path / "one" / "pen.npz", test=6)
+    refused(fedcir("diagnose", *data, tmp_path / "one", *out), "domain 'pen' has 6 test images, a diagnosis needs 8")
+    assert not (tmp_path / "x.png").exists()
+
+
+def test_of_a_class_with_one_test_image_in_a_domain_nothing_is_said(
+    fedcir: Fedcir, options: list[str], write_domain: Any, tmp_path: Path
 ) -> None:
+    root = tmp_path / "data"
+    root.mkdir()
+    write_domain(root / "ink.npz")
+    arrays = dict(np.load(write_domain(root / "pen.npz", test=12)))
+    few = np.r_[np.flatnonzero(arrays["y_test"] != 2), 2]
+    np.savez(root / "pen.npz", **{**arrays, "x_test": arrays["x_test"][few], "y_test": arrays["y_test"][few]})
+    fedcir("run", *options, "--data-root", root, "--out", tmp_path / "run")
+    said = fedcir("diagnose", tmp_path / "run", "-o", tmp_path / "x.png")
+    assert said.code == 0, said.err
+    assert "note: one test image or none of 2 at pen: left out of what is said class by class" in said.out
+    assert re.search(r"^ *2 +\d+% +- *$", said.out, re.MULTILINE)
+    assert not re.search(r"2 for \d at pen", said.out)
+
+
+def test_runs_that_cannot_be_seen_again_are_refused(
+    fedcir: Fedcir, options: list[str], write_domain: Any, tiny: Tiny, train: Train, tmp_path: Path
+) -> None:
+    out = ["-o", tmp_path / "x.png"]
     fedcir("run", *options, "--out", tmp_path / "one")
     fedcir("run", *options, "--seed", 1, "--clients", 6, "--out", tmp_path / "other")
-    said = fedcir("diagnose", tmp_path / "one", tmp_path / "other", "-o", tmp_path / "x.png")
-    assert (said.code, said.err.count("\n")) == (2, 1)
-    assert "ran on different data" in said.err
+    refused(fedcir("diagnose", tmp_path / "one", tmp_path / "other", *out), "ran on different data")
+    refused(fedcir("diagnose", *[tmp_path / "one"] * 3, *out), "diagnose takes one run or two, got 3")
+    (tmp_path / "other" / "model.safetensors").write_bytes(b"damaged")
+    refused(fedcir("diagnose", tmp_path / "other", *out), "other/model.safetensors is damaged")
     train(tiny(), tmp_path / "half", until=1)
-    said = fedcir("diagnose", tmp_path / "half", "-o", tmp_path / "x.png")
-    assert said.code == 2
-    assert "holds no finished run" in said.err
+    refused(fedcir("diagnose", tmp_path / "half", *out), "holds no finished run")
+
+    root = tmp_path / "data"
+    root.mkdir()
+    for number, name in enumerate(("ink", "pen")):
+        write_domain(root / f"{name}.npz", seed=number)
+    fedcir("run", *options, "--data-root", root, "--out", tmp_path / "moved")
+    root.rename(tmp_path / "elsewhere")
+    refused(
+        fedcir("diagnose", tmp_path / "moved", *out), f"ran on {root}, which is no folder now: name it with --data-root"
+    )
+    assert fedcir("diagnose", tmp_path / "moved", "--data-root", tmp_path / "elsewhere", *out).code == 0
+    (tmp_path / "x.png").unlink()
+    write_domain(tmp_path / "elsewhere" / "pen.npz", seed=7)
+    said = fedcir("diagnose", tmp_path / "moved", "--data-root", tmp_path / "elsewhere", *out)
+    refused(said, f"the data at {tmp_path / 'elsewhere'} are not what {tmp_path / 'moved'} ran on")
+    assert not (tmp_path / "x.png").exists()
+
+
+def test_a_run_on_datasets_of_ones_own_has_nothing_to_open(fedcir: Fedcir, tmp_path: Path) -> None:
+    labels = torch.arange(12) % 3
+    sites = [(TensorDataset(torch.randn(12, 4), labels),) * 2 for _ in range(2)]
+    train_own(
+        sites, encoder=torch.nn.Identity(), num_classes=3, rounds=1, local_steps=1, workers=1, out=tmp_path / "own"
+    )
+    refused(fedcir("diagnose", tmp_path / "own", "-o", tmp_path / "x.png"), "is a run of fedcir.train on Datasets")
+
+
+def test_a_deployments_run_is_known_by_its_number_of_test_images(tiny: Tiny, train: Train, tmp_path: Path) -> None:
+    folder = RunFolder(train(tiny("fedavg"), tmp_path / "run"))
+    entries = [{"id": i, "domain": name, "train": 24, "test": 12} for i, name in enumerate(("ink", "pen", "wax"))]
+    (folder.path / "manifest.json").write_text(json.dumps({"clients": entries, "hash": "", "key": ""}))
+    assert len(views_of_run(folder)) == 3
+    entries[1]["test"] = 11
+    (folder.path / "manifest.json").write_text(json.dumps({"clients": entries, "hash": "", "key": ""}))
+    with pytest.raises(InputError, match=r"are not what .* ran on"):
+        views_of_run(folder)

@@ -23,8 +23,8 @@ def test_sets_that_a_line_separates_are_at_2() -> None:
 
 def test_two_normal_distributions_come_to_what_their_overlap_says() -> None:
     # The best line between N(0, 1) and N(2, 1) lies at 1 and errs with probability Phi(-1) = 0.1587.
-    found = distance(normal(20000, width=1, seed=3), normal(20000, 2.0, width=1, seed=4))
-    assert found.value == pytest.approx(2 * (1 - 2 * 0.1587), abs=0.03)  # its own error is 0.01
+    found = distance(normal(8000, width=1, seed=3), normal(8000, 2.0, width=1, seed=4))
+    assert found.value == pytest.approx(2 * (1 - 2 * 0.1587), abs=0.04)  # its own error is 0.012
     assert found.low < 2 * (1 - 2 * 0.1587) < found.high
     assert found.high - found.low < 0.06
 

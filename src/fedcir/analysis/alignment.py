@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from fedcir.analysis.bootstrap import RESAMPLES, Draws, Interval, interval, mean_of, weights
 from fedcir.analysis.views import View
 from fedcir.losses import gaussian_kl
 from fedcir.records import RunFolder
@@ -16,11 +17,23 @@ from fedcir.types import Arrays
 class Alignment:
     """KL divergences in nats, summed over z."""
 
-    clients: dict[str, float]
+    client_intervals: dict[str, Interval]
     """Of each client's p(z|x) to q(z|y), on average over its samples: what L_align is."""
-    generator: float
-    """Of the true class Gaussians, over all clients together, to the generator's, on average over the classes. Only a
-    simulation can know it."""
+    mean: Interval
+    """Their mean over clients."""
+    generator_interval: Interval | None
+    """Of the true class Gaussians, over all clients together, to the generator's, on average over the classes that have
+    two samples at least. Only a simulation can know it."""
+    dimensions: int
+    """Of z."""
+
+    @property
+    def clients(self) -> dict[str, float]:
+        return {name: each.value for name, each in self.client_intervals.items()}
+
+    @property
+    def generator(self) -> float:
+        return float("nan") if self.generator_interval is None else self.generator_interval.value
 
 
 def gaussians_of(folder: RunFolder) -> Arrays | None:
@@ -29,23 +42,45 @@ def gaussians_of(folder: RunFolder) -> Arrays | None:
     return None if state is None else state.shared.get("gaussians")
 
 
-def alignment(views: Sequence[View], gaussians: Arrays) -> Alignment | None:
+def alignment(views: Sequence[View], gaussians: Arrays, seed: int = 0) -> Alignment | None:
     """None where the encoder gives no sigma."""
-    if any(view.sigma is None for view in views):
-        return None
-    mean, std = gaussians["mean"], gaussians["std"]
-    clients = {}
+    kls = {}
     for view in views:
-        assert view.sigma is not None
+        if view.sigma is None:
+            return None
         y = torch.from_numpy(view.labels)
-        kl = gaussian_kl(torch.from_numpy(view.z), torch.from_numpy(view.sigma), mean[y], std[y])
-        clients[view.domain] = float(kl.mean())
+        mean, std = gaussians["mean"][y], gaussians["std"][y]
+        kls[view.domain] = gaussian_kl(torch.from_numpy(view.z), torch.from_numpy(view.sigma), mean, std).numpy()
+    each = {name: mean_of({name: kl}, seed) for name, kl in kls.items()}
+    return Alignment(each, mean_of(kls, seed), _generator(views, gaussians, seed), gaussians["mean"].shape[1])
+
+
+def _generator(views: Sequence[View], gaussians: Arrays, seed: int) -> Interval | None:
     z, labels = (np.concatenate([getattr(view, name) for view in views]) for name in ("z", "labels"))
-    floor = float(std.min())
-    there = [label for label in np.unique(labels) if (labels == label).sum() > 1]
-    kls = []
-    for label in there:
-        own = torch.from_numpy(z[labels == label])
-        true = own.mean(0, keepdim=True), own.std(0, keepdim=True, unbiased=False).clamp_min(floor)
-        kls.append(float(gaussian_kl(*true, mean[label : label + 1], std[label : label + 1])))
-    return Alignment(clients, float(np.mean(kls)) if kls else float("nan"))
+    values: list[float] = []
+    spreads: list[Draws] = []
+    for label in np.unique(labels):
+        own = torch.from_numpy(z[labels == label]).double()  # (N, Z)
+        if len(own) < 2:
+            continue
+        target = gaussians["mean"][label].double(), gaussians["std"][label].double()
+        floor = float(gaussians["std"].min())
+        whole = torch.full((1, len(own)), 1.0, dtype=torch.float64)
+        again = torch.from_numpy(weights(f"class {label}", len(own), seed)).double()
+        kl = gaussian_kl(*_moments(own, torch.cat([whole, again]), floor), *target).numpy()  # (1 + RESAMPLES,)
+        values.append(float(kl[0]))
+        spreads.append(kl[1:] - np.median(kl[1:]))
+    if not values:
+        return None
+    # A class's sigma is smaller in a resample than in the sample, which lifts every KL: only their spread is used.
+    spread = np.mean(spreads, axis=0).reshape(RESAMPLES)
+    return interval(float(np.mean(values)), np.mean(values) + spread)
+
+
+def _moments(z: torch.Tensor, weight: torch.Tensor, floor: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Means and floored standard deviations (R, Z) of samples (N, Z) that are weighted in R ways (R, N)."""
+    centre = z.mean(0)
+    total = weight.sum(1, keepdim=True)
+    mean = weight @ (z - centre) / total
+    variance = weight @ (z - centre) ** 2 / total - mean**2
+    return mean + centre, variance.clamp_min(0).sqrt().clamp_min(floor)

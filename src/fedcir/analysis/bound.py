@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedcir.analysis.bootstrap import Interval, mean_of
 from fedcir.analysis.divergence import Divergences
 from fedcir.analysis.views import View
 from fedcir.types import RoundRecord
@@ -14,13 +15,21 @@ from fedcir.types import RoundRecord
 class Bound:
     """Both terms side by side. Their scales differ (a loss, and a distance up to 2), so no sum is made of them."""
 
-    risk: float
-    divergence: float
+    risk_interval: Interval
+    divergence_interval: Interval
+
+    @property
+    def risk(self) -> float:
+        return self.risk_interval.value
+
+    @property
+    def divergence(self) -> float:
+        return self.divergence_interval.value
 
 
-def bound(views: Sequence[View], apart: Divergences) -> Bound:
+def bound(views: Sequence[View], apart: Divergences, seed: int = 0) -> Bound:
     """With clients weighing the same, as in the mean over clients."""
-    return Bound(float(np.mean([view.risk for view in views])), apart.mean_to_mixture)
+    return Bound(mean_of({view.domain: view.losses for view in views}, seed), apart.mean_to_mixture_interval)
 
 
 def risks(records: Sequence[RoundRecord]) -> dict[int, dict[str, float]]:

@@ -1,79 +1,28 @@
-"""Do clients differ, where, and did training close the gap: numbers first, then the words that they support."""
+"""Do clients differ, where, and did training close the gap: of data before any training, and of runs."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcir.analysis.alignment import Alignment, alignment, gaussians_of
-from fedcir.analysis.bound import Bound, bound
-from fedcir.analysis.divergence import Divergences, divergences
-from fedcir.analysis.views import View, views_of, views_of_run
+from fedcir.analysis.alignment import alignment, gaussians_of
+from fedcir.analysis.bound import bound
+from fedcir.analysis.divergence import LEAST, divergences
+from fedcir.analysis.findings import UNTRAINED, Diagnosis, Pixels
+from fedcir.analysis.verdict import verdict
+from fedcir.analysis.views import SEED, View, data_of_run, views_of, views_under
 from fedcir.config import Config
+from fedcir.data.domains import Domains
 from fedcir.federation import deal, federation_from
+from fedcir.partition import Share
 from fedcir.records import RunFolder
 from fedcir.types import InputError
 
-SHIFT = ((0.5, "small"), (1.2, "moderate"), (2.01, "large"))
-"""Words for a proxy A-distance."""
-SKEW = ((0.1, "small"), (0.3, "moderate"), (1.01, "large"))
-"""Words for a total variation between label distributions."""
+__all__ = ["Diagnosis", "Pixels", "as_json", "diagnose_data", "diagnose_run", "same_data", "verdict"]
 
-
-@dataclass(frozen=True)
-class Pixels:
-    """A domain's images before any network: brightness and contrast from 0 to 1."""
-
-    brightness: float
-    contrast: float
-
-
-@dataclass(frozen=True)
-class Diagnosis:
-    """What was found of one dataset or one run."""
-
-    name: str
-    classes: tuple[str, ...]
-    views: list[View]
-    apart: Divergences
-    labels: dict[str, NDArray[np.int64]]
-    """How many test images of each class every domain has."""
-    pixels: dict[str, Pixels] | None = None
-    """Of data before any training."""
-    bound: Bound | None = None
-    """Of a run."""
-    aligned: Alignment | None = None
-
-    @property
-    def skew(self) -> dict[str, float]:
-        """Each domain's total variation to the mean label distribution, from 0 to 1."""
-        shares = {domain: counts / counts.sum() for domain, counts in self.labels.items()}
-        mean = np.mean(list(shares.values()), axis=0)
-        return {domain: float(np.abs(share - mean).sum() / 2) for domain, share in shares.items()}
-
-    @property
-    def furthest(self) -> str:
-        """The client that is furthest from the mixture."""
-        return max(self.apart.to_mixture, key=lambda name: self.apart.to_mixture[name].value)
-
-    def confusion(self, domain: str) -> NDArray[np.int64]:
-        """Classes by classes: what is there, and what it was taken for."""
-        view = next(view for view in self.views if view.domain == domain)
-        counts = np.zeros((len(self.classes), len(self.classes)), dtype=np.int64)
-        np.add.at(counts, (view.labels, view.predicted), 1)
-        return counts
-
-    def mistaken(self, most: int = 3) -> list[str]:
-        """The commonest mistakes, by domain and class."""
-        wrong = []
-        for view in self.views:
-            counts = self.confusion(view.domain)
-            np.fill_diagonal(counts, 0)
-            for true, taken in np.argwhere(counts):
-                share = counts[true, taken] / max(1, self.labels[view.domain][true])
-                wrong.append((share, f"{self.classes[true]} for {self.classes[taken]} at {view.domain} ({share:.0%})"))
-        return [text for _, text in sorted(wrong, key=lambda each: -each[0])[:most]]
+OnDistance = Callable[[int, int], None]
 
 
 def same_data(folders: Sequence[RunFolder]) -> None:
@@ -87,92 +36,143 @@ def same_data(folders: Sequence[RunFolder]) -> None:
         )
 
 
-def diagnose_data(config: Config, limit: int | None = None) -> Diagnosis:
-    """Data before any training, under an encoder that has learned nothing (or model.weights)."""
+def diagnose_data(config: Config, limit: int | None = None, on_distance: OnDistance | None = None) -> Diagnosis:
+    """Data before any training, under an encoder that has learned nothing, or under model.weights."""
     domains, shares = deal(config)
+    _check(domains)
     federation = federation_from(config, domains, shares)
-    views = list(views_of(federation.task.classifier(), federation, limit, config.run.seed))
+    seed = config.run.seed
+    views = list(views_of(federation.task.classifier(), federation, limit, seed))
     pixels = {}
     for domain in domains:
         some = domain.test.pixels(np.arange(min(len(domain.test), 256))) / 255
         pixels[domain.name] = Pixels(float(some.mean()), float(some.std(axis=(1, 2, 3)).mean()))
-    apart = divergences({view.domain: view.z for view in views}, config.run.seed)
-    return Diagnosis(config.data.name, domains.classes, views, apart, _labels(views, len(domains.classes)), pixels)
+    apart = divergences({view.domain: view.z for view in views}, seed, on_distance)
+    names, labels = _by_client(domains, shares)
+    return Diagnosis(
+        config.data.name,
+        domains.classes,
+        views,
+        apart,
+        labels,
+        pixels,
+        encoder=UNTRAINED if config.model.weights is None else f"the encoder of {config.model.weights}",
+        notes=_notes(domains, views, names),
+        seed=seed,
+        domain_of=names,
+    )
 
 
-def diagnose_run(folder: RunFolder, data_root: str | None = None, limit: int | None = None) -> Diagnosis:
+def diagnose_run(
+    folder: RunFolder,
+    data_root: str | None = None,
+    limit: int | None = None,
+    on_distance: OnDistance | None = None,
+) -> Diagnosis:
     """A finished run's model on the images that it was tested on."""
-    views = views_of_run(folder, data_root, limit)
-    classes = tuple(folder.classes())
-    apart = divergences({view.domain: view.z for view in views}, folder.config().run.seed)
+    config, domains, shares = data_of_run(folder, data_root)
+    _check(domains)
+    views = views_under(folder, config, federation_from(config, domains, shares), limit)
+    apart = divergences({view.domain: view.z for view in views}, SEED, on_distance)
     gaussians = gaussians_of(folder)
-    aligned = None if gaussians is None else alignment(views, gaussians)
-    labels = _labels(views, len(classes))
-    return Diagnosis(folder.path.name, classes, views, apart, labels, None, bound(views, apart), aligned)
+    names, labels = _by_client(domains, shares)
+    return Diagnosis(
+        folder.path.name,
+        domains.classes,
+        views,
+        apart,
+        labels,
+        bound=bound(views, apart, SEED),
+        aligned=None if gaussians is None else alignment(views, gaussians, SEED),
+        encoder="its model",
+        notes=_notes(domains, views, names),
+        seed=SEED,
+        domain_of=names,
+    )
 
 
-def verdict(found: Diagnosis, other: Diagnosis | None = None) -> list[str]:
-    """Sentences, each with the numbers it rests on. `other` is a second run that the first is compared with."""
-    shift, skew = found.apart.mean_pair, max(found.skew.values())
-    far = found.apart.to_mixture[found.furthest]
-    under = "an untrained encoder" if found.bound is None else "its model"
-    said = [
-        f"Feature shift is {_word(shift, SHIFT)}: under {under} two clients have a proxy A-distance of {shift:.2f} on "
-        "average, where 0 cannot be told apart and 2 always can.",
-        f"Label skew is {_word(skew, SKEW)}: up to {skew:.0%} of a client's labels are not as the mean has them.",
-        f"Furthest from the mixture of all is {found.furthest}: {far.value:.2f} ({far.low:.2f} to {far.high:.2f}).",
-    ]
-    if skew >= SKEW[0][0]:
-        said.append("Where labels are skewed, part of the distance is theirs and not the images'.")
-    if found.bound is not None:
-        worst = min(found.views, key=lambda view: view.accuracy)
-        said.append(
-            f"Least accurate is {worst.domain}: {worst.accuracy:.1%}. The two terms of the bound: average risk "
-            f"{found.bound.risk:.3f}, divergence to the mixture {found.bound.divergence:.2f}."
+def _by_client(domains: Domains, shares: Sequence[Share]) -> tuple[dict[str, str], dict[str, NDArray[np.int64]]]:
+    """The domain of every client that trains, and how many images of each class it has.
+
+    Clients have the names that `fedcir data partition` shows, or their domains' where each is all of one.
+    """
+    labels = {domain.name: domain.train.labels for domain in domains}
+    held = {number: share for number, share in enumerate(shares) if share.rows}
+    apart = len({share.domain for share in held.values()}) == len(held)
+    alone = apart and all(list(share.rows) == [share.domain] for share in held.values())
+    names = {number: share.name or (share.domain if alone else str(number)) for number, share in held.items()}
+    return (
+        {names[number]: share.domain for number, share in held.items()},
+        {names[number]: share.counts(labels, len(domains.classes)) for number, share in held.items()},
+    )
+
+
+def _check(domains: Domains) -> None:
+    if len(domains) < 2:
+        raise InputError(f"{domains.name} has one domain only, {domains.names[0]!r}: a distance needs two")
+    for domain in domains:
+        if len(domain.test) < 2 * LEAST:
+            raise InputError(
+                f"domain {domain.name!r} has {len(domain.test)} test images, a diagnosis needs {2 * LEAST} of each"
+            )
+
+
+def _notes(domains: Domains, views: Sequence[View], clients: Mapping[str, str]) -> tuple[str, ...]:
+    notes = []
+    if any(client != domain for client, domain in clients.items()):
+        notes.append(
+            f"{len(clients)} clients hold the training images of {len(domains)} domains: label skew is between these "
+            "clients; distances and accuracies are between the domains, on their test images"
         )
-    if other is not None:
-        said += _compared(found, other)
-    return said
+    single = []
+    for domain, view in zip(domains, views, strict=True):
+        tested, trained = (
+            np.bincount(rows, minlength=len(domains.classes)) for rows in (view.labels, domain.train.labels)
+        )
+        rare = np.flatnonzero((tested == 1) | (tested + trained == 1))
+        single += [f"{domains.classes[label]} at {domain.name}" for label in rare]
+    if single:
+        more = f" and {len(single) - 5} more" if len(single) > 5 else ""
+        named = ", ".join(single[:5])
+        notes.append(f"one test image or none of {named}{more}: left out of what is said class by class")
+    return tuple(notes)
 
 
-def _compared(found: Diagnosis, other: Diagnosis) -> list[str]:
-    before, after = found.apart.pairs, other.apart.pairs
-    nearer = sum(after[pair].value < before[pair].value for pair in before)
-    change = other.apart.mean_pair - found.apart.mean_pair
-    apart = [pair for pair in before if after[pair].high < before[pair].low or after[pair].low > before[pair].high]
-    sure = f"{len(apart)} of them beyond their intervals" if apart else "none of them beyond its interval"
-    way = "nearer" if change < 0 else "further apart"
-    accuracy = [float(np.mean([view.accuracy for view in each.views])) for each in (found, other)]
-    return [
-        f"From {found.name} to {other.name} clients are {way} by {abs(change):.2f}: {nearer} of {len(before)} pairs "
-        f"came nearer, {sure}.",
-        f"Mean accuracy went from {accuracy[0]:.1%} to {accuracy[1]:.1%}.",
-    ]
-
-
-def _labels(views: Sequence[View], classes: int) -> dict[str, NDArray[np.int64]]:
-    return {view.domain: np.bincount(view.labels, minlength=classes) for view in views}
-
-
-def _word(value: float, words: Sequence[tuple[float, str]]) -> str:
-    return next(word for below, word in words if value < below)
-
-
-def as_json(found: Diagnosis) -> dict[str, object]:
+def as_json(found: Diagnosis) -> dict[str, Any]:
     """The numbers for a program."""
-
-    def told(values: Mapping[object, object]) -> dict[str, object]:
-        return {"/".join(key) if isinstance(key, tuple) else str(key): vars(value) for key, value in values.items()}
-
+    run = found.bound is not None
     return {
         "name": found.name,
         "classes": list(found.classes),
-        "pad": {"pairs": told(found.apart.pairs), "to_mixture": told(found.apart.to_mixture)},  # type: ignore[arg-type]
+        "pad": {
+            "pairs": {"/".join(pair): asdict(each) for pair, each in found.apart.pairs.items()},
+            "to_mixture": {name: asdict(each) for name, each in found.apart.to_mixture.items()},
+            "mean_pair": asdict(found.apart.mean_pair_interval),
+            "mean_to_mixture": asdict(found.apart.mean_to_mixture_interval),
+        },
         "mean_pair": found.apart.mean_pair,
+        "labels": {name: counts.tolist() for name, counts in found.labels.items()},
         "label_skew": found.skew,
-        "pixels": None if found.pixels is None else told(found.pixels),  # type: ignore[arg-type]
-        "accuracy": None if found.bound is None else {view.domain: view.accuracy for view in found.views},
-        "bound": None if found.bound is None else vars(found.bound),
-        "alignment": None if found.aligned is None else vars(found.aligned),
+        "pixels": None if found.pixels is None else {name: asdict(each) for name, each in found.pixels.items()},
+        "accuracy": {view.domain: view.accuracy for view in found.views} if run else None,
+        "accuracy_intervals": {name: asdict(each) for name, each in found.accuracy.items()} if run else None,
+        "risk_intervals": {name: asdict(each) for name, each in found.risk.items()} if run else None,
+        "bound": _bound(found),
+        "alignment": _alignment(found),
+        "confusion": {domain: found.confusion(domain).tolist() for domain in found.domains} if run else None,
+        "notes": list(found.notes),
         "verdict": verdict(found),
     }
+
+
+def _bound(found: Diagnosis) -> dict[str, Any] | None:
+    if found.bound is None:
+        return None
+    return {"risk": found.bound.risk, "divergence": found.bound.divergence, **asdict(found.bound)}
+
+
+def _alignment(found: Diagnosis) -> dict[str, Any] | None:
+    if found.aligned is None:
+        return None
+    generator = None if found.aligned.generator_interval is None else found.aligned.generator
+    return {"clients": found.aligned.clients, "generator": generator, **asdict(found.aligned)}

@@ -5,7 +5,7 @@ train a linear classifier to tell them apart, and take its error e on what it ha
 that cannot be told apart to 2 for sets that always can.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
@@ -13,24 +13,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedcir.analysis.bootstrap import Draws, Interval, Weights, interval, weights
 from fedcir.rng import numpy_rng, seed_for
 from fedcir.types import InputError
 
 Representations = NDArray[np.floating[Any]]  # (N, Z)
+Rows = NDArray[np.int64]
+Part = tuple[Weights, Rows]
+"""A client's weights in the resamples, and which of its samples are on one side."""
 
 LEAST = 4
 """Samples of each side."""
 FOLDS = 5
-RESAMPLES = 1000
-
-
-@dataclass(frozen=True)
-class Distance:
-    """An estimate between 0 and 2, and its 95 % interval over resampled test samples."""
-
-    value: float
-    low: float
-    high: float
 
 
 def proxy_a_distance(a: Representations, b: Representations, seed: int = 0) -> float:
@@ -38,50 +32,122 @@ def proxy_a_distance(a: Representations, b: Representations, seed: int = 0) -> f
     return distance(a, b, seed).value
 
 
-def distance(a: Representations, b: Representations, seed: int = 0) -> Distance:
+def distance(a: Representations, b: Representations, seed: int = 0) -> Interval:
     """The same with its interval. The larger set is cut to the size of the smaller, so that e is 1/2 by chance."""
-    wrong = _errors(np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64), seed)
-    rng = numpy_rng(seed, "pad", "bootstrap")
-    resampled = wrong[rng.integers(0, len(wrong), (RESAMPLES, len(wrong)))].mean(axis=1)
-    low, high = np.quantile(resampled, [0.975, 0.025])  # a large error is a small distance
-    return Distance(_from_error(wrong.mean()), _from_error(low), _from_error(high))
+    _check(a, b)
+    sides = [[(weights(name, len(rows), seed), np.arange(len(rows)))] for name, rows in (("a", a), ("b", b))]
+    return _bounded(*_measured(a, b, sides, seed))
 
 
 @dataclass(frozen=True)
 class Divergences:
     """Every pair of clients, and each client against the mixture of all."""
 
-    pairs: dict[tuple[str, str], Distance]
-    to_mixture: dict[str, Distance]
+    pairs: dict[tuple[str, str], Interval]
+    to_mixture: dict[str, Interval]
+    pair_draws: Draws
+    """The mean over pairs in every resample: clients are resampled, so that pairs that share one move together."""
+    mixture_draws: Draws
+    """The same of the mean distance to the mixture."""
 
     @property
     def mean_pair(self) -> float:
-        return float(np.mean([each.value for each in self.pairs.values()]))
+        return self.mean_pair_interval.value
+
+    @property
+    def mean_pair_interval(self) -> Interval:
+        return _mean(self.pairs.values(), self.pair_draws)
 
     @property
     def mean_to_mixture(self) -> float:
         """The second term of the bound (Theorem 2), clients weighing the same."""
-        return float(np.mean([each.value for each in self.to_mixture.values()]))
+        return self.mean_to_mixture_interval.value
+
+    @property
+    def mean_to_mixture_interval(self) -> Interval:
+        return _mean(self.to_mixture.values(), self.mixture_draws)
 
 
-def divergences(clients: Mapping[str, Representations], seed: int = 0) -> Divergences:
-    """All distances. The mixture has the same number of samples of each client, none of them used on both sides."""
+def divergences(
+    clients: Mapping[str, Representations], seed: int = 0, on_distance: Callable[[int, int], None] | None = None
+) -> Divergences:
+    """All distances. The mixture has the same number of samples of each client, none of them used on both sides.
+
+    `on_distance` is told how many are done, of how many.
+    """
     if len(clients) < 2:
         raise InputError(f"distances need two clients at least, got {len(clients)}")
-    pairs = {(a, b): distance(clients[a], clients[b], seed) for a, b in combinations(clients, 2)}
-    halves = {name: _halves(rows, name, seed) for name, rows in clients.items()}
+    drawn = {name: weights(name, len(rows), seed) for name, rows in clients.items()}
+    halves = {name: _halves(len(rows), name, seed) for name, rows in clients.items()}
     least = min(len(mixed) for _, mixed in halves.values())
-    mixture = np.concatenate([mixed[:least] for _, mixed in halves.values()])
-    return Divergences(pairs, {name: distance(own, mixture, seed) for name, (own, _) in halves.items()})
+    mixture = [(name, mixed[:least]) for name, (_, mixed) in halves.items()]
+    everyone = {name: [(name, np.arange(len(rows)))] for name, rows in clients.items()}
+    comparisons: dict[Any, Any] = {(a, b): (everyone[a], everyone[b]) for a, b in combinations(clients, 2)}
+    comparisons |= {name: ([(name, own)], mixture) for name, (own, _) in halves.items()}
+    found, draws = {}, {}
+    for number, (key, sides) in enumerate(comparisons.items(), start=1):
+        a, b = (np.concatenate([clients[name][rows] for name, rows in side]) for side in sides)
+        _check(a, b)
+        value, draws[key] = _measured(a, b, [[(drawn[name], rows) for name, rows in side] for side in sides], seed)
+        found[key] = _bounded(value, draws[key])
+        if on_distance is not None:
+            on_distance(number, len(comparisons))
+    pairs, alone = [key for key in found if isinstance(key, tuple)], list(clients)
+    return Divergences(
+        {key: found[key] for key in pairs},
+        {name: found[name] for name in alone},
+        np.mean([draws[key] for key in pairs], axis=0),
+        np.mean([draws[name] for name in alone], axis=0),
+    )
 
 
-def _errors(a: Representations, b: Representations, seed: int) -> NDArray[np.bool_]:
-    """Which samples a linear SVM gets wrong that was trained on the others, in five folds: each is tested once."""
-    from sklearn.model_selection import StratifiedKFold, cross_val_predict
-    from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import StandardScaler
+def _measured(
+    a: Representations, b: Representations, sides: Sequence[Sequence[Part]], seed: int
+) -> tuple[float, Draws]:
+    """The distance and what it is in every resample, neither of them bounded by 0 yet."""
+    picks, wrong = _errors(a, b, seed)
+    errors = []
+    for parts, picked, missed in zip(sides, picks, wrong, strict=True):
+        starts = np.cumsum([0, *(len(rows) for _, rows in parts)])
+        sums = np.zeros((len(parts[0][0]), 2))  # weight of the samples that are wrong, and of all
+        for (weight, rows), start in zip(parts, starts, strict=False):
+            mine = (picked >= start) & (picked < start + len(rows))
+            told = np.zeros((weight.shape[1], 2), np.float32)
+            told[rows[picked[mine] - start]] = np.stack([missed[mine], np.ones(mine.sum())], axis=1)
+            sums += weight @ told
+        nobody = sums[:, 1] == 0  # none of a few samples may be drawn
+        errors.append(np.where(nobody, missed.mean(), sums[:, 0] / np.maximum(sums[:, 1], 1)))
+    return 2 * (1 - 2 * float(wrong.mean())), 2 * (1 - 2 * np.mean(errors, axis=0))
+
+
+def _errors(a: Representations, b: Representations, seed: int) -> tuple[Rows, NDArray[np.bool_]]:
+    """Which samples of each side a linear SVM gets wrong that was trained on others: each is tested once in five folds.
+
+    The larger side is cut at random. Gives the rows that are left and whether each is wrong, both (2, size).
+    """
+    from sklearn import config_context
+    from sklearn.model_selection import StratifiedKFold
     from sklearn.svm import LinearSVC
 
+    size = min(len(a), len(b))
+    rng = numpy_rng(seed, "pad", "balance")
+    all_of_it = np.arange(size)
+    picks = [all_of_it if len(rows) == size else np.sort(rng.permutation(len(rows))[:size]) for rows in (a, b)]
+    x = np.concatenate([a[picks[0]], b[picks[1]]]).astype(np.float64)
+    sides = np.repeat([0, 1], size)
+    state = seed_for(seed, "pad") % 2**31
+    wrong = np.zeros(2 * size, dtype=np.bool_)
+    for train, test in StratifiedKFold(min(FOLDS, size), shuffle=True, random_state=state).split(x, sides):
+        mean, std = x[train].mean(axis=0), x[train].std(axis=0)
+        std[std < 1e-12 * np.abs(mean).clip(1)] = 1  # a feature that is always the same
+        svm = LinearSVC(random_state=state, dual="auto", max_iter=5000, tol=1e-3)
+        with config_context(assume_finite=True, skip_parameter_validation=True):  # a third of the time of small ones
+            svm.fit((x[train] - mean) / std, sides[train])
+            wrong[test] = svm.predict((x[test] - mean) / std) != sides[test]
+    return np.stack(picks), wrong.reshape(2, size)
+
+
+def _check(a: Representations, b: Representations) -> None:
     for rows in (a, b):
         if rows.ndim != 2 or len(rows) < LEAST:
             raise InputError(f"a distance needs {LEAST} samples (N, Z) of each side at least, got {list(rows.shape)}")
@@ -89,23 +155,18 @@ def _errors(a: Representations, b: Representations, seed: int) -> NDArray[np.boo
             raise InputError("representations must be finite")
     if a.shape[1] != b.shape[1]:
         raise InputError(f"representations must have one width, got {a.shape[1]} and {b.shape[1]}")
-    size = min(len(a), len(b))
-    rng = numpy_rng(seed, "pad", "balance")
-    some = [rows if len(rows) == size else rows[np.sort(rng.permutation(len(rows))[:size])] for rows in (a, b)]
-    sides = np.repeat([0, 1], size)
-    state = seed_for(seed, "pad") % 2**31
-    folds = StratifiedKFold(min(FOLDS, size), shuffle=True, random_state=state)
-    classifier = make_pipeline(StandardScaler(), LinearSVC(random_state=state, dual="auto", max_iter=5000, tol=1e-3))
-    wrong: NDArray[np.bool_] = cross_val_predict(classifier, np.concatenate(some), sides, cv=folds) != sides
-    return wrong
 
 
-def _from_error(error: float) -> float:
-    return float(np.clip(2 * (1 - 2 * error), 0.0, 2.0))
+def _bounded(value: float, draws: Draws) -> Interval:
+    return interval(float(np.clip(value, 0, 2)), np.clip(draws, 0, 2))
 
 
-def _halves(rows: Representations, name: str, seed: int) -> tuple[Representations, Representations]:
-    if len(rows) < 2 * LEAST:
-        raise InputError(f"{name!r} has {len(rows)} samples, its distance to the mixture needs {2 * LEAST} at least")
-    order = numpy_rng(seed, "pad", "halves", name).permutation(len(rows))
-    return rows[order[: len(rows) // 2]], rows[order[len(rows) // 2 :]]
+def _mean(distances: Any, draws: Draws) -> Interval:
+    return _bounded(float(np.mean([each.value for each in distances])), draws)
+
+
+def _halves(samples: int, name: str, seed: int) -> tuple[Rows, Rows]:
+    if samples < 2 * LEAST:
+        raise InputError(f"{name!r} has {samples} samples, its distance to the mixture needs {2 * LEAST} at least")
+    order = numpy_rng(seed, "pad", "halves", name).permutation(samples)
+    return order[: samples // 2], order[samples // 2 :]

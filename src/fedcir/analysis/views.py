@@ -9,20 +9,28 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from fedcir.algorithms import make_algorithm
+from fedcir.config import Config
+from fedcir.data.domains import Domains
 from fedcir.data.examples import Examples
-from fedcir.federation import Federation, open_federation
+from fedcir.data.sources import SOURCES
+from fedcir.federation import Federation, deal, federation_from, manifest_of
 from fedcir.local import EVALUATION_BATCH
 from fedcir.machine import threads
 from fedcir.models.encoder import Classifier, GaussianClassifier
+from fedcir.partition import Share
 from fedcir.records import RunFolder
 from fedcir.rng import numpy_rng
 from fedcir.types import InputError
 
 Numbers = NDArray[np.float32]
 Labels = NDArray[np.int64]
+
+SEED = 0
+"""Of looking at runs, whatever their own: they are seen on the same images, so that they can be paired."""
 
 
 @dataclass(frozen=True)
@@ -47,20 +55,54 @@ class View:
 
 def views_of_run(folder: RunFolder, data_root: str | None = None, limit: int | None = None) -> list[View]:
     """A finished run's model on the data that it was tested on; `data_root` says where those are now."""
+    config, domains, shares = data_of_run(folder, data_root)
+    return views_under(folder, config, federation_from(config, domains, shares), limit)
+
+
+def data_of_run(folder: RunFolder, data_root: str | None = None) -> tuple[Config, Domains, list[Share]]:
+    """A finished run's settings, its data, which must be what it ran on, and who held what."""
     if not folder.finished:
         raise InputError(f"{folder.path} holds no finished run: finish it with --resume")
     config = folder.config()
+    if config.data.name not in SOURCES:
+        raise InputError(
+            f"{folder.path} is a run of fedcir.train on Datasets of its caller, which are not kept in it: "
+            "give fedcir.analysis.divergences their representations instead"
+        )
     if data_root is not None:
         config = replace(config, data=replace(config.data, root=data_root))
-    federation = open_federation(config)
+    root = config.data.root
+    if SOURCES[config.data.name].root == "folder" and root is not None and not Path(root).is_dir():
+        raise InputError(f"{folder.path} ran on {root}, which is no folder now: name it with --data-root")
+    domains, shares = deal(config)
+    manifest = folder.manifest()
+    if "test" in manifest:
+        same = manifest_of(domains, shares)["hash"] == manifest["hash"]
+    else:  # of a deployment, which counts samples and does not name them
+        counts = {domain.name: len(domain.test) for domain in domains}
+        same = {client["domain"]: client["test"] for client in manifest["clients"]} == counts
+    if not same:
+        raise InputError(
+            f"the data at {root} are not what {folder.path} ran on: name those with --data-root"
+            if root is not None
+            else f"{config.data.name} is not what {folder.path} ran on: use the fedcir that wrote it"
+        )
+    return config, domains, shares
+
+
+def views_under(folder: RunFolder, config: Config, federation: Federation, limit: int | None) -> list[View]:
+    """What a finished run's model makes of the federation that it ran on."""
     model = make_algorithm(config.algorithm).build(federation.task)["model"]
-    arrays = load_file(folder.path / "model.safetensors")
+    try:
+        arrays = load_file(folder.path / "model.safetensors")
+    except SafetensorError as error:
+        raise InputError(f"{folder.path}/model.safetensors is damaged: {error}") from error
     if missing := sorted(model.state_dict().keys() - arrays.keys()):
         raise InputError(
             f"{folder.path}/model.safetensors lacks {missing[0]}: with model.batchnorm=local each site has its own"
         )
     model.load_state_dict(arrays)
-    return list(views_of(model, federation, limit, config.run.seed))
+    return list(views_of(model, federation, limit, SEED))
 
 
 def views_of(model: torch.nn.Module, federation: Federation, limit: int | None, seed: int) -> Iterator[View]:

@@ -1,6 +1,8 @@
 """`fedcir diagnose`: do clients differ, where, and did training close the gap?"""
 
 import json as jsonlib
+import math
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,15 +14,25 @@ from fedcir.options import Options
 if TYPE_CHECKING:
     from fedcir.analysis.diagnosis import Diagnosis
 
+WIDE = 10
+"""Domains whose distances are printed as a matrix."""
+LONG = 20
+"""Classes that are printed one by one."""
+
 
 def diagnose(
     runs: Annotated[list[Path] | None, typer.Argument(help="One finished run, or two to compare.")] = None,
     dataset: Annotated[str | None, typer.Option(help="Data before any training, by the dataset's name.")] = None,
     data_root: Annotated[Path | None, typer.Option(help="Folder that holds the data.")] = None,
     image_size: Annotated[int | None, typer.Option(help="Pixels of a side; 128 by default for image files.")] = None,
+    model: Annotated[str | None, typer.Option(help="Backbone: cnn or resnet18; model.weights may fill it.")] = None,
+    clients: Annotated[int | None, typer.Option(help="Number of clients; domains are split between them.")] = None,
+    beta: Annotated[float | None, typer.Option(help="Dirichlet label skew within a domain; small is skewed.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of everything random. [default: 0]")] = None,
     samples: Annotated[int, typer.Option(help="At most so many test images of each domain.")] = 1000,
     projection: Annotated[str, typer.Option(help="Of representations in the picture: pca, tsne or umap.")] = "pca",
     out: Annotated[Path, typer.Option("--out", "-o", help="The picture.")] = Path("diagnosis.png"),
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
     set: Annotated[
         list[str] | None, typer.Option("--set", metavar="SECTION.FIELD=VALUE", help="Any setting; may be repeated.")
@@ -29,56 +41,84 @@ def diagnose(
     """Say how far clients are apart: in data before any training, in one run, or in two."""
     from fedcir.analysis.diagnosis import as_json, diagnose_data, diagnose_run, same_data, verdict
     from fedcir.analysis.views import run_folders
-    from fedcir.report.plots import PROJECTIONS, diagnosis
+    from fedcir.progress import Meter
+    from fedcir.report.diagnosis import check_picture, diagnosis
     from fedcir.types import InputError
 
-    if runs and (dataset or image_size or set):
-        raise InputError("runs know their data and settings: leave --dataset, --image-size and --set out")
-    if projection not in PROJECTIONS:
-        raise InputError(f"--projection takes {', '.join(PROJECTIONS)}, got {projection!r}")
+    own: dict[str, object] = {"--dataset": dataset, "--image-size": image_size, "--model": model, "--set": set}
+    own |= {"--clients": clients, "--beta": beta, "--seed": seed}
+    if runs and (given := [option for option, value in own.items() if value is not None]):
+        raise InputError(f"runs know their data and settings: leave {' and '.join(given)} out")
     if samples < 8:
         raise InputError(f"--samples must be at least 8, got {samples}")
-    if runs:
-        folders = run_folders(runs)
-        if len(folders) > 2:
-            raise InputError(f"diagnose takes one run or two, got {len(folders)}: name them")
-        same_data(folders)
-        found = [diagnose_run(folder, None if data_root is None else str(data_root), samples) for folder in folders]
-    else:
-        config = Options(dataset=dataset, data_root=data_root, image_size=image_size, set=set).to_config()
-        found = [diagnose_data(config, samples)]
+    check_picture(out, projection)
+    with Meter("measuring distances", quiet) as meter:
+        if runs:
+            folders = run_folders(runs)
+            if len(folders) > 2:
+                raise InputError(f"diagnose takes one run or two, got {len(folders)}: name them")
+            same_data(folders)
+            root = None if data_root is None else str(data_root)
+            found = [diagnose_run(folder, root, samples, meter.show) for folder in folders]
+            if len({each.name for each in found}) < len(found):
+                found = [replace(each, name=str(folder.path)) for each, folder in zip(found, folders, strict=True)]
+        else:
+            options = Options(dataset=dataset, data_root=data_root, image_size=image_size, model=model, set=set)
+            options.clients, options.beta = clients, beta
+            found = [diagnose_data(options.to_config(seed=seed), samples, meter.show)]
+    said = verdict(found[0], *found[1:])
     diagnosis(found, out, projection)
     if json:
-        print(jsonlib.dumps([as_json(each) for each in found], indent=1))
+        told = [as_json(each) for each in found]
+        told[0]["verdict"] = said
+        print(jsonlib.dumps(told, indent=1, ensure_ascii=False))
         return
     for each in found:
         _print(each)
-    for sentence in verdict(found[0], *found[1:]):
+    for note in found[0].notes:
+        print(f"note: {note}")
+    for sentence in said:
         print(sentence)
     print(f"\n{out} shows it")
 
 
 def _print(found: "Diagnosis") -> None:
-    names = [view.domain for view in found.views]
-    header = ["", *names, "mixture", "label skew"]
-    header += ["accuracy", "risk"] if found.bound is not None else ["brightness", "contrast"]
-    rows = [header]
-    for view in found.views:
-        row = [view.domain]
-        for name in names:
-            pair = found.apart.pairs.get((view.domain, name)) or found.apart.pairs.get((name, view.domain))
+    names = found.domains
+    matrix = names if len(names) <= WIDE else []
+    header = ["", *matrix, "mixture", *([] if found.shared else ["label skew"])]
+    rows = [header + (["brightness", "contrast"] if found.bound is None else ["accuracy", "risk"])]
+    accuracy, risk, skew = found.accuracy, found.risk, found.skew
+    for name in names:
+        row = [name]
+        for other in matrix:
+            pair = found.apart.pairs.get((name, other)) or found.apart.pairs.get((other, name))
             row.append("" if pair is None else f"{pair.value:.2f}")
-        row += [f"{found.apart.to_mixture[view.domain].value:.2f}", f"{found.skew[view.domain]:.2f}"]
+        row.append(f"{found.apart.to_mixture[name]:.2f}")
+        if not found.shared:
+            row.append(f"{skew[name]:.2f}" if name in skew else "-")
         if found.pixels is None:
-            row += [f"{100 * view.accuracy:.1f}", f"{view.risk:.3f}"]
+            row += [f"{accuracy[name].scaled(100):.1f}", f"{risk[name]:.2f}"]
         else:
-            row += [f"{found.pixels[view.domain].brightness:.2f}", f"{found.pixels[view.domain].contrast:.2f}"]
+            row += [f"{found.pixels[name].brightness:.2f}", f"{found.pixels[name].contrast:.2f}"]
         rows.append(row)
-    print_table(rows, f"{found.name}: proxy A-distance of clients, 0 to 2")
+    print_table(rows, f"{found.name}: proxy A-distances of domains, 0 to 2, and 95 % intervals")
+    if not matrix:
+        pairs = sorted(found.apart.pairs.items(), key=lambda each: each[1].value)
+        near, far = (f"{' and '.join(pair)} {each:.2f}" for pair, each in (pairs[0], pairs[-1]))
+        print(f"{len(pairs)} pairs, --json lists them; nearest are {near}, furthest {far}")
     if found.aligned is not None:
-        kls = ", ".join(f"{name} {value:.0f}" for name, value in found.aligned.clients.items())
-        print(f"KL to q(z|y): {kls}; of the true class Gaussians to the generator's: {found.aligned.generator:.0f}")
-    mistaken = found.mistaken()
-    if found.bound is not None and mistaken:
-        print(f"most mistaken: {', '.join(mistaken)}")
+        kls = ", ".join(f"{name} {each:,.0f}" for name, each in found.aligned.client_intervals.items())
+        print(f"KL to q(z|y) in nats: {kls}")
+    if found.bound is not None:
+        if len(found.classes) <= LONG:
+            _print_recall(found)
+        if mistaken := found.mistaken():
+            print(f"most mistaken: {', '.join(mistaken)}")
     print()
+
+
+def _print_recall(found: "Diagnosis") -> None:
+    rows = [["class", *found.domains]]
+    for label, shares in zip(found.classes, found.recall, strict=True):
+        rows.append([label, *("-" if math.isnan(share) else f"{share:.0%}" for share in shares)])
+    print_table(rows, "share of each class that is right")

@@ -10,8 +10,8 @@ from fedcir.analysis.bootstrap import Interval
 from fedcir.analysis.diagnosis import Diagnosis, verdict
 from fedcir.charts import Bars, Chart, Cloud, Heat, Lines, Series
 from fedcir.compare import Method, half_width
+from fedcir.report.diagnosis import in_the_plane
 from fedcir.report.page import Figure, Section, Table, Words
-from fedcir.report.plots import in_the_plane
 from fedcir.report.study import Study
 from fedcir.report.tables import percent
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from html import escape
 from importlib.resources import files
+from typing import Any
 
 from fedcir.charts import Chart
 
@@ -84,11 +85,11 @@ def _as_script(data: object) -> str:
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 
 
-def _told(name: str, chart: Chart) -> dict[str, object]:
+def _told(name: str, chart: Chart) -> dict[str, Any]:
     return {"name": name, "kind": type(chart).__name__.lower(), **_short(asdict(chart))}
 
 
-def _short(value: object) -> object:
+def _short(value: Any) -> Any:
     """The same with numbers of six digits at most."""
     if isinstance(value, float):
         return float(f"{value:.6g}")

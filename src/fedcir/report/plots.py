@@ -1,5 +1,6 @@
 """Pictures of runs."""
 
+import io
 import itertools
 import math
 import warnings
@@ -11,13 +12,8 @@ import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from fedcir.analysis.diagnosis import Diagnosis
 from fedcir.charts import Chart, Lines, accuracy, curve
-from fedcir.records import RunFolder
-from fedcir.types import InputError
-
-PROJECTIONS = ("pca", "tsne", "umap")
-"""Ways to draw representations in two dimensions."""
+from fedcir.records import RunFolder, write
 
 
 def convergence(runs: Mapping[str, Mapping[int, RunFolder]]) -> Lines:
@@ -39,15 +35,21 @@ def draw(panels: Sequence[Chart], paths: Sequence[Path]) -> None:
         else:
             _lines(axes, panel)
     for path in paths:
-        beside = path.with_name(f".{path.stem}.tmp{path.suffix}")
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Glyph")  # a name that the font cannot write is drawn as boxes
-            # no date, so that equal results are equal files
-            figure.savefig(beside, dpi=150, metadata={_STAMPS[path.suffix]: None})
-        beside.replace(path)
+        save(figure, path)
 
 
-_STAMPS = {".png": "Software", ".pdf": "CreationDate", ".svg": "Date"}
+STAMPS = {".png": "Software", ".svg": "Date", ".pdf": "CreationDate"}
+"""What each format would hold of the time or the version: equal results are to be equal files."""
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write a picture whole or not at all, in the format that its name ends in."""
+    drawn = io.BytesIO()
+    kind = path.suffix.lower()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph")  # a name that the font cannot write is drawn as boxes
+        figure.savefig(drawn, format=kind[1:], dpi=150, metadata={STAMPS[kind]: None} if kind in STAMPS else None)
+    write(path, drawn.getvalue())
 
 
 def _lines(axes: Any, panel: Lines) -> None:
@@ -59,7 +61,7 @@ def _lines(axes: Any, panel: Lines) -> None:
         shift = 0.0 if panel.joined or panel.diagonal else 0.08 * (number - (len(panel.series) - 1) / 2)
         x = [each + shift for each in series.x]
         line = {"color": f"C{number % 10}", "linestyle": style, "linewidth": 1.6, "marker": marker, "markersize": size}
-        axes.plot(x, series.y, label=_plain(series.name), **line)
+        axes.plot(x, series.y, label=plain(series.name), **line)
         if series.low is not None and series.high is not None:
             if style == "-":
                 axes.fill_between(x, series.low, series.high, color=f"C{number % 10}", alpha=0.15, linewidth=0)
@@ -67,12 +69,12 @@ def _lines(axes: Any, panel: Lines) -> None:
                 axes.vlines(x, series.low, series.high, color=f"C{number % 10}", linewidth=1.2)
     if panel.ticks:
         long = max(map(len, panel.ticks)) * len(panel.ticks) > 40
-        names = [_plain(name) for name in panel.ticks]
+        names = [plain(name) for name in panel.ticks]
         axes.set_xticks(range(len(names)), names, rotation=40 if long else 0, ha="right" if long else "center")
     if panel.diagonal:
         axes.plot([0, 2], [0, 2], color="0.5", linewidth=1, linestyle="--")
         axes.set(xlim=(0, 2.05), ylim=(0, 2.05), aspect="equal")
-    axes.set(xlabel=panel.x, ylabel=panel.y, title=_plain(panel.title))
+    axes.set(xlabel=panel.x, ylabel=panel.y, title=plain(panel.title))
     axes.grid(alpha=0.3)
     if panel.series:
         axes.legend(frameon=False, fontsize="small")
@@ -98,72 +100,18 @@ def clients_by_classes(held: Sequence[tuple[str, str, NDArray[np.int64]]], class
         shown.append(axes.scatter([], [], s=50, color=f"C{number}"))  # the legend's dots are all of one size
     few = len(held) <= 60
     axes.set_xticks(range(len(held)) if few else [0, len(held) - 1])
-    names = [_plain(held[tick][0]) for tick in (range(len(held)) if few else (0, -1))]
+    names = [plain(held[tick][0]) for tick in (range(len(held)) if few else (0, -1))]
     axes.set_xticklabels(names, rotation=90 if few else 0)
     axes.set_yticks(range(len(classes)) if len(classes) <= 60 else [])
-    axes.set_yticklabels([_plain(name) for name in classes] if len(classes) <= 60 else [])
+    axes.set_yticklabels([plain(name) for name in classes] if len(classes) <= 60 else [])
     axes.set(xlabel="client", ylabel=f"class (largest dot: {largest} images)", xlim=(-0.7, len(held) - 0.3))
     axes.set_ylim(len(classes) - 0.4, -0.6)
     axes.grid(alpha=0.2)
     axes.set_axisbelow(True)
-    figure.legend(shown, [_plain(name) for name in domains], loc="outside upper center", ncols=6, frameon=False)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph")  # a name that the font cannot write is drawn as boxes
-        figure.savefig(path, dpi=150, metadata={"Software": None})
+    figure.legend(shown, [plain(name) for name in domains], loc="outside upper center", ncols=6, frameon=False)
+    save(figure, path)
 
 
-def diagnosis(found: Sequence[Diagnosis], path: Path, method: str = "pca") -> None:
-    """A row for each: distances of clients, and representations in two dimensions by client and by class."""
-    figure = Figure(figsize=(13, 4.2 * len(found)), layout="constrained")
-    for row, each in zip(figure.subplots(len(found), 3, squeeze=False), found, strict=True):
-        names = [view.domain for view in each.views]
-        matrix = np.full((len(names), len(names)), np.nan)
-        for (a, b), distance in each.apart.pairs.items():
-            matrix[names.index(a), names.index(b)] = matrix[names.index(b), names.index(a)] = distance.value
-        image = row[0].imshow(matrix, vmin=0, vmax=2, cmap="viridis")
-        for (i, j), value in np.ndenumerate(matrix):
-            if i != j and len(names) <= 12:
-                row[0].text(j, i, f"{value:.2f}", ha="center", va="center", color="white" if value < 1.4 else "black")
-        row[0].set_xticks(range(len(names)), [_plain(name) for name in names], rotation=45, ha="right")
-        row[0].set_yticks(range(len(names)), [_plain(name) for name in names])
-        row[0].set_title(f"{_plain(each.name)}: proxy A-distance")
-        figure.colorbar(image, ax=row[0], shrink=0.8)
-        points = in_the_plane(np.concatenate([view.z for view in each.views]), method)
-        owners = np.repeat(np.arange(len(names)), [len(view.z) for view in each.views])
-        labels = np.concatenate([view.labels for view in each.views])
-        for axes, kinds, titles, what in ((row[1], owners, names, "client"), (row[2], labels, each.classes, "class")):
-            for kind, title in enumerate(titles):
-                mine = kinds == kind
-                colour = f"C{kind}" if len(titles) <= 10 else None
-                axes.scatter(*points[mine].T, s=6, alpha=0.6, linewidths=0, color=colour, label=_plain(title))
-            axes.set(title=f"representations by {what} ({method.upper()})", xticks=[], yticks=[])
-            if len(titles) <= 12:
-                axes.legend(frameon=False, fontsize="small", markerscale=2)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph")
-        figure.savefig(path, dpi=130, metadata={"Software": None})
-
-
-def in_the_plane(z: NDArray[np.float32], method: str = "pca") -> NDArray[np.float64]:
-    """Representations (N, Z) as points (N, 2), by PCA, or by t-SNE or UMAP where that is installed."""
-    from sklearn.decomposition import PCA
-
-    if method == "pca":
-        made = PCA(2, random_state=0) if z.shape[1] > 1 else None
-    elif method == "tsne":
-        from sklearn.manifold import TSNE
-
-        made = TSNE(2, random_state=0, perplexity=min(30.0, max(2.0, len(z) / 4)))
-    else:
-        try:
-            from umap import UMAP
-        except ImportError:
-            raise InputError("--projection umap needs it: pip install umap-learn; or take pca or tsne") from None
-        made = UMAP(n_components=2, random_state=0)
-    flat = np.asarray(z, dtype=np.float64)
-    return flat.repeat(2, axis=1) if made is None else np.asarray(made.fit_transform(flat), dtype=np.float64)
-
-
-def _plain(name: str) -> str:
+def plain(name: str) -> str:
     """A name that matplotlib does not read as a formula."""
     return name.replace("$", r"\$")

@@ -161,8 +161,10 @@ def costs(study: Study, methods: Sequence[Method], target: float | None) -> Sect
 def settings(study: Study) -> Section:
     """What was run, and how to run it again."""
     one = study.one_of_each
-    shown = ("model.name", "data.image_size", "partition.scheme", "partition.clients", "server.active")
-    shown += ("server.rounds", "local.steps", "local.batch_size", "local.lr", "local.momentum", "local.weight_decay")
+    shown = [
+        *("model.name", "data.image_size", "partition.scheme", "partition.clients", "server.active", "server.rounds"),
+        *("local.steps", "local.batch_size", "local.lr", "local.momentum", "local.weight_decay"),
+    ]
     rows = [["method", *shown]]
     listings = []
     for name, folder in one.items():

@@ -1,0 +1,137 @@
+"""The words that the numbers of a diagnosis support, each with the numbers it rests on."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from fedcir.analysis.bootstrap import Interval, interval, mean_of
+from fedcir.analysis.findings import Diagnosis
+from fedcir.types import InputError
+
+SHIFT = ((0.5, "small"), (1.2, "moderate"), (2.01, "large"))
+"""Words for a proxy A-distance."""
+SKEW = ((0.1, "small"), (0.3, "moderate"), (1.01, "large"))
+"""Words for a total variation between label distributions."""
+NEAR = ((0.1, "near to"), (0.5, "some way from"), (float("inf"), "far from"))
+"""Words for a KL in nats for each dimension of z, where a mean that is off by one standard deviation is 0.5."""
+
+
+def verdict(found: Diagnosis, other: Diagnosis | None = None) -> list[str]:
+    """Sentences on one diagnosis, and on what changed from it to a second run on the same data."""
+    shift, far = found.apart.mean_pair_interval, found.apart.to_mixture[found.furthest]
+    under = found.encoder if found.bound is None else f"the model of {found.name}"
+    said = [
+        f"Feature shift is {_word(shift.value, SHIFT)}: under {under} two clients have a proxy A-distance of "
+        f"{shift:.2f} on average, where 0 cannot be told apart and 2 always can.",
+        _skew(found),
+        f"Furthest from the mixture of all is {found.furthest}: {far:.2f}.",
+    ]
+    if (differ := max(found.test_skew.values())) >= SKEW[0][0]:
+        said.append(
+            f"The domains' test labels differ too, by up to {differ:.0%}: "
+            "part of the distance is theirs and not the images'."
+        )
+    if found.bound is not None:
+        worst = min(found.views, key=lambda view: view.accuracy).domain
+        said += [
+            f"Least accurate is {worst}: {found.accuracy[worst]:.1%}.",
+            f"The two terms of the bound: average risk {found.bound.risk_interval:.3f}, "
+            f"divergence to the mixture {found.bound.divergence_interval:.2f}.",
+        ]
+    said += _aligned(found)
+    if other is not None:
+        said += [*_aligned(other), *_compared(found, other)]
+    return said
+
+
+def _skew(found: Diagnosis) -> str:
+    skew = found.skew
+    if len(skew) == 1:
+        return f"Label skew there is none: {next(iter(skew))} is the only client that trains."
+    most = max(skew, key=lambda name: skew[name])
+    mean = float(np.mean(list(skew.values())))
+    who = f"client {most} of {found.domain_of[most]}" if found.shared else most
+    return (
+        f"Label skew is {_word(mean, SKEW)}: {mean:.0%} of a client's training labels on average, "
+        f"{skew[most]:.0%} at most ({who}), are not as the mean over {len(skew)} clients has them."
+    )
+
+
+def _aligned(found: Diagnosis) -> list[str]:
+    if found.aligned is None:
+        return []
+    aligned = found.aligned
+    each = aligned.mean.value / aligned.dimensions
+    said = (
+        f"In {found.name} representations are {_word(each, NEAR)} the generator's q(z|y): KL {aligned.mean:,.0f} "
+        f"nats, {each:.2g} a dimension of z, where means off by one standard deviation come to 0.5"
+    )
+    if aligned.generator_interval is None:
+        return [f"{said}."]
+    return [f"{said}; the true class Gaussians are {aligned.generator_interval:,.0f} nats from the generator's."]
+
+
+def change_of_distance(found: Diagnosis, other: Diagnosis) -> Interval:
+    """How much further apart two clients are in the second, on average over pairs; the same images are resampled."""
+    _check_same(found, other)
+    value = other.apart.mean_pair - found.apart.mean_pair
+    return interval(value, other.apart.pair_draws - found.apart.pair_draws)
+
+
+def change_of_accuracy(found: Diagnosis, other: Diagnosis) -> Interval:
+    """How much more accurate the second is, on average over domains, image by image."""
+    _check_same(found, other)
+    gains = {
+        one.domain: (two.predicted == two.labels).astype(float) - (one.predicted == one.labels)
+        for one, two in zip(found.views, other.views, strict=True)
+    }
+    return mean_of(gains, found.seed)
+
+
+def _check_same(found: Diagnosis, other: Diagnosis) -> None:
+    if found.domains != other.domains or any(
+        not np.array_equal(one.labels, two.labels) for one, two in zip(found.views, other.views, strict=True)
+    ):
+        raise InputError(f"{found.name} and {other.name} were not seen on the same test images: they cannot be paired")
+
+
+def _compared(found: Diagnosis, other: Diagnosis) -> list[str]:
+    further, better = change_of_distance(found, other), change_of_accuracy(found, other)
+    before, after = found.apart.pairs, other.apart.pairs
+    came = sum(after[pair].value < before[pair].value for pair in before)
+    count = "" if len(before) == 1 else f"; {came} of {len(before)} pairs came nearer"
+    way = "nearer" if further.value < 0 else "further apart" if further.value > 0 else "as far apart as before"
+    points = better.scaled(100)
+    accuracy = found.mean_accuracy.value, other.mean_accuracy.value
+    return [
+        f"From {found.name} to {other.name} clients are {way}: their mean distance changed by {further:+.2f}, "
+        f"{_chance(further)}{count}.",
+        f"Mean accuracy went from {accuracy[0]:.1%} to {accuracy[1]:.1%}: {points:+.1f} points on the same images, "
+        f"{_chance(better)}.",
+        _together(-_sign(further), _sign(better)),
+    ]
+
+
+def _together(nearer: int, better: int) -> str:
+    """The two changes in one sentence, each 1, -1, or 0 where it may be chance."""
+    clients = {1: "clients are nearer", 0: "clients are no nearer, within chance", -1: "clients are further apart"}
+    model = {1: "more accurate", 0: "as accurate, within chance", -1: "less accurate"}
+    if nearer == 1:
+        helped = {1: "Alignment helped", 0: "Alignment worked, but accuracy did not follow"}
+        lead = helped.get(better, "Alignment worked, at the price of accuracy")
+    else:
+        no = "Alignment did not help" if min(nearer, better) < 0 else "No sign that alignment helped"
+        lead = "Accuracy rose, but not by alignment" if better == 1 else no
+    return f"{lead}: {clients[nearer]}; the model is {model[better]}. It is one seed: `fedcir compare` takes more."
+
+
+def _sign(change: Interval) -> int:
+    return int(np.sign(change.value)) if change.beyond_chance else 0
+
+
+def _chance(change: Interval) -> str:
+    return "beyond chance" if change.beyond_chance else "within chance"
+
+
+def _word(value: float, words: Sequence[tuple[float, str]]) -> str:
+    return next(word for below, word in words if value < below)
