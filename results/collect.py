@@ -18,7 +18,8 @@ def main() -> None:
     for path in sorted(path.parent for path in folder.glob("*/summary.json")):
         run = RunFolder(path)
         config = tomllib.loads((path / "config.toml").read_text(encoding="utf-8"))
-        config["data"].pop("root", None)  # a path of the machine that it ran on
+        for name in ("root", "lists"):  # paths of the machine that it ran on
+            config["data"].pop(name, None)
         curve = {record.round: round(record.accuracy_mean, 4) for record in run.records() if record.accuracy_mean}
         published = {
             "summary": run.summary(),
@@ -26,7 +27,8 @@ def main() -> None:
             "config": config,
             "manifest": run.manifest()["hash"],
         }
-        (target / f"{path.name}.json").write_text(json.dumps(published, indent=1) + "\n", encoding="utf-8")
+        name = f"{config['algorithm']['name']}-{config['run']['seed']}"
+        (target / f"{name}.json").write_text(json.dumps(published, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,7 +71,8 @@ def _any(found: Diagnoses) -> Diagnosis:
 def _shown(study: Study, found: Diagnoses) -> dict[str, Diagnosis]:
     """What pictures are of: one seed of each method, the same where there is one that all have."""
     seed = study.common_seed
-    return {name: each[min(each) if seed is None else seed] for name, each in found.items()}
+    names = sorted(found, key=lambda name: name != study.baseline)
+    return {name: found[name][min(found[name]) if seed is None else seed] for name in names}
 
 
 def _places(names: Sequence[str]) -> tuple[float, ...]:
@@ -87,9 +89,13 @@ def distances(study: Study, found: Diagnoses, why_not: str) -> Section:
     several = len(study.seeds) > 1
     over = "± standard deviation over seeds" if several else "95 % interval over test images"
     caption = f"Proxy A-distance, 0 to 2: the bound's second term is that to the mixture, its first the risk; {over}"
-    rows = [["method", "mean over pairs", "mean to the mixture", "average risk", "furthest"]]
+    changes = _changes(study, found)
+    rows = [
+        ["method", "mean over pairs", f"change to {study.baseline}", "mean to the mixture", "average risk", "furthest"]
+    ]
     for name, by_seed in found.items():
-        terms = _mean_pair(by_seed), _mean_to_mixture(by_seed), _average_risk(by_seed)
+        change = str(changes.get(name, ""))
+        terms = _mean_pair(by_seed), change, _mean_to_mixture(by_seed), _average_risk(by_seed)
         rows.append([name, *terms, shown[name].furthest])
     heats: dict[str, Chart] = {}
     clouds: dict[str, Chart] = {}
@@ -101,7 +107,7 @@ def distances(study: Study, found: Diagnoses, why_not: str) -> Section:
             against[name] = _against(study.baseline, first, name, each)
     of = f"Of seed {study.common_seed}." if several and study.common_seed is not None else ""
     blocks: list[Words | Table | Figure] = [
-        Words((*verdict(first), *_changes(study, found))),
+        Words((*verdict(first), *_said(study.baseline, changes))),
         Table(caption, rows),
         Figure("Proxy A-distance of clients", heats, f"0 cannot be told apart, 2 always can. {of}"),
         Figure("Representations of test images, first two principal components", clouds, of),
@@ -134,24 +140,47 @@ def _average_risk(by_seed: Mapping[int, Diagnosis]) -> str:
     return _told([term.risk for term in terms], 3, terms[0].risk_interval) if terms else ""
 
 
-def _changes(study: Study, found: Diagnoses) -> list[str]:
-    """Each method's mean distance over pairs against the baseline's, paired by seed."""
-    said = []
+@dataclass(frozen=True)
+class Change:
+    """Of the mean distance over pairs, to the baseline's, paired by seed."""
+
+    mean: float
+    half: float | None
+    """Of its 95 % interval over seeds; None with one."""
+
+    @property
+    def beyond_chance(self) -> bool:
+        return self.half is not None and abs(self.mean) > self.half
+
+    def __str__(self) -> str:
+        return f"{self.mean:+.2f}" if self.half is None else f"{self.mean:+.2f} ± {self.half:.2f}"
+
+
+def _changes(study: Study, found: Diagnoses) -> dict[str, Change]:
     before = found[study.baseline]
+    changes = {}
     for name, after in found.items():
-        seeds = [seed for seed in after if seed in before]
-        if name == study.baseline or not seeds:
-            continue
-        changes = [after[seed].apart.mean_pair - before[seed].apart.mean_pair for seed in seeds]
-        mean = statistics.fmean(changes)
-        way = "nearer" if mean < 0 else "further apart"
-        sentence = f"Under {name} clients are {way} than under {study.baseline}: {mean:+.2f}"
-        if len(seeds) > 1:
-            half = half_width(changes)
-            sure = "more than chance between seeds" if abs(mean) > half else "not told from chance"
-            said.append(f"{sentence} ± {half:.2f} in the mean over pairs (95 %, {len(seeds)} seeds): {sure}.")
-        else:
-            said.append(f"{sentence} in the mean over pairs, of one seed.")
+        each = [after[seed].apart.mean_pair - before[seed].apart.mean_pair for seed in after if seed in before]
+        if name != study.baseline and each:
+            changes[name] = Change(statistics.fmean(each), half_width(each) if len(each) > 1 else None)
+    return changes
+
+
+def _said(baseline: str, changes: Mapping[str, Change]) -> list[str]:
+    """Which methods bring clients nearer, as far as seeds can tell."""
+    sure = {
+        name: change for name, change in changes.items() if change.half is not None and abs(change.mean) > change.half
+    }
+    ways = {"nearer": [n for n in sure if sure[n].mean < 0], "further apart": [n for n in sure if sure[n].mean > 0]}
+    said = [
+        f"Clients are {way} than under {baseline}, by more than chance between seeds (95 %), under "
+        f"{', '.join(f'{name} ({sure[name]})' for name in names)}."
+        for way, names in ways.items()
+        if names
+    ]
+    if rest := [name for name in changes if name not in sure]:
+        told = ", ".join(f"{name} ({changes[name]})" for name in rest)
+        said.append(f"Not told from chance: the change to {baseline} under {told}.")
     return said
 
 

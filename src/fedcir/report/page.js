@@ -4,6 +4,7 @@
   const data = JSON.parse(document.getElementById("data").textContent);
   const live = document.querySelector(".live");
   const off = new Set(); // methods that are not shown
+  const BANDS = 4; // more of them hide each other
   const DASHES = ["", "7 3", "2 2", "9 3 2 3", "", "4 2", "1 3", "12 3", "5 2 1 2"];
 
   // ---- small tools
@@ -186,7 +187,7 @@
       const points = series.x.map((value, at) => [x(value) + shift(order), y(series.y[at])]);
       const paint = colour(series.at);
       if (chart.joined && points.length > 1) {
-        if (series.low) {
+        if (series.low && seen.length <= BANDS) {
           const up = series.x.map((value, at) => `${x(value)},${y(series.high[at])}`);
           const down = series.x.map((value, at) => `${x(value)},${y(series.low[at])}`).reverse();
           draw(sheet, "polygon", { points: [...up, ...down].join(" "), fill: paint, opacity: 0.15 });

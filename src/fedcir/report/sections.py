@@ -87,7 +87,8 @@ def training(study: Study) -> Section:
                 name: Lines("", label, "test accuracy (%)", _curves(study, accuracy, along))
                 for name, (label, along) in ALONG.items()
             },
-            "Bands reach from the lowest seed to the highest. Hover, touch or use the arrow keys to read it off.",
+            "Hover, touch or use the arrow keys to read it off. Bands reach from the lowest seed to the highest; they "
+            "are drawn while at most four methods are shown.",
             pick="against",
             wide=True,
         )

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcir.config import config_tables
+from fedcir.experiments.experiment import METHODS
 from fedcir.records import RunFolder
 from fedcir.simulate import MAY_DIFFER
 from fedcir.types import InputError
@@ -48,6 +49,7 @@ def study_of(folders: Sequence[RunFolder]) -> Study:
     if not finished:
         raise InputError(f"{folders[0].path} holds no finished run: finish it with --resume")
     _same_data(finished)
+    finished.sort(key=_rank)
     settings = {folder.path: _settings(folder) for folder in finished}
     names = _names(settings)
     runs: dict[str, dict[int, RunFolder]] = {}
@@ -65,6 +67,12 @@ def study_of(folders: Sequence[RunFolder]) -> Study:
     if differing := _differing(list(shared.values())):
         notes.append(f"these runs differ in {', '.join(differing)}, not only in the method")
     return Study(finished[0].config().data.name, runs, tuple(notes))
+
+
+def _rank(folder: RunFolder) -> int:
+    """The paper's order of methods, so that each has one place and colour in all reports; others come after."""
+    name = folder.config().algorithm.name
+    return METHODS.index(name) if name in METHODS else len(METHODS)
 
 
 def _same_data(folders: Sequence[RunFolder]) -> None:
