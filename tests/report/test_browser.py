@@ -149,7 +149,8 @@ def test_light_dark_and_paper_look_different(open_page: Open) -> None:
     assert grounds == ["rgb(255, 255, 255)", "rgb(20, 23, 27)"]
     page.emulate_media(media="print")
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
-    assert not page.locator(".methods").is_visible()
+    assert page.locator(".methods").is_visible()  # the legend
+    assert not page.locator(".links").is_visible()
     assert page.pdf().startswith(b"%PDF")
 
 

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from scipy.stats import binomtest
 
 from fedcir.records import RunFolder
-from fedcir.report.sections import mean_interval
+from fedcir.report.sections import mean_interval, wilson
 
 Command = Callable[..., Any]
 
@@ -82,6 +83,12 @@ def test_the_interval_of_one_run_is_that_of_its_test_images(
     mean = sum(accuracies) / 3
     half = 1.96 * sum(p * (1 - p) / 12 for p in accuracies) ** 0.5 / 3  # twelve test images a domain
     assert mean_interval([run]) == (pytest.approx(max(0, mean - half)), pytest.approx(min(1, mean + half)))
+
+
+def test_wilsons_interval_is_scipys() -> None:
+    theirs = binomtest(9, 12).proportion_ci(0.95, "wilson")
+    assert wilson(9 / 12, 12) == pytest.approx((theirs.low, theirs.high), abs=1e-4)
+    assert wilson(1.0, 12)[1] == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize(

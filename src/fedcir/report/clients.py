@@ -13,6 +13,7 @@ from fedcir.charts import Bars, Chart, Cloud, Heat, Lines, Series
 from fedcir.compare import Method, half_width
 from fedcir.report.diagnosis import in_the_plane
 from fedcir.report.page import Figure, Section, Table, Words
+from fedcir.report.sections import wilson
 from fedcir.report.study import Study
 from fedcir.report.tables import percent
 
@@ -26,18 +27,9 @@ MOST_CLASSES, MOST_CELLS = 60, 6000
 def by_domain(study: Study, methods: Sequence[Method], found: Diagnoses) -> Section:
     """Accuracy in each domain, and class by class."""
     domains = tuple(methods[0].domains)
-    series = []
-    for method in methods:
-        values = [100 * method.domains[name].mean for name in domains]
-        if all(method.domains[name].std is not None for name in domains):
-            spread = [100 * (method.domains[name].std or 0.0) for name in domains]
-            low = tuple(v - s for v, s in zip(values, spread, strict=True))
-            high = tuple(v + s for v, s in zip(values, spread, strict=True))
-            series.append(Series(method.algorithm, _places(domains), tuple(values), low, high))
-        else:
-            series.append(Series(method.algorithm, _places(domains), tuple(values)))
-    bars = Bars("", "test accuracy (%)", domains, tuple(series))
-    note = "Whiskers are one standard deviation over seeds." if len(study.seeds) > 1 else "One seed."
+    series = tuple(_bars(study, method, domains) for method in methods)
+    bars = Bars("", "test accuracy (%)", domains, series)
+    note = "Whiskers are one standard deviation over seeds; of one seed, its 95 % interval over test images (Wilson)."
     blocks: list[Figure | Table] = [
         Table(
             "Test accuracy by domain (%), mean ± standard deviation over seeds",
@@ -73,6 +65,20 @@ def _shown(study: Study, found: Diagnoses) -> dict[str, Diagnosis]:
     seed = study.common_seed
     names = sorted(found, key=lambda name: name != study.baseline)
     return {name: found[name][min(found[name]) if seed is None else seed] for name in names}
+
+
+def _bars(study: Study, method: Method, domains: Sequence[str]) -> Series:
+    values = [method.domains[name].mean for name in domains]
+    ends = []
+    (run, *_) = study.runs[method.algorithm].values()
+    for name, value in zip(domains, values, strict=True):
+        std, tested = method.domains[name].std, len(run.manifest().get("test", {}).get(name, ()))
+        if std is not None:
+            ends.append((value - std, value + std))
+        else:
+            ends.append(wilson(value, tested) if tested else (value, value))
+    low, high = (tuple(100 * end[side] for end in ends) for side in (0, 1))
+    return Series(method.algorithm, _places(domains), tuple(100 * value for value in values), low, high)
 
 
 def _places(names: Sequence[str]) -> tuple[float, ...]:

@@ -4,6 +4,8 @@
   const data = JSON.parse(document.getElementById("data").textContent);
   const live = document.querySelector(".live");
   const off = new Set(); // methods that are not shown
+  const dark = matchMedia("(prefers-color-scheme: dark)");
+  let printing = false;
   const BANDS = 4; // more of them hide each other
   const DASHES = ["", "7 3", "2 2", "9 3 2 3", "", "4 2", "1 3", "12 3", "5 2 1 2"];
 
@@ -45,10 +47,10 @@
       .filter((series) => !off.has(series.name));
   }
 
-  function ticks(low, high, most) {
-    const rough = (high - low) / Math.max(1, most);
+  function ticks(low, high, most, whole) {
+    const rough = Math.max((high - low) / Math.max(1, most), whole ? 1 : 0);
     const power = 10 ** Math.floor(Math.log10(rough));
-    const step = power * [1, 2, 2.5, 5, 10].find((times) => times * power >= rough * 0.999);
+    const step = power * [1, 2, whole && power < 10 ? 5 : 2.5, 5, 10].find((times) => times * power >= rough * 0.999);
     const made = [];
     for (let value = Math.ceil(low / step - 1e-9) * step; value <= high + step * 1e-9; value += step)
       made.push(Number(value.toPrecision(12)));
@@ -179,7 +181,7 @@
     const y = scale(chart.diagonal ? [0, 2.05] : span(ys, 0.06), size.height - size.bottom, size.top);
     const marks = named
       ? chart.ticks.map((name, value) => ({ name, value }))
-      : ticks(...across, size.width < 460 ? 4 : 8).map((value) => ({ name: said(value), value }));
+      : ticks(...across, size.width < 460 ? 4 : 8, xs.every(Number.isInteger)).map((value) => ({ name: said(value), value }));
     frame(sheet, chart, size, x, y, marks);
     if (chart.diagonal) draw(sheet, "line", { class: "cross", x1: x(0), y1: y(0), x2: x(2), y2: y(2) });
     const shift = (order) => (chart.joined || chart.diagonal ? 0 : (order - (seen.length - 1) / 2) * Math.min(6, 40 / seen.length));
@@ -280,6 +282,7 @@
     const deep = turned ? 18 + 5 * Math.min(18, Math.max(...chart.columns.map((name) => name.length))) : 24;
     const width = left + cell * chart.columns.length + 8 + (turned ? 6 : 0), height = 6 + tall * chart.rows.length + deep;
     const { sheet, tip } = canvas(box, width, height, `${chart.title}: ${chart.rows.length} rows, ${chart.columns.length} columns; arrow keys read the cells`);
+    const turn = dark.matches && !printing ? 0.6 : 0.8; // where the other colour of text is the clearer one
     const stops = [];
     chart.rows.forEach((row, r) => {
       const name = draw(sheet, "text", { x: left - 6, y: 6 + tall * (r + 0.5) + 4, "text-anchor": "end" }, clipped(row, most));
@@ -292,7 +295,7 @@
         draw(sheet, "rect", { class: "heat", x: x + 1, y: y + 1, width: cell - 2, height: tall - 2, rx: 2,
           fill: value === null ? "none" : `color-mix(in oklab, var(--heat) ${(100 * part).toFixed(1)}%, var(--paper))` });
         const text = value === null ? "" : chart.unit ? String(value) : chart.high > 10 ? value.toFixed(0) : value.toFixed(2);
-        if (text && text.length * 7.4 < cell) draw(sheet, "text", { class: part > 0.55 ? "cell on" : "cell", x: x + cell / 2, y: y + tall / 2 + 4, "text-anchor": "middle" }, text);
+        if (text && text.length * 7.4 < cell) draw(sheet, "text", { class: part > turn ? "cell on" : "cell", x: x + cell / 2, y: y + tall / 2 + 4, "text-anchor": "middle" }, text);
         stops.push({ x: x + cell / 2, y: y + tall / 2, row, column, value });
       });
     });
@@ -406,6 +409,11 @@
     return figure;
   });
 
+  const again = () => figures.forEach((figure) => figure.redraw());
+  dark.addEventListener("change", again);
+  addEventListener("beforeprint", () => { printing = true; again(); });
+  addEventListener("afterprint", () => { printing = false; again(); });
+
   const bar = document.querySelector(".methods");
   if (data.methods.length > 1) {
     bar.hidden = false;
@@ -416,7 +424,7 @@
       each.button.addEventListener("click", () => {
         if (!off.delete(name)) off.add(name);
         each.button.setAttribute("aria-pressed", String(!off.has(name)));
-        figures.forEach((figure) => figure.redraw());
+        again();
       });
       bar.append(each.button);
     });

@@ -51,6 +51,14 @@ def mean_interval(runs: Sequence[RunFolder]) -> tuple[float, float]:
     return max(0.0, mean - half), min(1.0, mean + half)
 
 
+def wilson(share: float, count: int) -> tuple[float, float]:
+    """Wilson's 95 % interval of a share of so many."""
+    z = 1.96
+    middle = (share + z * z / (2 * count)) / (1 + z * z / count)
+    half = z * (share * (1 - share) / count + z * z / (4 * count * count)) ** 0.5 / (1 + z * z / count)
+    return middle - half, middle + half
+
+
 def findings(study: Study, methods: Sequence[Method]) -> list[str]:
     """The table in words: the best, what is told from chance, the weakest domain."""
     ranked = sorted(methods, key=lambda method: -method.mean.mean)
@@ -166,16 +174,20 @@ def settings(study: Study) -> Section:
         *("model.name", "data.image_size", "partition.scheme", "partition.clients", "server.active", "server.rounds"),
         *("local.steps", "local.batch_size", "local.lr", "local.momentum", "local.weight_decay"),
     ]
-    rows = [["method", *shown]]
+    tables = {name: config_tables(folder.config()) for name, folder in one.items()}
+    rows = [["setting", "value"]]
+    for section, field in (key.split(".") for key in shown):
+        values = {name: str(each[section].get(field, "")) for name, each in tables.items()}
+        same = len(set(values.values())) == 1
+        told = next(iter(values.values())) if same else "; ".join(f"{name}: {value}" for name, value in values.items())
+        if told:
+            rows.append([f"{section}.{field}", told])
     listings = []
-    for name, folder in one.items():
-        tables = config_tables(folder.config())
-        tables["data"].pop("root", None)  # a path of the machine that it ran on
-        tables["data"].pop("lists", None)
-        cells = [tables[section].get(field, "") for section, field in (key.split(".") for key in shown)]
-        rows.append([name, *(str(cell) for cell in cells)])
+    for name, each in tables.items():
+        for path in ("root", "lists"):  # of the machine that it ran on
+            each["data"].pop(path, None)
         seeds = ", ".join(str(seed) for seed in sorted(study.runs[name]))
-        listings.append(Listing(f"{name}: all settings (seeds {seeds})", dump_toml(tables)))
+        listings.append(Listing(f"{name}: all settings (seeds {seeds})", dump_toml(each)))
     again = (
         "To make a run again, save its settings below as FILE.toml and run: fedcir run FILE.toml --data-root DIR "
         "--seed SEED. The same versions on the same kind of machine give the same bits.",
