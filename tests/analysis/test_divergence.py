@@ -101,3 +101,10 @@ def test_one_client_has_no_distance() -> None:
 def test_a_client_with_too_few_samples_is_named() -> None:
     with pytest.raises(InputError, match="'b' has 7 samples"):
         divergences({"a": normal(20), "b": normal(7)})
+
+
+def test_a_few_samples_whose_features_are_nearly_the_same_converge() -> None:
+    """Warnings are errors here: liblinear's dual problem gives up on them."""
+    rng = np.random.default_rng(0)
+    few = rng.normal(size=(2, 30, 3)) @ rng.normal(size=(3, 128)) + 1e-3 * rng.normal(size=(2, 30, 128))
+    assert 0 <= proxy_a_distance(*few) < 1

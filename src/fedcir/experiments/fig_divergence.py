@@ -2,11 +2,9 @@
 
 import numpy as np
 
-from fedcir.analysis.divergence import Divergences, divergences
-from fedcir.analysis.views import views_of_run
+from fedcir.analysis.diagnosis import diagnose_run
 from fedcir.charts import Chart, Lines, Series
 from fedcir.experiments.experiment import Experiment, Outcome, Results, Rows, number
-from fedcir.records import RunFolder
 
 SAMPLES = 1000
 """Test images of each domain at most."""
@@ -20,7 +18,7 @@ def outcome(results: Results) -> Outcome:
     notes = []
     for dataset in results.datasets:
         found = {
-            name: {seed: _distances(run) for seed, run in results.runs(dataset, name).items()}
+            name: {seed: diagnose_run(run, limit=SAMPLES).apart for seed, run in results.runs(dataset, name).items()}
             for name in results.algorithms
         }
         seeds = sorted(set.intersection(*(set(each) for each in found.values())))
@@ -51,11 +49,6 @@ def outcome(results: Results) -> Outcome:
                 f"{dataset}: {nearer} of {len(x)} pairs of clients are nearer under {other} than under {first}."
             )
     return Outcome(rows, numbers, panels, notes)
-
-
-def _distances(run: RunFolder) -> Divergences:
-    views = views_of_run(run, limit=SAMPLES)
-    return divergences({view.domain: view.z for view in views}, run.config().run.seed)
 
 
 def _cell(values: list[float]) -> str:
