@@ -75,6 +75,7 @@ class Display:
     def __init__(self, quiet: bool, every: bool = False, runs: int = 1) -> None:
         self._every = every
         self._runs, self._done, self._worked = runs, 0, 0
+        self._share: dict[str, float] = {}
         self._started = time.monotonic()
         console = Console(stderr=True)
         self._lines = not quiet and not console.is_terminal
@@ -120,6 +121,8 @@ class Display:
             self._accuracy[name] = f"acc {record.accuracy_mean:.1%}, worst {record.accuracy_worst:.1%}"
         state = "  ".join(filter(None, [_losses(record), self._accuracy.get(name), _dropped(record)]))
         self._bars.update(self._tasks[name], completed=record.round, state=state)
+        self._share[name] = record.round / self._totals[name]
+        self._advance()
         if self._lines and not self._many and (self._every or record.accuracy_mean is not None or record.dropped):
             print(
                 f"{name}: round {record.round}/{self._totals[name]}  {state}  {self._left(name, record)}",
@@ -132,8 +135,9 @@ class Display:
         begun = name in self._tasks
         self._worked += begun
         said = f"failed: {failure}" if failure else self._accuracy.get(name, "done")
+        self._share.pop(name, None)
+        self._advance()
         if self._many:
-            self._bars.update(self._all, completed=self._done)
             if begun:
                 self._bars.remove_task(self._tasks.pop(name))
             if self._lines and begun:
@@ -143,6 +147,11 @@ class Display:
             print(f"{name}: {said}", file=sys.stderr)
         elif failure:
             self._bars.update(self._tasks[name], state=said)
+
+    def _advance(self) -> None:
+        """How many of all runs are done; those under way count by their rounds."""
+        if self._many:
+            self._bars.update(self._all, completed=self._done + sum(self._share.values()))
 
     def _left(self, name: str, record: RoundRecord) -> str:
         started, done = self._first[name]
