@@ -7,7 +7,7 @@
   const dark = matchMedia("(prefers-color-scheme: dark)");
   let printing = false;
   const BANDS = 4; // more of them hide each other
-  const DASHES = ["", "7 3", "2 2", "9 3 2 3", "", "4 2", "1 3", "12 3", "5 2 1 2"];
+  const DASHES = ["7 3", "2 2", "9 3 2 3", "12 3", "5 2 1 2", "4 2", "1 3", "3 3"];
 
   // ---- small tools
 
@@ -34,6 +34,7 @@
   }
 
   const clipped = (text, most) => (text.length > most ? text.slice(0, Math.max(1, most - 1)) + "…" : text);
+  const dash = (number) => (number === Math.max(0, data.methods.length - 1) ? "" : DASHES[number % DASHES.length]);
   const colour = (number) => `var(--c${number % 10})`;
 
   function place(chart, series, number) {
@@ -196,7 +197,7 @@
         }
         draw(sheet, "polyline", {
           class: "line", points: points.map((each) => each.join(",")).join(" "), fill: "none", stroke: paint,
-          "stroke-width": 2, "stroke-dasharray": DASHES[series.at % DASHES.length], "stroke-linejoin": "round",
+          "stroke-width": 2, "stroke-dasharray": dash(series.at), "stroke-linejoin": "round",
         });
       } else if (series.low) {
         series.x.forEach((value, at) =>
@@ -419,7 +420,7 @@
     bar.hidden = false;
     data.methods.forEach((name, number) => {
       const each = key(number, name);
-      draw(each.sample, "line", { x1: 1, x2: 25, y1: 6, y2: 6, stroke: each.paint, "stroke-width": 3, "stroke-dasharray": DASHES[number % DASHES.length] });
+      draw(each.sample, "line", { x1: 1, x2: 25, y1: 6, y2: 6, stroke: each.paint, "stroke-width": 3, "stroke-dasharray": dash(number) });
       each.button.append(name);
       each.button.addEventListener("click", () => {
         if (!off.delete(name)) off.add(name);

@@ -1,0 +1,40 @@
+"""Take the pictures of a report that the docs show: `python docs/screenshots.py docs/office-caltech-10.html`.
+
+It needs Debian's chromium, or another that CHROMIUM names.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+from playwright.sync_api import sync_playwright
+
+DOCS = Path(__file__).parent
+
+
+def main() -> None:
+    address = Path(sys.argv[1]).resolve().as_uri()
+    with sync_playwright() as playwright:
+        found = os.environ.get("CHROMIUM", "/usr/bin/chromium")
+        browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": 1280, "height": 900}, color_scheme="light")
+        page.goto(address)
+        for name in ("fedprox", "fedgen", "fedsr", "fedreg", "fedalign"):  # few enough to show the bands
+            page.get_by_role("button", name=name, exact=True).click()
+        page.get_by_role("heading", name="Training").scroll_into_view_if_needed()
+        page.evaluate("window.scrollTo(0, document.querySelector('#s2').offsetTop - 70)")
+        chart = page.locator("figure.chart svg").filter(has=page.locator("polyline")).first.bounding_box()
+        page.mouse.move(chart["x"] + 0.4 * chart["width"], chart["y"] + 120)
+        page.screenshot(path=DOCS / "report.png")
+        phone = browser.new_page(viewport={"width": 390, "height": 844}, color_scheme="dark", device_scale_factor=1.5)
+        phone.goto(address)
+        phone.get_by_text("Proxy A-distance of clients", exact=True).scroll_into_view_if_needed()
+        top = "document.querySelectorAll('figure.chart')[5].getBoundingClientRect().top + scrollY - 70"
+        phone.evaluate(f"window.scrollTo(0, {top})")
+        phone.wait_for_timeout(300)
+        phone.screenshot(path=DOCS / "report-phone.png")
+        browser.close()
+
+
+if __name__ == "__main__":
+    main()
