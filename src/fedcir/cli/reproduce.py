@@ -5,7 +5,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -51,8 +51,9 @@ def reproduce(
         raise InputError(f"--target is for table3, not for {id}: leave it out")
     chosen = None if algorithms is None else parse_algorithms(algorithms)
     numbers = None if seeds is None else parse_seeds(seeds)
-    roots = _datasets(options, scale, made.datasets)
-    planned = cases(made, scale, list(roots), chosen, numbers, options.given())
+    given = options.given()
+    roots = _datasets(given.get("data", {}), scale, made.datasets)
+    planned = cases(made, scale, list(roots), chosen, numbers, given)
     out = options.out or Path("runs", f"{id}-{scale}")
     jobs = {case.name: Job(_config(options, case, scale, roots), out / case.name) for case in planned}
     if len(jobs) < len(planned):
@@ -84,35 +85,37 @@ def reproduce(
         raise InputError(f"{len(failures)} of {len(jobs)} runs failed, try them again with --resume: {some}")
 
 
-def _datasets(options: Options, scale: str, papers: tuple[str, ...]) -> "Mapping[str, Path | None]":
+def _datasets(given: "Mapping[str, Any]", scale: str, papers: tuple[str, ...]) -> "Mapping[str, str | None]":
     """The datasets by name and where each lies: those asked for, at smoke scale the embedded one, or the paper's."""
     from fedcir.experiments.plan import locate
     from fedcir.types import InputError
 
-    asked = [name.strip() for name in (options.dataset or "").split(",") if name.strip()]
-    if not asked and scale == "smoke" and options.data_root is None:
+    asked = [name.strip() for name in given.get("name", "").split(",") if name.strip()]
+    root = given.get("root")
+    if not asked and scale == "smoke" and root is None:
         return {"minidigits": None}
     if len(asked) == 1:
-        return {asked[0]: options.data_root}
-    if options.data_root is None:
+        return {asked[0]: root}
+    if root is None:
         names = ", ".join(asked or papers)
         raise InputError(f"--data-root DIR is missing: a folder that holds {names}; or name one dataset with --dataset")
-    found = locate(asked or papers, options.data_root)
+    found = locate(asked or papers, Path(root))
     if missing := [name for name in asked or papers if name not in found]:
         if asked:
-            raise InputError(f"{options.data_root} holds no folder for {missing[0]}")
-        print(f"note: left out, as not in {options.data_root}: {', '.join(missing)}", file=sys.stderr)
-    return found
+            raise InputError(f"{root} holds no folder for {missing[0]}")
+        print(f"note: left out, as not in {root}: {', '.join(missing)}", file=sys.stderr)
+    return {name: str(path) for name, path in found.items()}
 
 
-def _config(options: Options, case: "Case", scale: str, roots: "Mapping[str, Path | None]") -> "Config":
+def _config(options: Options, case: "Case", scale: str, roots: "Mapping[str, str | None]") -> "Config":
     from fedcir.config import merged
     from fedcir.data.sources import SOURCES
     from fedcir.experiments.experiment import SCALES
     from fedcir.presets import names
 
     preset = options.preset or (case.dataset if case.dataset in names() else None)
-    own = replace(options, dataset=case.dataset, data_root=roots[case.dataset], preset=preset)
+    root = roots[case.dataset]
+    own = replace(options, dataset=case.dataset, data_root=None if root is None else Path(root), preset=preset)
     base = {section: dict(values) for section, values in SCALES[scale].items()}
     if case.dataset in SOURCES and SOURCES[case.dataset].arrays is not None:  # they have a size of their own
         base.get("data", {}).pop("image_size", None)

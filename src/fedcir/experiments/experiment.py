@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from fedcir.charts import Chart
@@ -52,12 +53,18 @@ class Case:
     dataset: str
     point: Point
     algorithm: str
+    """Its name, or the file ./mine.py that holds it."""
     seed: int
+
+    @property
+    def method(self) -> str:
+        """What the algorithm is called."""
+        return Path(self.algorithm).stem if self.algorithm.endswith(".py") else self.algorithm
 
     @property
     def name(self) -> str:
         """Of its folder. The same run is part of several tables and figures, so it says nothing of them."""
-        parts = [self.dataset, self.algorithm.removesuffix(".py").rpartition("/")[2], self.point.slug, str(self.seed)]
+        parts = [self.dataset, self.method, self.point.slug, str(self.seed)]
         return "-".join(part for part in parts if part)
 
 
@@ -87,7 +94,7 @@ class Results:
 
     @property
     def algorithms(self) -> list[str]:
-        return list(dict.fromkeys(case.algorithm for case in self.cases))
+        return list(dict.fromkeys(case.method for case in self.cases))
 
     @property
     def points(self) -> list[str]:
@@ -98,8 +105,7 @@ class Results:
         return {
             case.seed: self.folders[case.name]
             for case in self.cases
-            if (case.dataset, case.algorithm, case.point.name) == (dataset, algorithm, point)
-            and case.name in self.folders
+            if (case.dataset, case.method, case.point.name) == (dataset, algorithm, point) and case.name in self.folders
         }
 
     def accuracy(self, dataset: str, algorithm: str, point: str = "") -> Estimate | None:

@@ -10,7 +10,7 @@ from fedcir.cost import ledger
 from fedcir.records import RunFolder
 from fedcir.report.page import Figure, Listing, Section, Table, Words
 from fedcir.report.study import Study
-from fedcir.report.tables import comparison_rows, difference, percent
+from fedcir.report.tables import difference, goal_cells, goal_header, percent
 from fedcir.types import RoundRecord
 
 ALONG: dict[str, tuple[str, Measure | None]] = {
@@ -29,24 +29,30 @@ def results(study: Study, methods: Sequence[Method]) -> Section:
     rows = [[*header, f"difference to {study.baseline} (points, 95 %)"] if several else header]
     for method in methods:
         runs = list(study.runs[method.algorithm].values())
-        low, high = mean_interval(runs)
-        row = [method.algorithm, str(len(runs)), percent(method.mean), f"{100 * low:.1f} to {100 * high:.1f}"]
+        ends = mean_interval(runs)
+        told = "" if ends is None else f"{100 * ends[0]:.1f} to {100 * ends[1]:.1f}"
+        row = [method.algorithm, str(len(runs)), percent(method.mean), told]
         rows.append([*row, percent(method.worst), *([difference(method)] if several else [])])
     over = "seeds (Student's t) where there are several, else over test images" if several else "test images, one seed"
     caption = f"Test accuracy after the last round, plain mean over domains; ± standard deviation, interval over {over}"
     return Section("Results", (Words((*findings(study, methods), *study.notes)), Table(caption, rows)))
 
 
-def mean_interval(runs: Sequence[RunFolder]) -> tuple[float, float]:
-    """Of the mean accuracy: over seeds by Student's t, or of one run over its test images by the binomial variance."""
+def mean_interval(runs: Sequence[RunFolder]) -> tuple[float, float] | None:
+    """Of the mean accuracy: over seeds by Student's t, or of one run over its test images by the binomial variance.
+
+    None where nothing tells how many test images there were.
+    """
     final = [run.summary()["final"] for run in runs]
     mean = statistics.fmean(each["accuracy_mean"] for each in final)
     if len(runs) > 1:
         half = half_width([each["accuracy_mean"] for each in final])
     else:
-        counts = runs[0].manifest().get("test", {})
+        tested = {name: len(ids) for name, ids in runs[0].manifest().get("test", {}).items()}
         by_domain = final[0]["accuracy"]
-        variance = sum(p * (1 - p) / max(1, len(counts.get(name, ()))) for name, p in by_domain.items())
+        if not all(tested.get(name) for name in by_domain):
+            return None
+        variance = sum(p * (1 - p) / tested[name] for name, p in by_domain.items())
         half = 1.96 * variance**0.5 / len(by_domain)
     return max(0.0, mean - half), min(1.0, mean + half)
 
@@ -156,13 +162,8 @@ def costs(study: Study, methods: Sequence[Method], target: float | None) -> Sect
             statistics.fmean(memory),
         ]
         rows.append([name, f"{spent[0].rounds}", *(f"{value:.3g}" for value in values)])
-    full = comparison_rows(methods, study.baseline, len(study.seeds), target)
-    start = full[0].index("worst") + 1
-    goal = [[*full[0][:1], *full[0][start : start + 2], full[0][start + 1].replace("MB", "TFLOPs", 1)]]
-    for row, method in zip(full[1:], methods, strict=True):
-        flops = method.to_target.flops
-        last = row[start + 1] if flops is None else f"{flops / 1e12:.3g}"
-        goal.append([row[0], *row[start : start + 2], last])
+    goal = [["method", *goal_header(study.baseline, target)]]
+    goal += [[method.algorithm, *goal_cells(method, len(study.runs[method.algorithm]))] for method in methods]
     caption = "To a target accuracy, over all clients: medians over seeds"
     return Section("Cost", (Table(caption, goal), Table("In all, mean over seeds, over all clients", rows)))
 

@@ -12,14 +12,13 @@ Rows = list[list[str]]
 def comparison_rows(methods: Sequence[Method], baseline: str, seeds: int, target: float | None = None) -> Rows:
     """A header and one row a method: accuracies of the last round in per cent."""
     domains = list(methods[0].domains)
-    goal = f"{baseline}'s last" if target is None else f"{100 * target:g} %"
-    header = ["method", *domains, "mean", "worst", f"rounds to {goal}", f"MB to {goal}"]
+    header = ["method", *domains, "mean", "worst", *goal_header(baseline, target)[:2]]
     if seeds > 1:
         header.append(f"difference to {baseline} (95 %)")
     rows = [header]
     for method in methods:
         row = [method.algorithm, *(percent(method.domains[d]) for d in domains), percent(method.mean)]
-        row += [percent(method.worst), *_to_target(method, seeds)]
+        row += [percent(method.worst), *goal_cells(method, seeds)[:2]]
         if seeds > 1:
             row.append(difference(method))
         rows.append(row)
@@ -69,12 +68,19 @@ def latex(rows: Rows) -> str:
     return "\n".join([top, lines[0], r"\midrule", *lines[1:], bottom]) + "\n"
 
 
-def _to_target(method: Method, seeds: int) -> tuple[str, str]:
+def goal_header(baseline: str, target: float | None) -> list[str]:
+    """The columns of what a target took."""
+    goal = f"{baseline}'s last" if target is None else f"{100 * target:g} %"
+    return [f"rounds to {goal}", f"MB to {goal}", f"TFLOPs to {goal}"]
+
+
+def goal_cells(method: Method, seeds: int) -> list[str]:
+    """What a target took; where the middle seed did not get there, how many did."""
     goal = method.to_target
     if goal.rounds is None or goal.bytes is None:
-        return ("not reached", "not reached") if not goal.reached else (f"{goal.reached} of {seeds} seeds", "")
+        return ["not reached"] * 3 if not goal.reached else [f"{goal.reached} of {seeds} seeds", "", ""]
     rounds = f"{goal.rounds:g}" if goal.reached == seeds else f"{goal.rounds:g} ({goal.reached} of {seeds} seeds)"
-    return rounds, f"{goal.bytes / 1e6:.1f}"
+    return [rounds, f"{goal.bytes / 1e6:.1f}", "" if goal.flops is None else f"{goal.flops / 1e12:.3g}"]
 
 
 def difference(method: Method) -> str:
