@@ -42,10 +42,6 @@ def test_iid_clients_converge_with_averaged_statistics() -> None:
     assert final_accuracy(config("iid")) > 0.75
 
 
-def test_the_same_clients_learn_less_when_each_holds_one_domain() -> None:
-    assert final_accuracy(config("domain")) < final_accuracy(config("iid"))
-
-
 def test_running_statistics_are_the_mean_over_clients() -> None:
     with open_run(config("domain")) as (session, rounds):
         replies = []

@@ -35,6 +35,8 @@ def alone() -> Iterator[None]:
         patch.setenv("WANDB_MODE", "offline")
         patch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
         yield
+        if "wandb" in sys.modules:
+            sys.modules["wandb"].teardown()  # its process: other tests count those that this one has started
 
 
 class Told(NamedTuple):

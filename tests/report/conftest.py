@@ -62,7 +62,7 @@ def page_file(hostile: list[RunFolder], tmp_path_factory: pytest.TempPathFactory
     return path
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # other tests count this process's children
 def chromium() -> Iterator[Any]:
     found = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, ("chromium", "google-chrome"))), None)
     if found is None:
