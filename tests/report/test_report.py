@@ -57,6 +57,7 @@ def test_without_the_data_all_but_distances_is_told_and_a_root_brings_them_back(
     said = fedcir("report", tmp_path / "run", "-o", tmp_path / "without.html")
     assert said.code == 0, said.err
     assert "Not measured" in text_of(tmp_path / "without.html")
+    assert str(tmp_path) not in (tmp_path / "without.html").read_text()
     fedcir("report", tmp_path / "run", "-o", tmp_path / "with.html", "--data-root", tmp_path / "elsewhere")
     assert "Feature shift is" in text_of(tmp_path / "with.html")
 

@@ -20,8 +20,8 @@ from fedcir.report.tables import percent
 Diagnoses = Mapping[str, Mapping[int, Diagnosis]]
 """By method and seed."""
 
-MOST_CLASSES, MOST_CELLS = 60, 6000
-"""Beyond them a picture is no longer read."""
+MOST_CLASSES, MOST_CELLS, MOST_CONFUSION = 60, 6000, 50_000
+"""Beyond them a picture is no longer read, or the page grows too large."""
 
 
 def by_domain(study: Study, methods: Sequence[Method], found: Diagnoses) -> Section:
@@ -42,9 +42,10 @@ def by_domain(study: Study, methods: Sequence[Method], found: Diagnoses) -> Sect
         cells = tuple(tuple(None if np.isnan(v) else 100 * float(v) for v in row) for row in each.recall)
         what = "share of test images that are right, %"
         heats[f"{name}: right by class and domain"] = Heat(what, each.classes, tuple(each.domains), cells, 0.0, 100.0)
-        for domain in each.domains:
-            counts = each.confusion(domain)
-            heats[f"{name}: confusion at {domain}"] = _counts(counts, each.classes, each.classes)
+        if len(found) * len(each.domains) * len(each.classes) ** 2 <= MOST_CONFUSION:
+            for domain in each.domains:
+                counts = each.confusion(domain)
+                heats[f"{name}: confusion at {domain}"] = _counts(counts, each.classes, each.classes)
     if heats and len(_any(found).classes) <= MOST_CLASSES:
         note = "Of one seed. Confusion: rows are there, columns are what they were taken for."
         blocks.append(Figure("Class by class", heats, note))

@@ -89,7 +89,7 @@ def _many(count: int, what: str) -> str:
 def _diagnoses(
     study: Study, samples: int, data_root: str | None, on_run: OnRun | None
 ) -> tuple[dict[str, dict[int, Diagnosis]], str]:
-    """Of every run; none where the data are not there or do not allow it, and why."""
+    """Of every run; none where the data are not there or do not allow it, and why, without paths of this machine."""
     if not samples:
         return {}, "no samples were asked for"
     found: dict[str, dict[int, Diagnosis]] = {name: {} for name in study.runs}
@@ -100,7 +100,8 @@ def _diagnoses(
             try:
                 found[name][seed] = diagnose_run(folder, data_root, samples)
             except (InputError, OSError) as error:
-                return {}, str(error)
+                root = data_root or folder.config().data.root
+                return {}, str(error).replace(str(folder.path), folder.path.name).replace(root or "\0", "DIR")
             done += 1
             if on_run is not None:
                 on_run(done, total)

@@ -60,7 +60,7 @@ def study_of(folders: Sequence[RunFolder]) -> Study:
                 f"{by_seed[seed].path} and {folder.path} are the same run, {name} with seed {seed}: leave one out"
             )
         by_seed[seed] = folder
-    notes = [f"left out, as not finished: {folder.path}" for folder in folders if not folder.finished]
+    notes = [f"left out, as not finished: {folder.path.name}" for folder in folders if not folder.finished]
     shared = {
         path: {k: v for k, v in each.items() if not k.startswith("algorithm.")} for path, each in settings.items()
     }
