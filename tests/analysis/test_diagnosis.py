@@ -19,8 +19,8 @@ from fedcir.analysis.bootstrap import RESAMPLES, Interval
 from fedcir.analysis.bound import average_risk, bound, risks
 from fedcir.analysis.diagnosis import Diagnosis, diagnose_data, diagnose_run, verdict
 from fedcir.analysis.divergence import Divergences
-from fedcir.analysis.verdict import change_of_accuracy, change_of_distance
 from fedcir.analysis.views import View, views_of_run
+from fedcir.analysis.words import change_of_accuracy, change_of_distance
 from fedcir.config import Config
 from fedcir.federation import deal
 from fedcir.models.task import image_task

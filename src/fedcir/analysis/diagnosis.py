@@ -11,8 +11,8 @@ from fedcir.analysis.alignment import alignment, gaussians_of
 from fedcir.analysis.bound import bound
 from fedcir.analysis.divergence import LEAST, divergences
 from fedcir.analysis.findings import UNTRAINED, Diagnosis, Pixels
-from fedcir.analysis.verdict import verdict
 from fedcir.analysis.views import SEED, View, data_of_run, views_of, views_under
+from fedcir.analysis.words import verdict
 from fedcir.config import Config
 from fedcir.data.domains import Domains
 from fedcir.federation import deal, federation_from
