@@ -5,7 +5,7 @@ import re
 from html.parser import HTMLParser
 
 from fedcir.charts import Heat, Lines, Series
-from fedcir.report.page import Figure, Listing, Section, Table, Words, page
+from fedcir.report.page import Figure, Listing, Section, Table, Words, page, places
 
 EVIL = "</script><script>alert('1')</script> & \"x\" <img src=x>\u2028"
 
@@ -55,3 +55,9 @@ def test_numbers_are_kept_to_six_digits() -> None:
     chart = Lines("", "", "", (Series("m", (1 / 3,), (123456.789,)),))
     made = page("t", "l", [Section("s", (Figure("f", {"": chart}),))], ["m"])
     assert '"x":[0.333333],"y":[123457.0]' in made
+
+
+def test_a_method_has_one_colour_in_all_reports_and_no_two_have_the_same() -> None:
+    assert places(["fedavg", "fedcir"]) == [1, 0]
+    assert places(["fedcir"]) == [0]
+    assert places(["mine", "fedavg", "fedcir beta=1", "fedcir beta=2"]) == [2, 1, 0, 3]

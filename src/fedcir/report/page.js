@@ -34,12 +34,12 @@
   }
 
   const clipped = (text, most) => (text.length > most ? text.slice(0, Math.max(1, most - 1)) + "…" : text);
-  const dash = (number) => (number === Math.max(0, data.methods.length - 1) ? "" : DASHES[number % DASHES.length]);
+  const dash = (number) => (number === 0 || data.methods.length === 1 ? "" : DASHES[(number - 1) % DASHES.length]);
   const colour = (number) => `var(--c${number % 10})`;
 
   function place(chart, series, number) {
     const method = data.methods.indexOf(series.name);
-    return method < 0 ? number : method;
+    return method < 0 ? number : data.places[method];
   }
 
   function shown(chart) {
@@ -418,8 +418,8 @@
   const bar = document.querySelector(".methods");
   if (data.methods.length > 1) {
     bar.hidden = false;
-    data.methods.forEach((name, number) => {
-      const each = key(number, name);
+    data.methods.forEach((name, at) => {
+      const number = data.places[at], each = key(number, name);
       draw(each.sample, "line", { x1: 1, x2: 25, y1: 6, y2: 6, stroke: each.paint, "stroke-width": 3, "stroke-dasharray": dash(number) });
       each.button.append(name);
       each.button.addEventListener("click", () => {

@@ -1,5 +1,6 @@
 """One self-contained HTML page: words, tables and charts, with everything that it needs inside."""
 
+import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -59,6 +60,7 @@ def page(title: str, lead: str, sections: Sequence[Section], methods: Sequence[s
     links = "".join(f'<a href="#s{n}">{escape(section.title)}</a>' for n, section in enumerate(sections))
     data = {
         "methods": list(methods),
+        "places": places(methods),
         "figures": [
             {"title": figure.title, "choices": [_told(name, chart) for name, chart in figure.choices.items()]}
             for figure in figures
@@ -73,6 +75,21 @@ def page(title: str, lead: str, sections: Sequence[Section], methods: Sequence[s
         script=_asset("page.js"),
         data=_as_script(data),
     )
+
+
+COLOURS = ("fedcir", "fedavg", "fedprox", "fedproc", "fedgen", "fedsr", "fedreg", "fedalign", "centralized")
+"""Methods by the colour that each has in every report."""
+
+
+def places(methods: Sequence[str]) -> list[int]:
+    """The number of each method's colour: its own where that is free, else the next that nobody has."""
+    taken: dict[str, int] = {}
+    for name in methods:
+        own = name.split(" ")[0]
+        if own in COLOURS and COLOURS.index(own) not in taken.values():
+            taken[name] = COLOURS.index(own)
+    free = (number for number in itertools.count() if number not in taken.values())
+    return [taken[name] if name in taken else taken.setdefault(name, next(free)) for name in methods]
 
 
 def _asset(name: str) -> str:
