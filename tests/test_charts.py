@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fedcir.charts import accuracy, curve, risk, training_loss
+from fedcir.charts import accuracy, curve, risk, spread, training_loss
 from fedcir.records import RunFolder
 from fedcir.types import RoundRecord
 
@@ -56,3 +56,9 @@ def test_there_is_no_curve_of_what_was_never_measured(tmp_path: Path) -> None:
 def test_the_training_loss_is_the_cross_entropy_by_either_name() -> None:
     assert training_loss(record(1, None, losses={"fl": 1.0, "reg": 3.0})) == 1.0
     assert training_loss(record(1, None, losses={"ce": 2.0, "total": 3.0})) == 2.0
+
+
+def test_a_mean_is_spread_by_its_deviation_where_it_has_one() -> None:
+    made = spread("m", [(0, 50.0, 2.0), (1, 60.0, None)])
+    assert (made.x, made.low, made.high) == ((0.0, 1.0), (48.0, 60.0), (52.0, 60.0))
+    assert spread("m", [(0, 50.0, None)]).low is None

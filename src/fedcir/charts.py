@@ -104,6 +104,15 @@ def _points(records: Sequence[RoundRecord], measure: Measure, along: Measure | N
     return points
 
 
+def spread(name: str, points: Sequence[tuple[float, float, float | None]]) -> Series:
+    """Means, each with one standard deviation to both sides where there is one: x, mean, deviation."""
+    x, y = tuple(float(place) for place, _, _ in points), tuple(mean for _, mean, _ in points)
+    if not any(std for _, _, std in points):
+        return Series(name, x, y)
+    low, high = (tuple(mean + sign * (std or 0.0) for _, mean, std in points) for sign in (-1, 1))
+    return Series(name, x, y, low, high)
+
+
 def accuracy(record: RoundRecord) -> float | None:
     """In per cent, the plain mean over domains."""
     return None if record.accuracy_mean is None else 100 * record.accuracy_mean

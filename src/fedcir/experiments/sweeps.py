@@ -1,6 +1,6 @@
 """Figures of accuracy against a setting: one table and one panel a dataset, whatever the setting is."""
 
-from fedcir.charts import Chart, Lines, Series
+from fedcir.charts import Chart, Lines, spread
 from fedcir.experiments.experiment import Outcome, Results, Rows, cell, number, plain
 
 
@@ -21,10 +21,8 @@ def accuracy_against(results: Results, axis: str, joined: bool = True) -> Outcom
                 values = [*plain(each), float(seeds)]
                 numbers.append([dataset, algorithm, point, *(number(value) for value in values)])
                 if each is not None:
-                    places.append((float(place), each.mean, each.std or 0.0))
+                    places.append((float(place), each.mean, each.std))
             if places:
-                x, y, std = (tuple(column) for column in zip(*places, strict=True))
-                low, high = (tuple(m + sign * s for m, s in zip(y, std, strict=True)) for sign in (-1, 1))
-                series.append(Series(algorithm, x, y, low, high) if any(std) else Series(algorithm, x, y))
+                series.append(spread(algorithm, places))
         panels.append(Lines(dataset, axis, "test accuracy (%)", tuple(series), tuple(results.points), joined))
     return Outcome(rows, numbers, panels)

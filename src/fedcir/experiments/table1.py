@@ -1,6 +1,6 @@
 """Table 1: test accuracy of every method on every dataset, mean and standard deviation over seeds."""
 
-from fedcir.charts import Chart, Lines, Series
+from fedcir.charts import Chart, Lines, spread
 from fedcir.experiments import paper
 from fedcir.experiments.experiment import METHODS, Experiment, Outcome, Results, Rows, cell, number, plain
 
@@ -13,7 +13,7 @@ def outcome(results: Results) -> Outcome:
     for dataset in results.datasets:
         printed = {algorithm: paper.table1(algorithm, dataset) for algorithm in results.algorithms}
         header += [dataset, f"{dataset}, paper"] if any(printed.values()) else [dataset]
-        ours: list[tuple[int, float, float]] = []
+        ours: list[tuple[float, float, float | None]] = []
         for place, (row, algorithm) in enumerate(zip(rows, results.algorithms, strict=True)):
             found, theirs = results.accuracy(dataset, algorithm), printed[algorithm]
             row.append(cell(found))
@@ -23,21 +23,13 @@ def outcome(results: Results) -> Outcome:
             values = [*plain(found), float(seeds), *(theirs or (None, None))]
             numbers.append([algorithm, dataset, *(number(value) for value in values)])
             if found is not None:
-                ours.append((place, found.mean, found.std or 0.0))
-        theirs_too = [(place, *theirs) for place, theirs in enumerate(printed.values()) if theirs is not None]
-        series = tuple(_series(name, points) for name, points in (("ours", ours), ("paper", theirs_too)) if points)
+                ours.append((place, found.mean, found.std))
+        theirs_too: list[tuple[float, float, float | None]] = [
+            (place, *theirs) for place, theirs in enumerate(printed.values()) if theirs is not None
+        ]
+        series = tuple(spread(name, points) for name, points in (("ours", ours), ("paper", theirs_too)) if points)
         panels.append(Lines(dataset, "", "test accuracy (%)", series, tuple(results.algorithms), joined=False))
     return Outcome([header, *rows], numbers, panels)
-
-
-def _series(name: str, points: list[tuple[int, float, float]]) -> Series:
-    return Series(
-        name,
-        tuple(float(place) for place, _, _ in points),
-        tuple(mean for _, mean, _ in points),
-        tuple(mean - std for _, mean, std in points),
-        tuple(mean + std for _, mean, std in points),
-    )
 
 
 EXPERIMENT = Experiment(

@@ -1,6 +1,6 @@
 """Table 2: FedCiR's two weights, one at a time, with 100 local steps."""
 
-from fedcir.charts import Chart, Lines, Series
+from fedcir.charts import Chart, Lines, Series, spread
 from fedcir.experiments import paper
 from fedcir.experiments.experiment import Experiment, Outcome, Point, Results, Rows, cell, number, plain
 
@@ -41,12 +41,10 @@ def outcome(results: Results) -> Outcome:
                 values = [reg, align, *plain(found), float(seeds), printed]
                 numbers.append([dataset, *(number(value) for value in values)])
                 if found is not None:
-                    ours.append((float(at), found.mean, found.std or 0.0))
+                    ours.append((float(at), found.mean, found.std))
             series = [Series("paper, PACS", tuple(map(float, range(len(taken)))), tuple(p for _, _, p in taken))]
             if ours:
-                x, y, std = (tuple(column) for column in zip(*ours, strict=True))
-                low, high = (tuple(m + sign * s for m, s in zip(y, std, strict=True)) for sign in (-1, 1))
-                series.insert(0, Series("ours", x, y, low, high) if any(std) else Series("ours", x, y))
+                series.insert(0, spread("ours", ours))
             ticks = tuple(f"{(reg if axis == 'lambda_reg' else align):g}" for reg, align, _ in taken)
             panels.append(Lines(dataset, axis, "test accuracy (%)", tuple(series), ticks))
     return Outcome(rows, numbers, panels)
