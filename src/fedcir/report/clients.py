@@ -97,12 +97,11 @@ def distances(study: Study, found: Diagnoses, why_not: str) -> Section:
     over = "± standard deviation over seeds" if several else "95 % interval over test images"
     caption = f"Proxy A-distance, 0 to 2: the bound's second term is that to the mixture, its first the risk; {over}"
     changes = _changes(study, found)
-    rows = [
-        ["method", "mean over pairs", f"change to {study.baseline}", "mean to the mixture", "average risk", "furthest"]
-    ]
+    to_baseline = [f"change to {study.baseline}"] if len(found) > 1 else []
+    rows = [["method", "mean over pairs", *to_baseline, "mean to the mixture", "average risk", "furthest"]]
     for name, by_seed in found.items():
-        change = str(changes.get(name, ""))
-        terms = _mean_pair(by_seed), change, _mean_to_mixture(by_seed), _average_risk(by_seed)
+        change = [str(changes.get(name, "")) for _ in to_baseline]
+        terms = _mean_pair(by_seed), *change, _mean_to_mixture(by_seed), _average_risk(by_seed)
         rows.append([name, *terms, shown[name].furthest])
     heats: dict[str, Chart] = {}
     clouds: dict[str, Chart] = {}
