@@ -113,7 +113,7 @@ def distances(study: Study, found: Diagnoses, why_not: str) -> Section:
             against[name] = _against(study.baseline, first, name, each)
     of = f"Of seed {study.common_seed}." if several and study.common_seed is not None else ""
     blocks: list[Words | Table | Figure] = [
-        Words((*verdict(first), *_said(study.baseline, changes))),
+        Words((*first.notes, *verdict(first), *_said(study.baseline, changes))),
         Table(caption, rows),
         Figure("Proxy A-distance of clients", heats, f"0 cannot be told apart, 2 always can. {of}"),
         Figure("Representations of test images, first two principal components", clouds, of),
