@@ -113,11 +113,19 @@ def test_table3_is_what_a_client_spent_until_the_target(tmp_path: Path) -> None:
     assert outcome.numbers[2][3:] == ["2", "0", "", "", "", ""]
 
 
-def test_table3_says_how_many_seeds_got_there_and_takes_a_target_of_ones_own(tmp_path: Path) -> None:
-    accuracies = {("fedavg", "", 0): [0.4, 0.5], ("fedavg", "", 1): [0.4, 0.4]}
+def test_table3_counts_a_seed_that_never_gets_there_as_later_than_all(tmp_path: Path) -> None:
+    accuracies = {
+        ("fedavg", "", 0): [0.4, 0.5],
+        ("fedavg", "", 1): [0.4, 0.4],
+        ("fedcir", "", 0): [0.5, 0.5],
+        ("fedcir", "", 1): [0.4, 0.5],
+        ("fedcir", "", 2): [0.4, 0.4],
+    }
     outcome = experiment("table3").outcome(results(tmp_path, accuracies, target=0.45))
-    assert outcome.rows[1][1:4] == ["45.0 %", "fedavg", "2 (1 of 2 seeds)"]
-    assert outcome.rows[1][-3:] == ["", "", ""]  # the paper's are of DomainNet to 60 %
+    assert outcome.rows[0] == ["dataset", "target", "method", "rounds", "TFLOPs", "GB moved", "GB of memory"]
+    assert outcome.rows[1] == ["pacs", "45.0 %", "fedavg", "1 of 2 seeds", "", "", ""]
+    # The middle of rounds 1, 2 and never: two rounds of 4 TFLOPs and 3 GB, over two clients.
+    assert outcome.rows[2] == ["pacs", "45.0 %", "fedcir", "2 (2 of 3 seeds)", "4", "3", "0.5"]
 
 
 def test_fig_risk_shows_the_models_risk_and_the_training_loss(tmp_path: Path) -> None:

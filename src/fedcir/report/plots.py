@@ -3,6 +3,7 @@
 import io
 import itertools
 import math
+import textwrap
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -74,7 +75,7 @@ def _lines(axes: Any, panel: Lines) -> None:
     if panel.diagonal:
         axes.plot([0, 2], [0, 2], color="0.5", linewidth=1, linestyle="--")
         axes.set(xlim=(0, 2.05), ylim=(0, 2.05), aspect="equal")
-    axes.set(xlabel=panel.x, ylabel=panel.y, title=plain(panel.title))
+    axes.set(xlabel=panel.x, ylabel=panel.y, title=textwrap.fill(plain(panel.title), 40))
     axes.grid(alpha=0.3)
     if panel.series:
         axes.legend(frameon=False, fontsize="small")
