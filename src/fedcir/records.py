@@ -89,12 +89,6 @@ class RunFolder:
                 break
         return records
 
-    def classes(self) -> list[str]:
-        """The classes of a finished run, from its model's card."""
-        with safe_open(self.path / "model.safetensors", framework="pt") as file:
-            card: dict[str, list[str]] = json.loads(file.metadata()["fedcir"])
-        return card["classes"]
-
     def append(self, record: RoundRecord) -> None:
         path = self.path / "rounds.jsonl"
         with _naming(path), open(path, "a", encoding="utf-8") as file:

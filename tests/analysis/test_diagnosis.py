@@ -19,7 +19,7 @@ from fedcir.analysis.bootstrap import RESAMPLES, Interval
 from fedcir.analysis.bound import average_risk, bound, risks
 from fedcir.analysis.diagnosis import Diagnosis, diagnose_data, diagnose_run, verdict
 from fedcir.analysis.divergence import Divergences
-from fedcir.analysis.views import View, views_of_run
+from fedcir.analysis.views import View
 from fedcir.analysis.words import change_of_accuracy, change_of_distance
 from fedcir.config import Config
 from fedcir.federation import deal
@@ -168,7 +168,7 @@ def _three(samples: int) -> tuple[Any, Any, Any]:
 def test_a_run_seen_again_is_as_accurate_as_its_last_round_says(tiny: Tiny, train: Train, tmp_path: Path) -> None:
     folder = RunFolder(train(tiny("fedcir"), tmp_path / "run"))
     last = folder.records()[-1]
-    again = {each.domain: each for each in views_of_run(folder)}
+    again = {each.domain: each for each in diagnose_run(folder).views}
     assert {name: each.accuracy for name, each in again.items()} == last.accuracy
     assert last.risk is not None
     assert {name: each.risk for name, each in again.items()} == pytest.approx(last.risk, rel=1e-5)
@@ -341,8 +341,8 @@ def test_a_deployments_run_is_known_by_its_number_of_test_images(tiny: Tiny, tra
     folder = RunFolder(train(tiny("fedavg"), tmp_path / "run"))
     entries = [{"id": i, "domain": name, "train": 24, "test": 12} for i, name in enumerate(("ink", "pen", "wax"))]
     (folder.path / "manifest.json").write_text(json.dumps({"clients": entries, "hash": "", "key": ""}))
-    assert len(views_of_run(folder)) == 3
+    assert len(diagnose_run(folder).views) == 3
     entries[1]["test"] = 11
     (folder.path / "manifest.json").write_text(json.dumps({"clients": entries, "hash": "", "key": ""}))
     with pytest.raises(InputError, match=r"are not what .* ran on"):
-        views_of_run(folder)
+        diagnose_run(folder)

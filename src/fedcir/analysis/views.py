@@ -17,7 +17,7 @@ from fedcir.config import Config
 from fedcir.data.domains import Domains
 from fedcir.data.examples import Examples
 from fedcir.data.sources import SOURCES
-from fedcir.federation import Federation, deal, federation_from, manifest_of
+from fedcir.federation import Federation, deal, manifest_of
 from fedcir.local import EVALUATION_BATCH
 from fedcir.machine import threads
 from fedcir.models.encoder import Classifier, GaussianClassifier
@@ -51,12 +51,6 @@ class View:
     @property
     def risk(self) -> float:
         return float(self.losses.mean())
-
-
-def views_of_run(folder: RunFolder, data_root: str | None = None, limit: int | None = None) -> list[View]:
-    """A finished run's model on the data that it was tested on; `data_root` says where those are now."""
-    config, domains, shares = data_of_run(folder, data_root)
-    return views_under(folder, config, federation_from(config, domains, shares), limit)
 
 
 def data_of_run(folder: RunFolder, data_root: str | None = None) -> tuple[Config, Domains, list[Share]]:
