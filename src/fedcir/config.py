@@ -21,6 +21,9 @@ T = TypeVar("T")
 
 DEFAULT_ALGORITHM = "fedcir"
 
+PATHS = {"data.root", "data.lists", "partition.file", "model.weights"}
+"""Settings that tell of the user's machine."""
+
 
 @dataclass(frozen=True)
 class DataConfig:

@@ -8,7 +8,7 @@ import pytest
 
 from fedcir.config import Config
 from fedcir.records import RunFolder
-from fedcir.report.study import study_of
+from fedcir.report.study import shareable, study_of
 from fedcir.types import InputError
 
 Tiny = Callable[..., Config]
@@ -70,3 +70,12 @@ def test_runs_on_other_data_are_refused(
         write_domain(other / f"{name}.npz", seed=seed)
     with pytest.raises(InputError, match="ran on different data: report on each alone"):
         study_of([first, run("fedcir", f"data.root={other}")])
+
+
+def test_settings_to_share_hold_names_of_files_and_no_path(tiny: Tiny, tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    folder.create(tiny("fedavg", "model.weights=/secret/start.safetensors", "data.lists=/secret/lists"), {})
+    told = shareable(folder)
+    assert told["model"]["weights"] == "start.safetensors"
+    assert told["data"].keys().isdisjoint({"root", "lists"})
+    assert "secret" not in repr(told)

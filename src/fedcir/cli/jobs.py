@@ -39,6 +39,13 @@ def parse_seeds(text: str) -> list[int]:
         raise InputError(f"--seeds takes whole numbers such as 0,1,2, got {text!r}") from None
 
 
+def check_target(target: float | None) -> None:
+    from fedcir.types import InputError
+
+    if target is not None and not 0 < target < 1:
+        raise InputError(f"--target is an accuracy between 0 and 1, got {target}")
+
+
 def cores(options: Options) -> int:
     """Runs at a time, or workers of one."""
     return (os.cpu_count() or 1) if options.workers is None else options.workers

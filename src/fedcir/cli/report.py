@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedcir.cli.jobs import check_target
+
 if TYPE_CHECKING:
     from fedcir.records import RunFolder
 
@@ -23,8 +25,7 @@ def report(
     from fedcir.analysis.views import run_folders
     from fedcir.types import InputError
 
-    if target is not None and not 0 < target < 1:
-        raise InputError(f"--target is an accuracy between 0 and 1, got {target}")
+    check_target(target)
     if samples and samples < 8:
         raise InputError(f"--samples must be at least 8, or 0 for none, got {samples}")
     if out.is_dir():

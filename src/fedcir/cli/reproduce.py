@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedcir.cli.jobs import cores, parse_algorithms, parse_seeds, prepare, run_all
+from fedcir.cli.jobs import check_target, cores, parse_algorithms, parse_seeds, prepare, run_all
 from fedcir.cli.tables import print_table
 from fedcir.options import Options, with_options
 
@@ -37,6 +37,7 @@ def reproduce(
     from fedcir.experiments import experiment
     from fedcir.experiments.experiment import SCALES, Results
     from fedcir.experiments.plan import cases
+    from fedcir.progress import Meter
     from fedcir.records import RunFolder
     from fedcir.report.report import reproduction
     from fedcir.sweep import Job
@@ -45,8 +46,7 @@ def reproduce(
     made = experiment(id)
     if scale not in SCALES:
         raise InputError(f"no scale {scale!r}; {nearest(scale, SCALES)}")
-    if target is not None and not 0 < target < 1:
-        raise InputError(f"--target is an accuracy between 0 and 1, got {target}")
+    check_target(target)
     if target is not None and id != "table3":
         raise InputError(f"--target is for table3, not for {id}: leave it out")
     chosen = None if algorithms is None else parse_algorithms(algorithms)
@@ -71,7 +71,8 @@ def reproduce(
     outcome = made.outcome(results)
     _write(id, made.title, outcome, out)
     if options.report:
-        reproduction(id, made.title, outcome, results, out / "report.html")
+        with Meter("measuring distances, runs", options.quiet) as meter:
+            reproduction(id, made.title, outcome, results, out / "report.html", meter.show)
     if options.json:
         print(jsonlib.dumps({"id": id, "title": made.title, "rows": outcome.numbers, "notes": outcome.notes}))
     elif not options.quiet:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from fedcir.cli.interrupt import Interrupted
-from fedcir.cli.jobs import parse_algorithms, parse_seeds, prepare, run_all
+from fedcir.cli.jobs import check_target, parse_algorithms, parse_seeds, prepare, run_all
 from fedcir.cli.report import try_report
 from fedcir.cli.tables import print_table
 from fedcir.options import Options, with_options
@@ -110,8 +110,7 @@ def compare(
     from fedcir.sweep import Job
     from fedcir.types import InputError
 
-    if target is not None and not 0 < target < 1:
-        raise InputError(f"--target is an accuracy between 0 and 1, got {target}")
+    check_target(target)
     names, numbers = parse_algorithms(algorithms), parse_seeds(seeds)
     out = options.out or Path("runs", "compare")
     jobs = {(name, seed): out / f"{Path(name).stem}-{seed}" for seed in numbers for name in names}

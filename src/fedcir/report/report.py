@@ -50,7 +50,9 @@ def report(
     write(path, page(title or f"{study.dataset}: report", _lead(study), [s for s in told if s], list(study.runs)))
 
 
-def reproduction(id: str, title: str, outcome: Outcome, results: Results, path: Path) -> None:
+def reproduction(
+    id: str, title: str, outcome: Outcome, results: Results, path: Path, on_run: OnRun | None = None
+) -> None:
     """The report of a table or figure of the paper; with all else of its runs where only method and seed differ."""
     figures = [Figure(panel.title or id, {"": panel}) for panel in outcome.panels]
     words = [Words(tuple(outcome.notes))] if outcome.notes else []
@@ -58,7 +60,7 @@ def reproduction(id: str, title: str, outcome: Outcome, results: Results, path: 
     folders = list(results.folders.values())
     datasets = ", ".join(results.datasets)
     if len(results.datasets) == 1 and len(results.points) == 1:
-        report(folders, path, title=f"{id}: {datasets}", first=[own], target=results.target)
+        report(folders, path, title=f"{id}: {datasets}", first=[own], target=results.target, on_run=on_run)
         return
     rows = [["run", "test accuracy (%)"]]
     rows += [[folder.path.name, f"{100 * folder.summary()['final']['accuracy_mean']:.2f}"] for folder in folders]

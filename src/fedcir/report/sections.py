@@ -5,11 +5,11 @@ from collections.abc import Sequence
 
 from fedcir.charts import Chart, Lines, Measure, Series, accuracy, curve, risk, training_loss
 from fedcir.compare import Method, half_width
-from fedcir.config import config_tables, dump_toml
+from fedcir.config import dump_toml
 from fedcir.cost import ledger
 from fedcir.records import RunFolder
 from fedcir.report.page import Figure, Listing, Section, Table, Words
-from fedcir.report.study import Study
+from fedcir.report.study import Study, shareable
 from fedcir.report.tables import difference, goal_cells, goal_header, percent
 from fedcir.types import RoundRecord
 
@@ -170,12 +170,11 @@ def costs(study: Study, methods: Sequence[Method], target: float | None) -> Sect
 
 def settings(study: Study) -> Section:
     """What was run, and how to run it again."""
-    one = study.one_of_each
     shown = [
         *("model.name", "data.image_size", "partition.scheme", "partition.clients", "server.active", "server.rounds"),
         *("local.steps", "local.batch_size", "local.lr", "local.momentum", "local.weight_decay"),
     ]
-    tables = {name: config_tables(folder.config()) for name, folder in one.items()}
+    tables = {name: shareable(folder) for name, folder in study.one_of_each.items()}
     rows = [["setting", "value"]]
     for section, field in (key.split(".") for key in shown):
         values = {name: str(each[section].get(field, "")) for name, each in tables.items()}
@@ -185,8 +184,6 @@ def settings(study: Study) -> Section:
             rows.append([f"{section}.{field}", told])
     listings = []
     for name, each in tables.items():
-        for path in ("root", "lists"):  # of the machine that it ran on
-            each["data"].pop(path, None)
         seeds = ", ".join(str(seed) for seed in sorted(study.runs[name]))
         listings.append(Listing(f"{name}: all settings (seeds {seeds})", dump_toml(each)))
     again = (

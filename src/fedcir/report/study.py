@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedcir.config import config_tables
+from fedcir.config import PATHS, config_tables
 from fedcir.experiments.experiment import METHODS
 from fedcir.records import RunFolder
 from fedcir.simulate import MAY_DIFFER
@@ -61,10 +61,7 @@ def study_of(folders: Sequence[RunFolder]) -> Study:
             )
         by_seed[seed] = folder
     notes = [f"left out, as not finished: {folder.path.name}" for folder in folders if not folder.finished]
-    shared = {
-        path: {k: v for k, v in each.items() if not k.startswith("algorithm.")} for path, each in settings.items()
-    }
-    if differing := _differing(list(shared.values())):
+    if differing := [key for key in _differing(list(settings.values())) if not key.startswith("algorithm.")]:
         notes.append(f"these runs differ in {', '.join(differing)}, not only in the method")
     return Study(finished[0].config().data.name, runs, tuple(notes))
 
@@ -87,14 +84,26 @@ def _same_data(folders: Sequence[RunFolder]) -> None:
                 raise InputError(f"{first.path} and {other.path} ran on different {what}{names}: report on each alone")
 
 
+def shareable(folder: RunFolder) -> dict[str, dict[str, Any]]:
+    """A run's settings for others to read: of files only their names, and nothing of where its data lie."""
+    tables = config_tables(folder.config())
+    tables["algorithm"]["name"] = Path(tables["algorithm"]["name"]).name
+    for section, name in (key.split(".") for key in PATHS):
+        if name in tables[section] and section == "data":
+            del tables[section][name]
+        elif name in tables[section]:
+            tables[section][name] = Path(tables[section][name]).name
+    return tables
+
+
 def _settings(folder: RunFolder) -> dict[str, Any]:
     """All that makes a run what it is, but for its seed: by section.field."""
-    tables = config_tables(folder.config())
-    tables["algorithm"]["name"] = Path(tables["algorithm"]["name"]).stem
-    flat = {f"{section}.{name}": value for section, values in tables.items() for name, value in values.items()}
-    return {
-        key: value for key, value in flat.items() if key not in MAY_DIFFER - {"server.rounds"} and key != "run.seed"
+    flat = {
+        f"{section}.{name}": value for section, values in shareable(folder).items() for name, value in values.items()
     }
+    flat["algorithm.name"] = Path(flat["algorithm.name"]).stem
+    apart = MAY_DIFFER - {"server.rounds"} | {"run.seed"}
+    return {key: value for key, value in flat.items() if key not in apart}
 
 
 def _names(settings: Mapping[Path, Mapping[str, Any]]) -> dict[Path, str]:

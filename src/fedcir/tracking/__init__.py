@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from fedcir.config import Config, config_tables, nearest
+from fedcir.config import PATHS, Config, config_tables, nearest
 from fedcir.records import RunFolder, write
 from fedcir.tracking.trackers import MLflow, Settings, TensorBoard, Tracker, WandB, without_password
 from fedcir.types import InputError, RoundRecord
@@ -23,9 +23,6 @@ TRACKERS: dict[str, Callable[[Path, str, Settings, str | None], Tracker]] = {
 }
 PACKAGES = {"mlflow": ("mlflow", "sqlalchemy", "alembic", "cryptography")}
 """What a tracker needs, where that is not the package of its name alone."""
-
-PATHS = {"data.root", "data.lists", "partition.file", "model.weights"}
-"""Settings that tell of the user's machine, and are not sent."""
 
 
 def check_tracker(name: str | None) -> None:
