@@ -46,8 +46,9 @@ docs: $(READY)  ## Write the generated tables of the docs anew
 	$(BIN)/python docs/fields.py
 
 deploy-demo: $(READY)  ## The four sites of minidigits on Flower, with TLS and registered keys, and the same in process
-	$(BIN)/fedcir run --rounds 5 --eval-every 5 --resume --out runs/demo-in-process
-	$(BIN)/fedcir deploy local --rounds 5 --eval-every 5 --resume --out runs/demo-flower
+	rm -rf runs/demo-in-process runs/demo-flower
+	$(BIN)/fedcir run --rounds 5 --eval-every 5 --out runs/demo-in-process
+	$(BIN)/fedcir deploy local --rounds 5 --eval-every 5 --out runs/demo-flower
 	@cmp runs/demo-in-process/model.safetensors runs/demo-flower/model.safetensors && echo "the same model, byte for byte"
 
 wheel: $(READY)  ## Build the wheel into dist/

@@ -89,9 +89,8 @@ def test_a_run_stopped_after_every_round_ends_as_if_it_had_not_been(
 
 def start(options: list[str], out: Path, *more: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "fedcir", "run", *options, "--set", "algorithm.hidden=8", *more]
-    return subprocess.Popen(
-        [*command, "--resume", "--out", str(out)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-    )
+    command += ["--out", str(out), *(["--resume"] if RunFolder(out).exists else [])]
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
 
 
 def wait_for_rounds(process: subprocess.Popen[str], out: Path, count: int) -> None:
@@ -136,7 +135,7 @@ def test_ctrl_c_and_sigterm_save_the_last_round_and_say_how_to_go_on(
         done = len(RunFolder(out).records())
         assert done >= count
         assert process.returncode == 130
-        assert said == f"fedcir: round {done} is saved; continue with --resume --out {out}\n"
+        assert said == f"fedcir: round {done} is saved; continue with: fedcir run --resume --out {out}\n"
         state = RunFolder(out).load_checkpoint()
         assert state is not None
         assert state.round == done

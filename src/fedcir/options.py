@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import inspect
+import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -56,7 +57,7 @@ class Options:
         from fedcir.types import InputError
 
         preset = {} if self.preset is None else read_preset(self.preset)
-        config = config_from(merged(merged(preset, under or {}), self.given(algorithm, seed)))
+        config = config_from(self.given(algorithm, seed, merged(preset, under or {})))
         if preset and config.data.name not in (preset["data"]["name"], *OWN_DATA):
             raise InputError(
                 f"preset {self.preset!r} is for the dataset {preset['data']['name']}, not {config.data.name}: "
@@ -64,11 +65,31 @@ class Options:
             )
         return config
 
-    def given(self, algorithm: str | None = None, seed: int | None = None) -> dict[str, Any]:
-        """What the file, the options and --set say, as tables."""
+    def to_run(self, algorithm: str | None, seed: int | None, prefix: str = "") -> "tuple[Config, Path]":
+        """The settings and the folder of one run. A resumed one has its own, over which the given ones count."""
+        from fedcir.config import config_from, merged
+        from fedcir.presets import read_preset
+        from fedcir.records import RunFolder
+        from fedcir.types import InputError
+
+        if not self.resume:
+            config = self.to_config(algorithm, seed)
+            return config, self.out or unused(Path("runs", prefix + run_name(config)))
+        if self.out is None:
+            raise InputError("--resume continues the run in --out: name its folder")
+        if not RunFolder(self.out).exists:
+            raise InputError(f"{self.out} holds no run to continue: start one without --resume")
+        preset = {} if self.preset is None else read_preset(self.preset)
+        base = merged(saved_tables(RunFolder(self.out).config()), preset)
+        return config_from(self.given(algorithm, seed, base)), self.out
+
+    def given(
+        self, algorithm: str | None = None, seed: int | None = None, under: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """What the file, the options and --set say, as tables, over those given."""
         from fedcir.config import merged, parse_assignment, read_toml
 
-        tables = {} if self.config is None else read_toml(self.config)
+        tables = merged(under or {}, {} if self.config is None else read_toml(self.config))
         given: dict[str, dict[str, Any]] = {}
         for option, place in _PLACES.items():
             if (value := getattr(self, option)) is not None:
@@ -84,6 +105,36 @@ class Options:
         for assignment in self.set or ():
             tables = merged(tables, parse_assignment(assignment))
         return tables
+
+
+def run_name(config: "Config") -> str:
+    return f"{config.data.name}-{Path(config.algorithm.name).stem}-{config.run.seed}"
+
+
+def saved_tables(config: "Config") -> dict[str, Any]:
+    """A run's settings, with the fields of its algorithm where both ways of naming one count over them."""
+    from fedcir.config import config_tables
+
+    tables: dict[str, Any] = config_tables(config)
+    name = config.algorithm.name
+    return {**tables, "algorithm": {"name": name}, "algorithms": {name: dict(config.algorithm.fields)}}
+
+
+def unused(path: Path) -> Path:
+    """This path, or the first with a number behind it where nothing lies yet."""
+    numbered = (path.with_name(f"{path.name}-{number}") for number in itertools.count(2))
+    return next(each for each in itertools.chain([path], numbered) if not _in_use(each))
+
+
+def latest(path: Path) -> Path:
+    """The last of those that `unused` has given out, or the path itself."""
+    free = unused(path)
+    number = int(free.name.removeprefix(f"{path.name}-")) if free != path else 2
+    return path if number <= 2 else path.with_name(f"{path.name}-{number - 1}")
+
+
+def _in_use(path: Path) -> bool:
+    return path.exists() and not (path.is_dir() and not any(path.iterdir()))
 
 
 OWN_DATA = ("arrays", "folders", "hub")

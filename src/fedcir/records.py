@@ -5,6 +5,7 @@ the old file or the new one. Nothing is pickled: safetensors, JSON and TOML.
 """
 
 import contextlib
+import hashlib
 import json
 import os
 import time
@@ -57,18 +58,30 @@ class RunFolder:
         (self.path / "checkpoint").mkdir(parents=True, exist_ok=True)
         write(self.path / "manifest.json", json.dumps(manifest, indent=1, ensure_ascii=False))
         about = {"format": FORMAT, "version": __version__, "torch": torch.__version__}
+        if config.algorithm.name.endswith(".py"):
+            source = Path(config.algorithm.name)
+            about["algorithm"] = file_hash(source)
+            write(self.path / source.name, source.read_bytes())
         write(self.path / "config.toml", dump_toml({"fedcir": about, **config_tables(config)}))
 
     def config(self) -> Config:
+        return config_from(self._tables())
+
+    def algorithm_hash(self) -> str | None:
+        """Of the file that holds its algorithm, as it was when the run began; None for one that fedcir brings."""
+        found: str | None = self._tables()["fedcir"].get("algorithm")
+        return found
+
+    def _tables(self) -> dict[str, Any]:
         if not self.exists:
             raise InputError(f"{self.path} is not a run: it holds no config.toml")
         tables = read_toml(self.path / "config.toml")
-        found = tables.pop("fedcir", {}).get("format", "none")
+        found = tables.get("fedcir", {}).get("format", "none")
         if found != FORMAT:
             raise InputError(
                 f"{self.path} has run-folder format {found}, this fedcir reads {FORMAT}: use the fedcir that wrote it"
             )
-        return config_from(tables)
+        return tables
 
     def manifest(self) -> dict[str, Any]:
         return _read_json(self.path / "manifest.json")
@@ -125,10 +138,21 @@ class RunFolder:
 
     def finish(self, summary: dict[str, Any], model: Arrays, card: dict[str, Any]) -> None:
         """Write the model and then the summary, whose presence says that the run is done."""
+        self.save_model(model, card)
+        write(self.path / "summary.json", json.dumps(summary, indent=1, ensure_ascii=False) + "\n")
+
+    def save_model(self, model: Arrays, card: dict[str, Any]) -> None:
         # One metadata key, since safetensors writes several in no fixed order and equal runs are to be equal files.
         about = {"fedcir": json.dumps({"format": FORMAT, **card}, sort_keys=True, ensure_ascii=False)}
         write(self.path / "model.safetensors", save(_unshared(model), about))
-        write(self.path / "summary.json", json.dumps(summary, indent=1, ensure_ascii=False) + "\n")
+
+    def has_model(self) -> bool:
+        """Whether the model is there and whole."""
+        try:
+            with safe_open(self.path / "model.safetensors", framework="pt"):  # it knows how long the file must be
+                return True
+        except (OSError, SafetensorError):
+            return False
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -208,6 +232,10 @@ def write(path: Path, content: str | bytes) -> None:
         with contextlib.suppress(OSError):
             beside.unlink()
         raise
+
+
+def file_hash(path: Path) -> str:
+    return hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()
 
 
 @contextlib.contextmanager

@@ -28,7 +28,7 @@ from fedcir.machine import (
     unsafe_in_channels_last,
 )
 from fedcir.models.task import Task
-from fedcir.records import GENERATIONS, ClientStore, RunFolder
+from fedcir.records import GENERATIONS, ClientStore, RunFolder, file_hash
 from fedcir.rounds import Session, Transport, run
 from fedcir.streams import StreamTransport
 from fedcir.types import ClientReply, InputError, RoundRecord, ServerState
@@ -46,6 +46,9 @@ MAY_DIFFER = {
     "run.workers",
 }
 """Settings that a resume may change."""
+
+OPEN = {"server.active": None, "run.layout": "auto"}
+"""Settings that are settled only when a run is opened."""
 
 
 class SerialTransport:
@@ -172,7 +175,8 @@ def open_session(config: Config, algorithm: Algorithm, federation: Roster, out: 
         return session
     if not resume:
         raise InputError(f"{out} holds a run already: continue it with --resume, or give another --out")
-    _check_same(folder, config, algorithm, federation)
+    check_settings(folder, config, algorithm)
+    check_data(folder, config, federation)
     state = folder.load_checkpoint()
     if state is not None:
         session.state = state
@@ -181,6 +185,10 @@ def open_session(config: Config, algorithm: Algorithm, federation: Roster, out: 
         folder.create(config, federation.manifest)  # a longer run says so
     else:
         session.records = folder.records()
+        if not folder.has_model():
+            folder.save_model(session.state.shared["model"], session.card)
+            said = f"{out}/model.safetensors was missing or damaged: it is written again from the last checkpoint"
+            session.notes = (*session.notes, said)
     return session
 
 
@@ -230,18 +238,14 @@ def _model_card(config: Config) -> dict[str, Any]:
     return {"model": model, "algorithm": {"name": Path(config.algorithm.name).stem, **config.algorithm.fields}}
 
 
-def _check_same(folder: RunFolder, config: Config, algorithm: Algorithm, federation: Roster) -> None:
-    saved, asked = config_tables(folder.config()), config_tables(config)
-    for section in asked:
-        names = asked[section].keys() | saved.get(section, {}).keys()
-        for name in sorted(names, key=lambda name: (name != "name", name)):
-            key = f"{section}.{name}"
-            old, new = saved.get(section, {}).get(name), asked[section].get(name)
-            if old != new and key not in MAY_DIFFER:
-                raise InputError(f"{folder.path} was begun with {key}={old}, not {new}: give another --out")
-    if folder.manifest().get("hash") != federation.manifest["hash"]:
-        raise InputError(f"{folder.path} was begun on other data than {config.data.name} holds now: give another --out")
-    old_rounds, new_rounds = saved["server"]["rounds"], config.server.rounds
+def check_settings(folder: RunFolder, config: Config, algorithm: Algorithm) -> None:
+    """Refuse to go on with a run under other settings than it was begun with."""
+    asked = replace(config, algorithm=replace(config.algorithm, fields=hyper_parameters(algorithm)))
+    _check_file(folder, config)
+    for key, (old, new) in differing(folder.config(), asked).items():
+        if key not in MAY_DIFFER and not (key in OPEN and new == OPEN[key]) and not _same_file(key, old, new):
+            raise InputError(f"{folder.path} was begun with {key}={old}, not {new}: give another --out")
+    old_rounds, new_rounds = folder.config().server.rounds, config.server.rounds
     if new_rounds < old_rounds:
         raise InputError(
             f"{folder.path} was begun with {old_rounds} rounds, not {new_rounds}: only more can be asked for"
@@ -249,3 +253,37 @@ def _check_same(folder: RunFolder, config: Config, algorithm: Algorithm, federat
     if new_rounds > old_rounds and (algorithm.uses_total_rounds or config.local.schedule != "constant"):
         what = config.algorithm.name if algorithm.uses_total_rounds else f"the {config.local.schedule} schedule"
         raise InputError(f"{folder.path} cannot be extended to {new_rounds} rounds: {what} depends on their number")
+
+
+def check_data(folder: RunFolder, config: Config, federation: Roster) -> None:
+    """Refuse to go on with a run on other data than it was begun on."""
+    if folder.manifest().get("hash") != federation.manifest["hash"]:
+        raise InputError(f"{folder.path} was begun on other data than {config.data.name} holds now: give another --out")
+
+
+def differing(one: Config, other: Config) -> dict[str, tuple[Any, Any]]:
+    """The settings in which two configs differ, by section.field, a section's name first."""
+    first, second = config_tables(one), config_tables(other)
+    found = {}
+    for section in first:
+        for name in sorted(first[section].keys() | second[section].keys(), key=lambda name: (name != "name", name)):
+            old, new = first[section].get(name), second[section].get(name)
+            if old != new:
+                found[f"{section}.{name}"] = old, new
+    return found
+
+
+def _check_file(folder: RunFolder, config: Config) -> None:
+    """An algorithm of the user's own is the one that the run was begun with, wherever its file lies now."""
+    begun, path = folder.algorithm_hash(), Path(config.algorithm.name)
+    if begun is not None and path.suffix == ".py" and file_hash(path) != begun:
+        raise InputError(
+            f"{path} is not as it was when {folder.path} was begun: give another --out "
+            f"(that run's copy is {folder.path / Path(folder.config().algorithm.name).name})"
+        )
+
+
+def _same_file(key: str, old: Any, new: Any) -> bool:
+    """Whether both name the file of one algorithm: its content is checked apart."""
+    files = isinstance(old, str) and isinstance(new, str) and old.endswith(".py")
+    return key == "algorithm.name" and files and Path(old).name == Path(new).name

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, Literal
 
 from fedcir.config import Config, config_tables, dump_toml
-from fedcir.records import RunFolder, write
+from fedcir.records import RunFolder, file_hash, write
 from fedcir.types import InputError, RoundRecord
 
 POLL_SECONDS = 0.2
@@ -40,8 +40,12 @@ class Job:
 
     @property
     def done(self) -> bool:
-        """Whether it has been run to its end with the same settings."""
-        return RunFolder(self.out).finished and self.asked.is_file() and self.asked.read_text("utf-8") == self.settings
+        """Whether it has been run to its end with the same settings, and by the same algorithm."""
+        if not (RunFolder(self.out).finished and self.asked.is_file()):
+            return False
+        own = Path(self.config.algorithm.name)
+        same = own.suffix != ".py" or file_hash(own) == RunFolder(self.out).algorithm_hash()
+        return same and self.asked.read_text("utf-8") == self.settings
 
 
 @dataclass(frozen=True)
@@ -63,7 +67,7 @@ def sweep(jobs: Sequence[Job], workers: int, resume: bool, track: str | None = N
     As many run at a time as there are workers, since runs side by side lose nothing by waiting for each other; where
     fewer are left, each gets several workers.
     """
-    options = [*(["--resume"] if resume else []), *([] if track is None else ["--track", track])]
+    options = [] if track is None else ["--track", track]
     if workers < 1:
         raise InputError(f"--workers must be at least 1, got {workers}")
     waiting = []
@@ -79,7 +83,7 @@ def sweep(jobs: Sequence[Job], workers: int, resume: bool, track: str | None = N
             while waiting and len(running) < workers:
                 each = max(1, workers // (len(waiting) + len(running)))
                 job = waiting.pop(0)
-                running.append(_Running(job, each, options))
+                running.append(_Running(job, each, resume, options))
                 yield Progress(job, "begun")
             for process in list(running):
                 ended = process.ended()
@@ -94,13 +98,15 @@ def sweep(jobs: Sequence[Job], workers: int, resume: bool, track: str | None = N
 class _Running:
     """One job's process, and how far its rounds have been read."""
 
-    def __init__(self, job: Job, workers: int, options: Sequence[str]) -> None:
+    def __init__(self, job: Job, workers: int, resume: bool, options: Sequence[str]) -> None:
         self.job = job
         job.asked.parent.mkdir(parents=True, exist_ok=True)
         write(job.asked, job.settings)
         # -P: a json.py in the current folder must not take the place of the real one
         command = [sys.executable, "-P", "-m", "fedcir", "run", str(job.asked), "--out", str(job.out), "--quiet"]
         command += ["--no-report", "--workers", str(workers), *options]
+        if resume and RunFolder(job.out).exists:
+            command.append("--resume")
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (closed in wait)
         self._process = subprocess.Popen(
             command,

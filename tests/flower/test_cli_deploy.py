@@ -95,7 +95,7 @@ def test_ctrl_c_ends_everything_and_resume_goes_on_to_the_same_bits(
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "continue with --resume" in said
+    assert "continue with: fedcir deploy local --resume" in said
     assert not [each for each in family if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]
     done = subprocess.run([*command, "--resume", "--json"], capture_output=True, text=True, check=True)
     fedcir("run", *options, "--eval-every", "3", "--set", "server.checkpoint_every=5", "--out", tmp_path / "here")

@@ -2,13 +2,14 @@
 
 import sys
 from pathlib import Path
+from shlex import quote
 from typing import Annotated
 
 import typer
 
 from fedcir.cli.interrupt import Interrupted
 from fedcir.cli.train import print_note, print_run
-from fedcir.options import Options, with_options
+from fedcir.options import Options, run_name, with_options
 
 deploy = typer.Typer(help="The same runs across machines, on Flower.", no_args_is_help=True)
 
@@ -37,9 +38,8 @@ def local(
     check_tracker(options.track)
     if options.profile:
         raise InputError("--profile looks into this process, but the sites train in others: use `fedcir run`")
-    config = options.to_config(algorithm, seed)
-    name = f"{config.data.name}-{Path(config.algorithm.name).stem}-{config.run.seed}"
-    out = options.out or Path("runs", f"flower-{name}")
+    config, out = options.to_run(algorithm, seed, prefix="flower-")
+    name = run_name(config)
 
     def tell(note: str) -> None:
         if not options.quiet:
@@ -63,7 +63,7 @@ def local(
                         display.show(name, record)
                 except KeyboardInterrupt:
                     rounds.close()
-                    raise Interrupted(f"continue with --resume --out {out}") from None
+                    raise Interrupted(f"continue with: fedcir deploy local --resume --out {quote(str(out))}") from None
     print_run(RunFolder(out).summary(), options, out)
 
 

@@ -9,6 +9,7 @@ from fedcir.cli.interrupt import Interrupted
 from fedcir.options import Options
 
 if TYPE_CHECKING:
+    from fedcir.algorithm import Algorithm
     from fedcir.config import AlgorithmConfig
     from fedcir.federation import Federation
     from fedcir.sweep import Job
@@ -19,7 +20,8 @@ def parse_algorithms(text: str) -> list[str]:
     from fedcir.algorithms import algorithm_class, names
     from fedcir.types import InputError
 
-    chosen = names() if text == "all" else [name.strip() for name in text.split(",") if name.strip()]
+    asked = [name.strip() for name in text.split(",") if name.strip()]
+    chosen = [each for name in asked for each in (names() if name == "all" else [name])]
     for name in chosen:
         algorithm_class(name)
     if not chosen:
@@ -34,9 +36,12 @@ def parse_seeds(text: str) -> list[int]:
     from fedcir.types import InputError
 
     try:
-        return sorted({int(seed) for seed in text.split(",")})
+        seeds = sorted(int(seed) for seed in text.split(","))
     except ValueError:
         raise InputError(f"--seeds takes whole numbers such as 0,1,2, got {text!r}") from None
+    if twice := next((str(seed) for seed in seeds if seeds.count(seed) > 1), ""):
+        raise InputError(f"--seeds names {twice} twice")
+    return seeds
 
 
 def check_target(target: float | None) -> None:
@@ -51,6 +56,26 @@ def cores(options: Options) -> int:
     return (os.cpu_count() or 1) if options.workers is None else options.workers
 
 
+def check_place(out: Path) -> None:
+    """Refuse a folder that holds something else than runs."""
+    from fedcir.sweep import SETTINGS
+    from fedcir.types import InputError
+
+    if out.exists() and not out.is_dir():
+        raise InputError(f"{out} is a file: give another --out")
+    if out.is_dir() and any(out.iterdir()) and not (out / SETTINGS).is_dir() and not any(out.glob("*/config.toml")):
+        raise InputError(f"{out} holds other files and no runs: give another --out")
+
+
+def tell_failures(failures: dict[str, str], runs: int) -> None:
+    """End with what went wrong, where something did."""
+    from fedcir.types import InputError
+
+    if failures:
+        some = "; ".join(f"{name}: {why}" for name, why in failures.items())
+        raise InputError(f"{len(failures)} of {runs} runs failed, try them again with --resume: {some}")
+
+
 def prepare(jobs: "list[Job]", options: Options) -> "dict[str, Federation]":
     """Find what is wrong before anything starts; open each dataset once, so that no run waits for another to do it.
 
@@ -59,14 +84,19 @@ def prepare(jobs: "list[Job]", options: Options) -> "dict[str, Federation]":
     from fedcir.federation import open_federation
     from fedcir.progress import Meter
     from fedcir.records import RunFolder
+    from fedcir.simulate import check_data, check_settings
     from fedcir.tracking import check_tracker
     from fedcir.types import InputError
 
     check_tracker(options.track)
+    begun = []
     for job in jobs:
-        _check_fields(job.config.algorithm)
-        if RunFolder(job.out).exists and not options.resume:
+        algorithm, folder = _algorithm(job.config.algorithm), RunFolder(job.out)
+        if folder.exists and not options.resume:
             raise InputError(f"{job.out} holds a run already: continue it with --resume, or give another --out")
+        if folder.exists and not job.done:
+            check_settings(folder, job.config, algorithm)
+            begun.append(job)
     opened: dict[str, Federation] = {}
     for job in jobs:
         if job.config.data.name not in opened and not (options.resume and job.done):
@@ -74,6 +104,12 @@ def prepare(jobs: "list[Job]", options: Options) -> "dict[str, Federation]":
                 opened[job.config.data.name] = federation = open_federation(job.config, meter.show)
             for note in () if options.quiet else federation.notes:
                 print(f"note: {note}", file=sys.stderr)
+    dealt: dict[str, Federation] = {}
+    for job in begun:  # the data may have changed since
+        key = repr((job.config.data, job.config.partition, job.config.model, job.config.run.seed))
+        if key not in dealt:
+            dealt[key] = open_federation(job.config)
+        check_data(RunFolder(job.out), job.config, dealt[key])
     return opened
 
 
@@ -102,12 +138,12 @@ def run_all(jobs: "list[Job]", options: Options) -> dict[str, str]:
     return failures
 
 
-def _check_fields(algorithm: "AlgorithmConfig") -> None:
+def _algorithm(config: "AlgorithmConfig") -> "Algorithm":
     """A field that one of several methods lacks is found before any of them starts."""
     from fedcir.algorithms import make_algorithm
     from fedcir.types import InputError
 
     try:
-        make_algorithm(algorithm)
+        return make_algorithm(config)
     except InputError as error:
-        raise InputError(f"{algorithm.name}: {error}; set one method's by --set algorithms.NAME.FIELD=VALUE") from None
+        raise InputError(f"{config.name}: {error}; set one method's by --set algorithms.NAME.FIELD=VALUE") from None

@@ -30,6 +30,8 @@ def report(
         raise InputError(f"--samples must be at least 8, or 0 for none, got {samples}")
     if out.is_dir():
         raise InputError(f"{out} is a folder: name a file, such as {out / 'report.html'}")
+    if not out.parent.is_dir():
+        raise InputError(f"--out: no folder {out.parent}")
     root = None if data_root is None else str(data_root)
     folders = list({folder.path.resolve(): folder for folder in run_folders(runs)}.values())
     write_report(folders, out, quiet, target=target, samples=samples, data_root=root)

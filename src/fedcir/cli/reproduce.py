@@ -9,9 +9,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedcir.cli.jobs import check_target, cores, parse_algorithms, parse_seeds, prepare, run_all
+from fedcir.cli.jobs import (
+    check_place,
+    check_target,
+    cores,
+    parse_algorithms,
+    parse_seeds,
+    prepare,
+    run_all,
+    tell_failures,
+)
 from fedcir.cli.tables import print_table
-from fedcir.options import Options, with_options
+from fedcir.options import Options, latest, unused, with_options
 
 if TYPE_CHECKING:
     from fedcir.config import Config
@@ -54,7 +63,9 @@ def reproduce(
     given = options.given()
     roots = _datasets(given.get("data", {}), scale, made.datasets)
     planned = cases(made, scale, list(roots), chosen, numbers, given)
-    out = options.out or Path("runs", f"{id}-{scale}")
+    usual = Path("runs", f"{id}-{scale}")
+    out = options.out or (latest(usual) if options.resume or plan else unused(usual))
+    check_place(out)
     jobs = {case.name: Job(_config(options, case, scale, roots), out / case.name) for case in planned}
     if len(jobs) < len(planned):
         raise InputError("two of its runs would have one name: leave one of the methods out")
@@ -81,9 +92,7 @@ def reproduce(
             print(note)
         first = "report.html, " if options.report else ""
         print(f"\n{out} holds {first}{id}.md, .csv, .tex, .png, .pdf and .svg, and the runs")
-    if failures:
-        some = "; ".join(f"{name}: {why}" for name, why in failures.items())
-        raise InputError(f"{len(failures)} of {len(jobs)} runs failed, try them again with --resume: {some}")
+    tell_failures(failures, len(jobs))
 
 
 def _datasets(given: "Mapping[str, Any]", scale: str, papers: tuple[str, ...]) -> "Mapping[str, str | None]":

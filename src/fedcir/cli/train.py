@@ -6,15 +6,19 @@ import signal
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any
+from shlex import quote
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fedcir.cli.interrupt import Interrupted
-from fedcir.cli.jobs import check_target, parse_algorithms, parse_seeds, prepare, run_all
+from fedcir.cli.jobs import check_place, check_target, parse_algorithms, parse_seeds, prepare, run_all, tell_failures
 from fedcir.cli.report import try_report
 from fedcir.cli.tables import print_table
-from fedcir.options import Options, with_options
+from fedcir.options import Options, latest, run_name, unused, with_options
+
+if TYPE_CHECKING:
+    from fedcir.config import Config
 
 
 @with_options
@@ -39,9 +43,8 @@ def run(
     if options.profile:
         from fedcir.profiling import Profile
 
-    config = options.to_config(algorithm, seed)
-    name = f"{config.data.name}-{Path(config.algorithm.name).stem}-{config.run.seed}"
-    out = options.out or Path("runs", name)
+    config, out = options.to_run(algorithm, seed)
+    name = run_name(config)
     with (
         Meter("decoding images", options.quiet) as meter,
         open_run(config, out, options.resume, meter.show) as (session, rounds),
@@ -65,7 +68,9 @@ def run(
                     display.show(name, record)
             except KeyboardInterrupt:
                 rounds.close()
-                raise Interrupted(f"round {session.state.round} is saved; continue with --resume --out {out}") from None
+                raise Interrupted(
+                    f"round {session.state.round} is saved; continue with: fedcir run --resume --out {quote(str(out))}"
+                ) from None
         summary = session.folder.summary() if session.folder is not None else {}
     print_run(summary, options, out, [] if watched is None else watched.rows())
 
@@ -108,17 +113,23 @@ def compare(
     from fedcir.report import tables
     from fedcir.report.plots import convergence, draw
     from fedcir.sweep import Job
-    from fedcir.types import InputError
 
     check_target(target)
     names, numbers = parse_algorithms(algorithms), parse_seeds(seeds)
-    out = options.out or Path("runs", "compare")
+    usual = Path("runs", "compare")
+    out = options.out or (latest(usual) if options.resume else unused(usual))
     jobs = {(name, seed): out / f"{Path(name).stem}-{seed}" for seed in numbers for name in names}
     planned = [Job(options.to_config(name, seed), path) for (name, seed), path in jobs.items()]
+    check_place(out)
+    _check_comparison(out, planned[0].config)
     prepare(planned, options)
-    if failures := run_all(planned, options):
-        raise InputError(f"{out / next(iter(failures))} failed: {next(iter(failures.values()))}")
-    runs = {Path(name).stem: {seed: RunFolder(jobs[name, seed]) for seed in numbers} for name in names}
+    failures = run_all(planned, options)
+    runs: dict[str, dict[int, RunFolder]] = {}
+    for (name, seed), path in jobs.items():
+        if path.name not in failures:
+            runs.setdefault(Path(name).stem, {})[seed] = RunFolder(path)
+    if not runs:
+        tell_failures(failures, len(jobs))
     baseline = "fedavg" if "fedavg" in runs else next(iter(runs))
     methods = compare_runs(runs, baseline, target)
     rows = tables.comparison_rows(methods, baseline, len(numbers), target)
@@ -141,6 +152,19 @@ def compare(
         print_table(rows, f"test accuracy after the last round (%), {len(numbers)} seed{'s' * (len(numbers) > 1)}")
         first = f"{page}, " if page else ""
         print(f"\n{out} holds {first}curves.png, comparison.md, .csv, .tex and .json, and the runs")
+    tell_failures(failures, len(jobs))
+
+
+def _check_comparison(out: Path, config: "Config") -> None:
+    """Refuse to add to runs on other data, whose tables would be written over."""
+    from fedcir.records import RunFolder
+    from fedcir.simulate import MAY_DIFFER, differing
+    from fedcir.types import InputError
+
+    for path in sorted(out.glob("*/config.toml")):
+        for key, (old, new) in differing(RunFolder(path.parent).config(), config).items():
+            if key.startswith(("data.", "partition.")) and key not in MAY_DIFFER:
+                raise InputError(f"{path.parent} was begun with {key}={old}, not {new}: give another --out")
 
 
 def _print_summary(summary: dict[str, Any]) -> None:

@@ -1,0 +1,146 @@
+"""`fedcir compare`: what goes wrong with one method or folder costs the others nothing."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedcir import algorithms
+from fedcir.records import RunFolder
+
+Command = Callable[..., Any]
+
+FAULTY = '''"""Faulty: it raises."""
+
+from dataclasses import dataclass
+
+import fedcir
+
+
+@dataclass(frozen=True)
+class Faulty(fedcir.FedAvg):
+    """Nobody, 2024. https://example.org"""
+
+    def local_loss(self, modules, x, y, ctx):
+        raise RuntimeError("it was never going to work")
+'''
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "faulty.py").write_text(FAULTY)
+    return tmp_path
+
+
+def refused(said: Any, *named: str) -> None:
+    assert (said.code, said.out, said.err.count("\n")) == (2, "", 1)
+    for name in named:
+        assert name in said.err
+
+
+@pytest.mark.parametrize("baseline", [["fedavg", "fedprox"], ["fedprox"]])
+def test_a_method_that_fails_leaves_the_others_their_table_and_report(
+    fedcir: Command, options: list[str], place: Path, baseline: list[str]
+) -> None:
+    methods = ",".join(["./faulty.py", *baseline])
+    command = [
+        "compare",
+        *options,
+        "--report",
+        "--rounds",
+        2,
+        "--algorithms",
+        methods,
+        "--seeds",
+        "0,1",
+        "--out",
+        "all",
+    ]
+    said = fedcir(*command)
+    assert said.code == 2
+    last = said.err.splitlines()[-1]
+    assert last.startswith("fedcir: 2 of ")
+    assert "faulty-0: " in last
+    assert "it was never going to work" in last
+    assert [each["algorithm"] for each in json.loads((place / "all" / "comparison.json").read_text())] == baseline
+    assert (place / "all" / "report.html").is_file()
+    assert (place / "all" / "curves.png").is_file()
+    assert "difference to" in said.out
+
+
+def test_a_comparison_of_methods_that_all_fail_says_why(fedcir: Command, options: list[str], place: Path) -> None:
+    said = fedcir("compare", *options, "--rounds", 2, "--algorithms", "./faulty.py", "--out", "all", "--quiet")
+    refused(said, "1 of 1 runs failed", "it was never going to work")
+
+
+def test_all_and_a_file_together_are_understood(fedcir: Command, options: list[str], place: Path) -> None:
+    (place / "mine.py").write_text(
+        FAULTY.replace(
+            'raise RuntimeError("it was never going to work")', "return super().local_loss(modules, x, y, ctx)"
+        )
+    )
+    said = fedcir(
+        "compare", *options, "--rounds", 1, "--algorithms", "all,./mine.py", "--out", "all", "--json", "--quiet"
+    )
+    assert said.code == 0
+    assert [each["algorithm"] for each in json.loads(said.out)] == [*algorithms.names(), "mine"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [("--seeds 0,0", "--seeds names 0 twice"), ("--algorithms fedavg,fedavg", "--algorithms names 'fedavg' twice")],
+)
+def test_a_seed_or_method_that_is_named_twice_is_refused(
+    fedcir: Command, options: list[str], place: Path, arguments: str, named: str
+) -> None:
+    refused(fedcir("compare", *options, "--out", "all", *arguments.split()), named)
+    assert not (place / "all").exists()
+
+
+@pytest.mark.parametrize("command", [["compare"], ["reproduce", "table1", "--scale", "smoke"]])
+def test_a_folder_of_something_else_is_refused_and_left_as_it_was(
+    fedcir: Command, options: list[str], place: Path, command: list[str]
+) -> None:
+    (place / "thesis").mkdir()
+    (place / "thesis" / "chapter.txt").write_text("one")
+    refused(fedcir(*command, *options, "--out", "thesis"), "thesis holds other files and no runs", "another --out")
+    refused(fedcir(*command, *options, "--out", "faulty.py"), "faulty.py is a file", "another --out")
+    assert [path.name for path in (place / "thesis").iterdir()] == ["chapter.txt"]
+
+
+def test_a_comparison_of_other_data_is_refused_before_anything_starts(
+    fedcir: Command, options: list[str], place: Path, write_domain: Callable[..., Path]
+) -> None:
+    """By its name, by its settings, and by what it holds."""
+    command = ["compare", "--resume", "--out", "one", "--algorithms"]
+    assert fedcir(*command, "fedavg", *options, "--rounds", 1).code == 0
+    before = sorted(place.rglob("*"))
+    refused(fedcir(*command, "fedprox", "--rounds", 1), "one/fedavg-0 was begun with data.name=arrays, not minidigits")
+    capped = [*options, "--rounds", 1, "--set", "data.train_per_domain=6"]
+    refused(fedcir(*command, "fedavg", *capped), "one/fedavg-0 was begun with data.train_per_domain=None, not 6")
+    (place / "data").mkdir()
+    for number, name in enumerate(("ink", "pen", "wax")):
+        write_domain(place / "data" / f"{name}.npz", seed=number + 3)
+    said = fedcir(*command, "fedavg", *options, "--rounds", 2, "--data-root", "data")
+    refused(said, "one/fedavg-0 was begun on other data than arrays holds now")
+    assert [path for path in sorted(place.rglob("*")) if "data" not in path.relative_to(place).parts] == before
+    assert len(RunFolder(place / "one" / "fedavg-0").records()) == 1
+
+
+def test_comparisons_without_out_are_numbered_and_resume_goes_on_with_the_last(
+    fedcir: Command, options: list[str], place: Path
+) -> None:
+    command = ["compare", *options, "--rounds", 1, "--algorithms"]
+    for folder in ("compare", "compare-2"):
+        assert f"runs/{folder} holds " in fedcir(*command, "fedavg").out
+    assert "runs/compare-2 holds " in fedcir(*command, "fedavg,fedprox", "--resume").out
+
+
+def test_a_page_that_cannot_be_written_is_refused_before_the_work(
+    fedcir: Command, options: list[str], place: Path
+) -> None:
+    assert fedcir("run", *options, "--rounds", 1, "--algorithm", "fedavg", "--out", "run").code == 0
+    refused(fedcir("report", "run", "--out", "nowhere/report.html"), "--out: no folder nowhere")
