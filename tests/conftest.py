@@ -106,7 +106,6 @@ def fedcir(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -
     from fedcir.cli import main
 
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # typer puts its own
     for name in ("FORCE_COLOR", "TTY_COMPATIBLE", "COLUMNS"):
         monkeypatch.delenv(name, raising=False)
 
