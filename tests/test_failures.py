@@ -2,12 +2,16 @@
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fedcir.cli.failure import told
 from fedcir.records import RunFolder
+
+Command = Callable[..., Any]
 
 BROKEN = """from dataclasses import dataclass
 
@@ -21,30 +25,31 @@ class Broken(FedAvg):
         patient = "Jane Doe"
         return torch.zeros(2, 3) @ torch.zeros(2, 3)
 """
+LOSS = "torch.zeros(2, 3) @ torch.zeros(2, 3)"
 LINE = "./broken.py, line 11, in local_loss: RuntimeError: mat1 and mat2 shapes cannot be multiplied (2x3 and 2x3)"
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Path:
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "broken.py").write_text(BROKEN)
     return tmp_path
 
 
-def fedcir(place: Path, *words: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "fedcir", *words]
-    return subprocess.run(command, cwd=place, check=False, capture_output=True, text=True)
+def process(*words: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run([sys.executable, "-m", "fedcir", *words], check=False, capture_output=True, text=True)
 
 
-@pytest.mark.parametrize("workers", ["1", "3"])
+@pytest.mark.parametrize("workers", [1, 3])
 def test_an_exception_in_a_method_is_one_line_that_names_its_file_and_line(
-    place: Path, options: list[str], workers: str
+    fedcir: Command, place: Path, options: list[str], workers: int
 ) -> None:
-    ended = fedcir(place, "run", *options, "--algorithm", "./broken.py", "-o", "run", "--workers", workers)
-    assert (ended.returncode, ended.stdout, ended.stderr) == (1, "", f"fedcir: {LINE}\n")
+    said = fedcir("run", *options, "--algorithm", "./broken.py", "-o", "run", "--workers", workers)
+    assert said == (1, "", f"fedcir: {LINE}\n")
 
 
 def test_debug_shows_the_traceback_but_no_values(place: Path, options: list[str]) -> None:
-    ended = fedcir(place, "--debug", "run", *options, "--algorithm", "./broken.py", "-o", "run", "--workers", "1")
+    ended = process("--debug", "run", *options, "--algorithm", "./broken.py", "-o", "run", "--workers", "1")
     *trace, last = ended.stderr.splitlines()
     assert (ended.returncode, last) == (1, f"fedcir: {LINE}")
     assert trace[0] == "Traceback (most recent call last):"
@@ -54,30 +59,33 @@ def test_debug_shows_the_traceback_but_no_values(place: Path, options: list[str]
 
 def test_a_comparison_tells_why_its_run_failed_and_with_debug_where(place: Path, options: list[str]) -> None:
     command = ["compare", *options, "--algorithms", "fedavg,./broken.py", "--rounds", "1", "-o", "both"]
-    ended = fedcir(place, "--debug", *command)
+    ended = process("--debug", *command)
     assert ended.stderr.splitlines()[-1] == f"fedcir: both/broken-0 failed: {LINE}"
     assert "Traceback (most recent call last):" in ended.stderr
     assert RunFolder(place / "both" / "fedavg-0").finished
-    again = fedcir(place, *command, "--resume", "--quiet")
+    again = process(*command, "--resume", "--quiet")
     assert again.stderr == f"fedcir: both/broken-0 failed: {LINE}\n"
 
 
-def test_what_a_method_gives_back_wrongly_names_the_method_and_the_check(place: Path, options: list[str]) -> None:
-    (place / "broken.py").write_text(BROKEN.replace("torch.zeros(2, 3) @ torch.zeros(2, 3)", "torch.zeros(2)"))
-    ended = fedcir(place, "run", *options, "--algorithm", "./broken.py", "-o", "run", "--workers", "1")
-    assert ended.returncode == 1
-    assert ended.stderr.count("\n") == 1
-    assert "AttributeError: 'Tensor' object has no attribute" in ended.stderr
-    assert "with ./broken.py: `fedcir algorithms ./broken.py --check`" in ended.stderr
+def test_what_a_method_gives_back_wrongly_names_the_method_and_the_check(
+    fedcir: Command, place: Path, options: list[str]
+) -> None:
+    (place / "broken.py").write_text(BROKEN.replace(LOSS, "torch.zeros(2)"))
+    said = fedcir("run", *options, "--algorithm", "./broken.py", "-o", "run", "--workers", 1)
+    assert (said.code, said.err.count("\n")) == (1, 1)
+    assert "AttributeError: 'Tensor' object has no attribute" in said.err
+    assert "with ./broken.py: `fedcir algorithms ./broken.py --check`" in said.err
 
 
-def test_a_line_that_takes_replies_is_not_blamed_for_what_clients_did(place: Path, options: list[str]) -> None:
-    (place / "broken.py").write_text(
-        BROKEN + "\n    def server_step(self, state, replies, modules, ctx):\n"
-        "        return super().server_step(state, replies, modules, ctx)\n"
-    )
-    ended = fedcir(place, "run", *options, "--algorithm", "./broken.py", "-o", "run", "--workers", "1")
-    assert ended.stderr == f"fedcir: {LINE}\n"
+def test_a_line_that_takes_replies_is_not_blamed_for_what_clients_did(
+    fedcir: Command, place: Path, options: list[str]
+) -> None:
+    step = "    def server_step(self, *given):\n        return super().server_step(*given)\n"
+    (place / "broken.py").write_text(f"{BROKEN.replace(LOSS, 'torch.zeros(2)')}\n{step}")
+    said = fedcir("run", *options, "--algorithm", "./broken.py", "-o", "run", "--workers", 1)
+    assert said.err.startswith("fedcir: AttributeError: 'Tensor' object has no attribute")
+    (place / "broken.py").write_text(f"{BROKEN}\n{step}")
+    assert fedcir("run", *options, "--algorithm", "./broken.py", "-o", "other").err == f"fedcir: {LINE}\n"
 
 
 def test_a_fault_of_ours_asks_for_a_report(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,7 +95,9 @@ def test_a_fault_of_ours_asks_for_a_report(monkeypatch: pytest.MonkeyPatch) -> N
         _ = RunFolder(3).exists  # type: ignore[arg-type]
     line, code = told(raised.value)
     assert code == 1
-    assert line.startswith("internal error: TypeError: unsupported operand type(s) for /: 'int' and 'str' (records.py, line ")
+    assert line.startswith(
+        "internal error: TypeError: unsupported operand type(s) for /: 'int' and 'str' (records.py, line "
+    )
     assert line.endswith("): run again as `fedcir --debug ...` and report it")
 
 

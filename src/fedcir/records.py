@@ -35,6 +35,8 @@ class Holder(TypedDict):
 
     id: int
     domain: str
+    train: object
+    """The names of its samples, or their number where a site does not tell them."""
 
 
 class Manifest(TypedDict):

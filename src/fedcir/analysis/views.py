@@ -73,7 +73,7 @@ def data_of_run(folder: RunFolder, data_root: str | None = None) -> tuple[Config
         same = manifest_of(domains, shares)["hash"] == manifest["hash"]
     else:  # of a deployment, which counts samples and does not name them
         counts = {domain.name: len(domain.test) for domain in domains}
-        same = {client["domain"]: client["test"] for client in manifest["clients"]} == counts
+        same = {client["domain"]: client.get("test") for client in manifest["clients"]} == counts
     if not same:
         raise InputError(
             f"the data at {root} are not what {folder.path} ran on: name those with --data-root"
