@@ -386,7 +386,7 @@ DAMAGED = [
     ("manifest.json", holding("{}"), r"manifest\.clients is missing; restore the file"),
     ("manifest.json", holding('{"clients": [{"id": 0}], "hash": ""}'), r"manifest\.clients\[0\]\.domain is missing"),
     ("manifest.json", Path.unlink, "No such file or directory; restore"),
-    ("summary.json", holding("[]"), r"summary must be names with values, got \[\]; delete summary\.json there"),
+    ("summary.json", holding("[]"), r"summary must be an object, got \[\]; delete summary\.json there"),
     ("summary.json", holding('{"final": 3}'), r"summary\.\w+ is missing; delete summary\.json there"),
     ("summary.json", empty, "Expecting value: line 1 column 1"),
     ("model.safetensors", Path.unlink, "No such file.*; delete summary.json there"),
@@ -402,7 +402,7 @@ DAMAGED = [
     ("rounds.jsonl", in_line(4, '"round": 4, ', ""), r"line 4 of .*round\.round is missing"),
     ("rounds.jsonl", in_line(5, '"round": 5', '"round": 9'), "line 5 of .*it is round 9"),
     ("rounds.jsonl", in_line(5, '{"round"', '"round"'), "line 5 of "),
-    ("config.toml", lambda path: path.write_text("fedcir = 3") and None, "fedcir must be names with values, got 3"),
+    ("config.toml", lambda path: path.write_text("fedcir = 3") and None, "fedcir must be an object, got 3"),
 ]
 
 

@@ -5,6 +5,7 @@ A key that does not exist or a value of the wrong type is an error that names th
 
 import dataclasses
 import difflib
+import functools
 import math
 import reprlib
 import tomllib
@@ -226,7 +227,7 @@ def nearest(name: str, choices: Iterable[str]) -> str:
 
 def build(cls: type[T], values: Mapping[str, Any], section: str) -> T:
     """A dataclass from a mapping: every key must be a field of the class and every value of its type."""
-    hints = get_type_hints(cls)
+    hints = _hints(cls)  # type: ignore[arg-type]
     fields = {f.name: f for f in dataclasses.fields(cls) if f.init}  # type: ignore[arg-type]
     for name in values:
         if name not in fields:
@@ -317,30 +318,31 @@ def parse_assignment(text: str) -> dict[str, Any]:
 
 def typed(value: Any, hint: Any, name: str) -> Any:
     """A value read from a file if it is of the type, which may be nested; the error names the part that is not."""
+    if type(value) is hint:  # nearly always, and files are read often
+        return value
     if isinstance(hint, UnionType):
         (inner,) = (arg for arg in get_args(hint) if arg is not NoneType)
         return None if value is None and NoneType in get_args(hint) else typed(value, inner, name)
     if dataclasses.is_dataclass(hint):
         return build(hint, typed(value, dict, name), name)  # type: ignore[arg-type]
     if is_typeddict(hint):
-        hints = get_type_hints(hint)
+        hints = _hints(hint)
         if missing := sorted(hint.__required_keys__ - typed(value, dict, name).keys()):
             raise InputError(f"{name}.{missing[0]} is missing")
         return {key: typed(each, hints.get(key, object), f"{name}.{key}") for key, each in value.items()}
-    kind = get_origin(hint)
-    if kind is dict:  # dict[str, X]
-        return {key: typed(each, get_args(hint)[1], f"{name}.{key}") for key, each in typed(value, dict, name).items()}
-    if kind is list:  # list[X]
-        return [typed(each, get_args(hint)[0], f"{name}[{i}]") for i, each in enumerate(typed(value, list, name))]
-    return _listed(value, hint, name) if kind is tuple else _single(value, hint, name)
+    return _several(value, hint, name) if get_origin(hint) in (dict, list, tuple) else _single(value, hint, name)
 
 
-def _listed(value: Any, hint: Any, name: str) -> Any:
+def _several(value: Any, hint: Any, name: str) -> Any:
+    inner = get_args(hint)[-1 if get_origin(hint) is dict else 0]  # dict[str, X], list[X], tuple[X, ...]
+    if get_origin(hint) is dict:
+        return {key: typed(each, inner, f"{name}.{key}") for key, each in typed(value, dict, name).items()}
+    if get_origin(hint) is list:
+        return [typed(each, inner, f"{name}[{place}]") for place, each in enumerate(typed(value, list, name))]
     if isinstance(value, str):  # --set data.classes=cat,dog
         value = [each.strip() for each in value.split(",") if each.strip()]
     if not isinstance(value, list | tuple):
         raise InputError(f"{name} must be a list, got {value!r}")
-    inner = get_args(hint)[0]  # tuple[X, ...]
     if inner is str and (number := next((each for each in value if not isinstance(each, str)), None)) is not None:
         raise InputError(f'{name} holds names, got {number!r}; write each in quotes, ["{number}", ...]')
     return tuple(typed(each, inner, name) for each in value)
@@ -359,11 +361,13 @@ def _single(value: Any, hint: Any, name: str) -> Any:
     return value
 
 
+_hints = functools.cache(get_type_hints)
+
 _WORDS = {
     int: "a whole number",
     float: "a number",
     bool: "true or false",
     str: "a string",
     list: "a list",
-    dict: "names with values",
+    dict: "an object",
 }

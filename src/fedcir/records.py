@@ -126,14 +126,16 @@ class RunFolder:
         with _reading(path, REWRITE):
             return load_file(path)
 
-    def records(self) -> list[RoundRecord]:
-        """All rounds that were written whole; the end of a line that is being written, or that a kill cut short, is
-        not one of them."""
+    def records(self, after: int = 0) -> list[RoundRecord]:
+        """The rounds after this one that were written whole.
+
+        A line that is being written, or that a kill cut short, has no end yet and is not one of them.
+        """
         path = self.path / "rounds.jsonl"
         if not path.exists():
             return []
         records: list[RoundRecord] = []
-        for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
+        for number, line in enumerate(path.read_bytes().split(b"\n")[after:-1], start=after + 1):
             with _reading(f"line {number} of {path}", REDO):
                 record = typed(json.loads(line), RoundRecord, "round")
                 if record.round != number:
@@ -218,7 +220,9 @@ class ClientStore:
             return {}
         if self.path is None:
             return self._memory[client][earlier[-1]]
-        return _unpack(self._file(client, earlier[-1]))[0]["kept"]
+        file = self._file(client, earlier[-1])
+        with _reading(file, RESTORE):
+            return _unpack(file)[0]["kept"]
 
     def save(self, client: int, round: int, groups: Groups) -> None:
         if not groups:

@@ -128,10 +128,9 @@ class _Running:
             return []
         self._changed = changed
         try:
-            records = RunFolder(self.job.out).records()
+            new = RunFolder(self.job.out).records(after=self._seen)
         except InputError:  # a damaged file, on which the process itself ends and says so
             return []
-        new = [record for record in records if record.round > self._seen]
         self._seen += len(new)
         return new
 

@@ -32,17 +32,21 @@ def debugging() -> bool:
 
 
 def told(error: BaseException) -> tuple[str, int]:
-    if isinstance(error, Interrupted):
-        return str(error), 130
-    if isinstance(error, KeyboardInterrupt) or type(error).__name__ == "Abort":
-        return "interrupted", 130
+    if isinstance(error, Interrupted | KeyboardInterrupt) or type(error).__name__ == "Abort":
+        return str(error) or "interrupted", 130
     if hasattr(error, "format_message"):
         return _misused(error), 2
     if isinstance(error, OSError) and (error.filename is not None or error.strerror is not None):
         return f"{error.strerror or error}: {error.filename or ''}".rstrip(": "), 2
     from fedcir.types import InputError
 
-    return (str(error), 2) if isinstance(error, InputError) else (_broken(error), 1)
+    if isinstance(error, InputError):
+        return str(error), 2
+    from fedcir.workers import too_little_memory
+
+    if too_little_memory(error):
+        return "there is too little memory: lower --workers, --batch-size or --image-size", 2
+    return _broken(error), 1
 
 
 def _misused(error: Any) -> str:
