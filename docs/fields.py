@@ -1,4 +1,4 @@
-"""Write each method's tables into its page, from the class itself: `make docs`."""
+"""Write the tables of methods and settings into their pages, from the classes themselves: `make docs`."""
 
 import re
 from pathlib import Path
@@ -6,15 +6,16 @@ from pathlib import Path
 from fedcir.algorithms import algorithm_class, names
 from fedcir.describe import describe, travels
 from fedcir.report.tables import markdown
+from fedcir.settings import settings
 
 DOCS = Path(__file__).parent
-PAGES = [*sorted((DOCS / "methods").glob("*.md")), DOCS / "deploy.md"]
-BETWEEN = re.compile(r"(<!-- (fields|travels|bytes): (\w+) -->\n).*?(<!-- /\2 -->)", re.DOTALL)
+PAGES = [*sorted((DOCS / "methods").glob("*.md")), DOCS / "deploy.md", DOCS / "settings.md"]
+BETWEEN = re.compile(r"(<!-- (fields|travels|bytes|settings): (\w+) -->\n).*?(<!-- /\2 -->)", re.DOTALL)
 
 
 def with_tables(text: str) -> str:
     """A page with every table made anew."""
-    makers = {"fields": fields_table, "travels": travels_table, "bytes": bytes_table}
+    makers = {"fields": fields_table, "travels": travels_table, "bytes": bytes_table, "settings": settings_table}
     return BETWEEN.sub(lambda match: f"{match[1]}{makers[match[2]](match[3])}{match[4]}", text)
 
 
@@ -41,6 +42,14 @@ def bytes_table(which: str) -> str:
             others = ", ".join(f"`{group}` {size:,}" for group, size in up.items() if group != "model")
             rows.append([name, f"{sum(down.values()):,}", f"{sum(up.values()):,}", others or "nothing"])
     return markdown(rows)
+
+
+def settings_table(section: str) -> str:
+    rows = [["setting", "takes", "default", "option", "meaning"]]
+    for each in settings(section):
+        code = [f"`{text}`" if text else "" for text in (each.name, each.default_text, each.option)]
+        rows.append([code[0], each.takes, *code[1:], each.meaning])
+    return markdown(rows).replace("---:", "---")
 
 
 if __name__ == "__main__":

@@ -106,7 +106,6 @@ def fedcir(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -
     from fedcir.cli import main
 
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # typer puts its own
     for name in ("FORCE_COLOR", "TTY_COMPATIBLE", "COLUMNS"):
         monkeypatch.delenv(name, raising=False)
 
@@ -127,5 +126,5 @@ def fedcir(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -
 @pytest.fixture(scope="session")
 def options(data_root: Path) -> list[str]:
     """The same tiny run as options of the command line."""
-    text = "--dataset arrays --rounds 3 --local-steps 2 --device cpu --set local.batch_size=8 --set model.width=2"
+    text = "--dataset arrays --rounds 3 --local-steps 2 --batch-size 8 --device cpu --set model.width=2"
     return [*text.split(), "--no-report", "--data-root", str(data_root)]

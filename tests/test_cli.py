@@ -5,7 +5,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,12 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from typer.main import get_command
 
-from fedcir import algorithms
+from fedcir import __version__, algorithms
+from fedcir.cli import app
+from fedcir.cli.reproduce import IDS
+from fedcir.experiments import ids
 from fedcir.records import RunFolder
 
 Command = Callable[..., Any]
@@ -114,8 +118,17 @@ REFUSED = [
     ("--local-steps 0", ["local.steps must be at least 1, got 0"]),
     ("--active 99", ["99", "3 clients"]),
     ("--seed -1", ["run.seed", "-1"]),
-    ("--rounds many", ["--rounds", "many"]),
-    ("--seed x", ["--seed", "'x'"]),
+    ("--rounds many", ["--rounds takes a whole number, got 'many'\n"]),
+    ("--rounds 1.5", ["--rounds takes a whole number, got '1.5'\n"]),
+    ("--seed x", ["--seed takes a whole number, got 'x'\n"]),
+    ("--lr fast", ["--lr takes a number, got 'fast'\n"]),
+    ("--lr=0", ["local.lr must be a number above 0, got 0"]),
+    ("--batch-size 1", ["local.batch_size must be at least 2, got 1"]),
+    ("--resume=yes", ["--resume takes no value\n"]),
+    ("own.toml more.toml", ["too many arguments: more.toml; see `fedcir run --help`\n"]),
+    ("--debug", ["--debug goes before the command: fedcir --debug run ...\n"]),
+    ("-x", ["no option -x; see `fedcir run --help`\n"]),
+    ("-o", ["-o takes a value, got none\n"]),
     ("--clients 1", ["partition.clients", "3", "got 1"]),
     ("--clients 1000", ["'ink' has 24 training images", "lower --clients"]),
     ("--beta nan", ["partition.beta", "nan"]),
@@ -123,8 +136,8 @@ REFUSED = [
     ("--model resnet", ["'resnet'", "resnet18"]),
     ("--device tpu", ["'tpu'", "cpu"]),
     ("--device cpu:x", ["cpu:x"]),
-    ("--roundz 3", ["--roundz", "--rounds"]),
-    ("--rounds", ["--rounds"]),
+    ("--roundz 3", ["no option --roundz; did you mean --rounds?\n"]),
+    ("--rounds", ["--rounds takes a value, got none\n"]),
     ("--algorithm fedcri", ["'fedcri'", "did you mean 'fedcir'?"]),
     ("--algorithm ./missing.py", ["missing.py"]),
     ("--algorithm ./broken.py", ["broken.py", "nothing_of_this_name"]),
@@ -185,9 +198,15 @@ def test_a_dataset_that_needs_a_root_says_so(fedcir: Command, place: Path) -> No
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        (["runn"], ["'runn'", "'run'"]),
-        (["data", "nope"], ["'nope'"]),
-        (["--verbos"], ["--verbos"]),
+        (["runn"], ["no command 'runn'; did you mean 'run'?\n"]),
+        (["reprt"], ["no command 'reprt'; did you mean 'report'?\n"]),
+        (["data", "nope"], ["no command 'nope'; choose from list, check, show, prepare, partition, cache\n"]),
+        (["report"], ["RUNS is missing: finished runs, or folders of runs; see `fedcir report --help`\n"]),
+        (["data", "check"], ["NAME is missing: name of the dataset"]),
+        (["--verbos"], ["no option --verbos; did you mean --version?\n"]),
+        (["settings", "lokal"], ["no section [lokal]; did you mean 'local'?"]),
+        (["settings", "local.stops"], ["[local] has no field 'stops'; did you mean 'steps'?"]),
+        (["settings", "algorithm.lambda_align"], ["a field of fedalign, fedcir", "`fedcir algorithms fedalign`"]),
         (["algorithms", "fedavgg"], ["'fedavgg'", "did you mean 'fedavg'?"]),
         (["data", "show", "nope"], ["'nope'", "arrays, camelyon17"]),
         (["data", "show", "arrays"], ["--data-root"]),
@@ -243,7 +262,39 @@ def test_a_process_ends_with_code_2_and_one_line(options: list[str], place: Path
     assert not (place / "run").exists()
 
 
-@pytest.mark.parametrize("command", [["--help"], ["run", "--help"], ["run", "--nope"]])
+def commands(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    yield path, group
+    for name, command in getattr(group, "commands", {}).items():
+        yield from commands(command, (*path, name))
+
+
+COMMANDS = dict(commands(get_command(app)))
+
+
+@pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
+def test_the_help_of_a_command_is_whole_and_says_what_each_option_does(fedcir: Command, path: tuple[str, ...]) -> None:
+    said = fedcir(*path, "--help")
+    assert (said.code, said.err) == (0, "")
+    assert "\\" not in said.out
+    listed = said.out.partition("Commands:")[2]
+    assert "..." not in listed, "its first sentence is too long for the list"
+    assert all(param.help for param in COMMANDS[path].params)
+
+
+def test_defaults_are_shown_in_brackets(fedcir: Command) -> None:
+    assert "[default: report.html]" in fedcir("report", "--help").out
+    assert "[default: report]" in fedcir("run", "--help").out
+
+
+def test_the_help_of_reproduce_names_every_table_and_figure() -> None:
+    assert re.findall(r"[a-z0-9-]+\d|fig-[a-z-]+", IDS) == sorted(ids(), key=lambda id: (id.startswith("fig"), id))
+
+
+def test_version_is_printed(fedcir: Command) -> None:
+    assert fedcir("--version") == (0, f"fedcir {__version__}\n", "")
+
+
+@pytest.mark.parametrize("command", [["--help"], ["run", "--help"], ["run", "--nope"], ["--version"]])
 def test_help_does_not_wait_for_torch(command: list[str]) -> None:
     script = (
         "import sys, fedcir.cli\n"
@@ -308,6 +359,13 @@ def test_without_out_a_run_lies_in_runs_by_its_dataset_algorithm_and_seed(
 ) -> None:
     assert fedcir("run", *options, "--algorithm", "fedavg", "--seed", "7", "--quiet").code == 0
     assert RunFolder(place / "runs" / "arrays-fedavg-7").finished
+
+
+def test_lr_and_batch_size_are_options(fedcir: Command, options: list[str], place: Path) -> None:
+    given = ["--lr", "0.5", "--batch-size", "4", "--algorithm", "fedavg"]
+    assert fedcir("run", *options, *given, "--out", "run", "--quiet").code == 0
+    local = RunFolder(place / "run").config().local
+    assert (local.lr, local.batch_size) == (0.5, 4)
 
 
 def test_an_option_wins_over_the_file_and_set_wins_over_both(fedcir: Command, options: list[str], place: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedcir.records import ClientStore
-from fedcir.types import Groups
+from fedcir.types import Groups, InputError
 
 Make = Callable[..., ClientStore]
 
@@ -151,6 +151,13 @@ def test_a_write_that_was_cut_short_is_not_taken_for_a_round(tmp_path: Path) -> 
     store.save(0, 1, bag(1))
     (tmp_path / "0" / ".round-000002.safetensors.tmp").write_bytes(b"half")
     assert value(store.load(0, 5)) == 1
+
+
+def test_a_damaged_file_of_a_client_is_named(tmp_path: Path) -> None:
+    ClientStore(tmp_path).save(3, 1, bag(1))
+    (tmp_path / "3" / "round-000001.safetensors").write_bytes(b"damaged")
+    with pytest.raises(InputError, match=r"cannot read .*3/round-000001\.safetensors: .*; restore the file"):
+        ClientStore(tmp_path).load(3, 2)
 
 
 def test_nothing_to_keep_writes_nothing(make: Make, tmp_path: Path) -> None:

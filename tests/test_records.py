@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import resource
 import shutil
 import subprocess
@@ -362,6 +363,98 @@ def test_a_file_that_does_not_read_is_named(tiny: Tiny, train: Train, stopped: P
     (stopped / name).write_text("{ [")
     with pytest.raises(InputError, match=f"cannot read .*{name}"):
         train(seven(tiny), stopped, resume=True)
+
+
+def in_line(number: int, old: str, new: str) -> Callable[[Path], None]:
+    """Damage to one line of rounds.jsonl."""
+
+    def spoil(path: Path) -> None:
+        content = path.read_text().splitlines(keepends=True)
+        assert old in content[number - 1]
+        content[number - 1] = content[number - 1].replace(old, new, 1)
+        path.write_text("".join(content))
+
+    return spoil
+
+
+def holding(text: str) -> Callable[[Path], None]:
+    return lambda path: path.write_text(text) and None
+
+
+DAMAGED = [
+    # file, damage, what the message names
+    ("manifest.json", holding("{}"), r"manifest\.clients is missing; restore the file"),
+    ("manifest.json", holding('{"clients": [{"id": 0}], "hash": ""}'), r"manifest\.clients\[0\]\.domain is missing"),
+    ("manifest.json", Path.unlink, "No such file or directory; restore"),
+    ("summary.json", holding("[]"), r"summary must be an object, got \[\]; delete summary\.json there"),
+    ("summary.json", holding('{"final": 3}'), r"summary\.\w+ is missing; delete summary\.json there"),
+    ("summary.json", empty, "Expecting value: line 1 column 1"),
+    ("model.safetensors", Path.unlink, "No such file.*; delete summary.json there"),
+    ("model.safetensors", garble, "model.safetensors: .*; delete summary.json there"),
+    ("rounds.jsonl", in_line(3, '"bytes_up": ', '"bytes_up": "many", "x": '), "line 3 of .*'x'.*; delete this line"),
+    ("rounds.jsonl", in_line(7, '"flops": ', '"flops": "many", "round": 7, "flopz": '), "line 7 of .*'flopz'"),
+    ("rounds.jsonl", in_line(2, '"accuracy_mean": ', '"accuracy_mean": "high"}'), "line 2 of .*Extra data"),
+    (
+        "rounds.jsonl",
+        in_line(4, '"round": 4', '"round": "four"'),
+        "line 4 of .*round must be a whole number, got 'four'",
+    ),
+    ("rounds.jsonl", in_line(4, '"round": 4, ', ""), r"line 4 of .*round\.round is missing"),
+    ("rounds.jsonl", in_line(5, '"round": 5', '"round": 9'), "line 5 of .*it is round 9"),
+    ("rounds.jsonl", in_line(5, '{"round"', '"round"'), "line 5 of "),
+    ("config.toml", lambda path: path.write_text("fedcir = 3") and None, "fedcir must be an object, got 3"),
+]
+
+
+@pytest.mark.parametrize(("name", "spoil", "message"), DAMAGED)
+def test_a_damaged_file_is_named_with_the_part_and_the_fix(
+    finished: Path, tmp_path: Path, name: str, spoil: Callable[[Path], None], message: str
+) -> None:
+    run = shutil.copytree(finished, tmp_path / "run")
+    spoil(run / name)
+    folder = RunFolder(run)
+    read = {
+        "manifest.json": folder.manifest,
+        "summary.json": folder.summary,
+        "model.safetensors": folder.weights,
+        "rounds.jsonl": folder.records,
+        "config.toml": folder.config,
+    }[name]
+    with pytest.raises(InputError, match=f"cannot read .*{name}: .*") as raised:
+        read()
+    assert re.search(message, str(raised.value))
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("name", ["summary.json", "model.safetensors"])
+def test_a_summary_or_a_model_that_is_lost_is_written_again_as_the_message_says(
+    tiny: Tiny, train: Train, finished: Path, tmp_path: Path, name: str
+) -> None:
+    run = shutil.copytree(finished, tmp_path / "run")
+    empty(run / name)
+    (run / "summary.json").unlink()
+    assert same_run(train(seven(tiny), run, resume=True), finished)
+
+
+def test_rounds_whose_lines_are_damaged_are_done_again_as_the_message_says(
+    tiny: Tiny, train: Train, finished: Path, tmp_path: Path
+) -> None:
+    run = shutil.copytree(finished, tmp_path / "run")
+    in_line(7, '"round": 7', '"round": "x"')(run / "rounds.jsonl")
+    before = snapshot(run)
+    with pytest.raises(InputError, match=r"line 7 of .*delete this line and all after it"):
+        train(seven(tiny), run, resume=True)
+    assert snapshot(run) == before
+    (run / "rounds.jsonl").write_text("".join((run / "rounds.jsonl").read_text().splitlines(keepends=True)[:6]))
+    assert same_run(train(seven(tiny), run, resume=True), finished)
+
+
+def test_the_reader_of_rounds_may_look_at_any_moment_of_a_write(finished: Path, tmp_path: Path) -> None:
+    content = (finished / "rounds.jsonl").read_bytes()
+    start = content.index(b"\n") + 1
+    for end in range(start, content.index(b"\n", start) + 1):
+        (tmp_path / "rounds.jsonl").write_bytes(content[:end])
+        assert [record.round for record in RunFolder(tmp_path).records()] == [1]
 
 
 def snapshot(folder: Path) -> dict[str, tuple[bytes, int]]:

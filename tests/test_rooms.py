@@ -15,7 +15,7 @@ ROOMS = [
     "types", "rng", "arrays", "arena", "optim", "config", "machine", "presets", "losses", "models", "data", "partition",
     "algorithm", "algorithms", "federation", "cost", "local", "records", "replies", "rounds", "workers", "streams",
     "simulate", "analysis", "profiling", "training", "conformance", "sweep", "compare", "charts", "experiments",
-    "describe", "report", "tracking", "options", "flower", "progress", "cli",
+    "describe", "report", "tracking", "options", "settings", "flower", "progress", "cli",
 ]
 # fmt: on
 

@@ -37,3 +37,13 @@ def test_how_many_workers_a_run_gets_does_not_make_it_another(tiny: Tiny, tmp_pa
     list(sweep([Job(tiny("fedavg", "server.rounds=1"), tmp_path / "run")], 1, resume=True))
     again = Job(tiny("fedavg", "server.rounds=1", "run.workers=2"), tmp_path / "run")
     assert [step.event for step in sweep([again], 2, resume=True)] == ["ended"]
+
+
+def test_a_run_whose_rounds_are_damaged_fails_alone(tiny: Tiny, tmp_path: Path) -> None:
+    jobs = [Job(tiny("fedavg", "server.rounds=1"), tmp_path / name) for name in ("bad", "good")]
+    list(sweep(jobs[:1], 1, resume=False))
+    (tmp_path / "bad" / "summary.json").unlink()
+    (tmp_path / "bad" / "rounds.jsonl").write_text('{"round": "one"}\n')
+    ended = {step.job.out.name: step for step in sweep(jobs, 2, resume=True)}
+    assert {name: step.event for name, step in ended.items()} == {"bad": "failed", "good": "ended"}
+    assert "cannot read line 1 of" in ended["bad"].said

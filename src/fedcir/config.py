@@ -5,13 +5,15 @@ A key that does not exist or a value of the wrong type is an error that names th
 
 import dataclasses
 import difflib
+import functools
 import math
+import reprlib
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints, is_typeddict
 
 import tomli_w
 
@@ -65,7 +67,7 @@ class PartitionConfig:
     clients: int | None = None
     """How many clients; one a domain if not given."""
     beta: float = 0.5
-    """Dirichlet concentration: small is skewed, large is even."""
+    """Dirichlet concentration of labels: smaller values give more skewed clients, 1e6 gives even ones."""
     hold_out: str | None = None
     """A domain that nobody trains on, and everybody is tested on."""
     min_samples: int = 1
@@ -110,10 +112,13 @@ class LocalConfig:
     steps: int = 20
     """SGD steps of a client in a round: E in the paper."""
     batch_size: int = 32
+    """Training images of a step."""
     lr: float = 0.01
+    """Learning rate of SGD."""
     momentum: float = 0.9
-    """It starts at zero each round."""
+    """Momentum of SGD; it starts at zero each round."""
     weight_decay: float = 5e-4
+    """Weight of the L2 penalty on all parameters."""
     schedule: Literal["constant", "cosine"] = "constant"
     """The learning rate over the rounds."""
     augment: tuple[Literal["flip", "crop", "colour"], ...] = ()
@@ -130,6 +135,7 @@ class LocalConfig:
 @dataclass(frozen=True)
 class ServerConfig:
     rounds: int = 25
+    """Rounds of training: in each, active clients train and the server averages."""
     active: int | None = None
     """Clients that train in a round; all if not given."""
     weighting: Literal["uniform", "samples"] = "uniform"
@@ -139,6 +145,7 @@ class ServerConfig:
     min_replies: int = 1
     """A round with fewer usable replies ends the run."""
     checkpoint_every: int = 5
+    """Save a checkpoint every so many rounds: a resume after a kill does the rounds since then again."""
 
     def __post_init__(self) -> None:
         for name in ("rounds", "active", "eval_every", "min_replies", "checkpoint_every"):
@@ -150,12 +157,14 @@ class AlgorithmConfig:
     """The method's name and its own fields, which its class checks."""
 
     name: str = DEFAULT_ALGORITHM
+    """The method, or a file such as ./mine.py; `fedcir algorithms NAME` lists its own fields of this section."""
     fields: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class RunConfig:
     seed: int = 0
+    """Seed of everything random: equal seeds give equal bits."""
     workers: int | None = None
     """Processes that train on a CPU; as many as there are cores if not given. Results do not depend on it."""
     threads: int = 1
@@ -218,12 +227,16 @@ def nearest(name: str, choices: Iterable[str]) -> str:
 
 def build(cls: type[T], values: Mapping[str, Any], section: str) -> T:
     """A dataclass from a mapping: every key must be a field of the class and every value of its type."""
-    hints = get_type_hints(cls)
-    names = [f.name for f in dataclasses.fields(cls) if f.init]  # type: ignore[arg-type]
+    hints = _hints(cls)  # type: ignore[arg-type]
+    fields = {f.name: f for f in dataclasses.fields(cls) if f.init}  # type: ignore[arg-type]
     for name in values:
-        if name not in names:
-            raise InputError(f"[{section}] has no field {name!r}; {nearest(name, names) if names else 'it takes none'}")
-    return cls(**{name: _typed(value, hints[name], f"{section}.{name}") for name, value in values.items()})
+        if name not in fields:
+            hint = nearest(name, fields) if fields else "it takes none"
+            raise InputError(f"[{section}] has no field {name!r}; {hint}")
+    for name, each in fields.items():
+        if name not in values and each.default is each.default_factory is dataclasses.MISSING:
+            raise InputError(f"{section}.{name} is missing")
+    return cls(**{name: typed(value, hints[name], f"{section}.{name}") for name, value in values.items()})
 
 
 def config_from(tables: Mapping[str, Any]) -> Config:
@@ -242,7 +255,7 @@ def config_from(tables: Mapping[str, Any]) -> Config:
         if name not in ("algorithm", "algorithms"):
             sections[name] = build(SECTIONS[name], values, name)
     chosen = dict(tables.get("algorithm", {}))
-    algorithm = _typed(chosen.pop("name", DEFAULT_ALGORITHM), str, "algorithm.name")
+    algorithm = typed(chosen.pop("name", DEFAULT_ALGORITHM), str, "algorithm.name")
     own = tables.get("algorithms", {}).get(algorithm, {})
     if not isinstance(own, Mapping):
         raise InputError(f"algorithms.{algorithm} must be a section [algorithms.{algorithm}], got {own!r}")
@@ -303,31 +316,58 @@ def parse_assignment(text: str) -> dict[str, Any]:
     return tables
 
 
-def _typed(value: Any, hint: Any, name: str) -> Any:
+def typed(value: Any, hint: Any, name: str) -> Any:
+    """A value read from a file if it is of the type, which may be nested; the error names the part that is not."""
+    if type(value) is hint:  # nearly always, and files are read often
+        return value
+    if isinstance(hint, UnionType):
+        (inner,) = (arg for arg in get_args(hint) if arg is not NoneType)
+        return None if value is None and NoneType in get_args(hint) else typed(value, inner, name)
+    if dataclasses.is_dataclass(hint):
+        return build(hint, typed(value, dict, name), name)  # type: ignore[arg-type]
+    if is_typeddict(hint):
+        hints = _hints(hint)
+        if missing := sorted(hint.__required_keys__ - typed(value, dict, name).keys()):
+            raise InputError(f"{name}.{missing[0]} is missing")
+        return {key: typed(each, hints.get(key, object), f"{name}.{key}") for key, each in value.items()}
+    return _several(value, hint, name) if get_origin(hint) in (dict, list, tuple) else _single(value, hint, name)
+
+
+def _several(value: Any, hint: Any, name: str) -> Any:
+    inner = get_args(hint)[-1 if get_origin(hint) is dict else 0]  # dict[str, X], list[X], tuple[X, ...]
+    if get_origin(hint) is dict:
+        return {key: typed(each, inner, f"{name}.{key}") for key, each in typed(value, dict, name).items()}
+    if get_origin(hint) is list:
+        return [typed(each, inner, f"{name}[{place}]") for place, each in enumerate(typed(value, list, name))]
+    if isinstance(value, str):  # --set data.classes=cat,dog
+        value = [each.strip() for each in value.split(",") if each.strip()]
+    if not isinstance(value, list | tuple):
+        raise InputError(f"{name} must be a list, got {value!r}")
+    if inner is str and (number := next((each for each in value if not isinstance(each, str)), None)) is not None:
+        raise InputError(f'{name} holds names, got {number!r}; write each in quotes, ["{number}", ...]')
+    return tuple(typed(each, inner, name) for each in value)
+
+
+def _single(value: Any, hint: Any, name: str) -> Any:
     if get_origin(hint) is Literal:
         if value not in get_args(hint):
             raise InputError(f"{name} cannot be {value!r}; {nearest(str(value), get_args(hint))}")
         return value
-    if get_origin(hint) is tuple:  # tuple[X, ...]
-        if isinstance(value, str):  # --set data.classes=cat,dog
-            value = [each.strip() for each in value.split(",") if each.strip()]
-        if not isinstance(value, list | tuple):
-            raise InputError(f"{name} must be a list, got {value!r}")
-        inner = get_args(hint)[0]
-        if inner is str and (number := next((each for each in value if not isinstance(each, str)), None)) is not None:
-            raise InputError(f'{name} holds names, got {number!r}; write each in quotes, ["{number}", ...]')
-        return tuple(_typed(each, inner, name) for each in value)
-    if isinstance(hint, UnionType):
-        if value is None and NoneType in get_args(hint):
-            return None
-        (inner,) = (arg for arg in get_args(hint) if arg is not NoneType)
-        return _typed(value, inner, name)
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value) if abs(value) < 2**1023 else math.copysign(math.inf, value)
-    if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
+    if not isinstance(value, hint) or (isinstance(value, bool) and hint not in (bool, object)):
         quote = f'; write it in quotes, "{value}"' if hint is str else ""
-        raise InputError(f"{name} must be {_WORDS.get(hint, hint)}, got {value!r}{quote}")
+        raise InputError(f"{name} must be {_WORDS.get(hint, hint)}, got {reprlib.repr(value)}{quote}")
     return value
 
 
-_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}
+_hints = functools.cache(get_type_hints)
+
+_WORDS = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "a string",
+    list: "a list",
+    dict: "an object",
+}

@@ -14,36 +14,39 @@ import typer
 if TYPE_CHECKING:
     from fedcir.config import Config
 
+BETA = "Label skew; smaller values skew clients more."
+SET = "Any of `fedcir settings`; may be repeated."
+
 
 @dataclass
 class Options:
     """Settings of a run; each one given wins over the TOML file, and --set wins over all."""
 
-    config: Annotated[Path | None, typer.Argument(help="A TOML file of settings.", show_default=False)] = None
+    config: Annotated[Path | None, typer.Argument(help="A TOML file of settings.")] = None
     dataset: Annotated[str | None, typer.Option(help="Name of the dataset (`fedcir data list`).")] = None
     data_root: Annotated[Path | None, typer.Option(help="Folder that holds the dataset.")] = None
     image_size: Annotated[int | None, typer.Option(help="Pixels of a side; 128 by default for image files.")] = None
-    preset: Annotated[str | None, typer.Option(help="Settings of the paper for a dataset, such as pacs.")] = None
-    model: Annotated[str | None, typer.Option(help="Backbone: cnn or resnet18.")] = None
+    preset: Annotated[str | None, typer.Option(help="The paper's settings for a dataset, such as pacs.")] = None
+    model: Annotated[str | None, typer.Option(help="Network: cnn or resnet18.")] = None
     rounds: Annotated[int | None, typer.Option(help="Rounds of training.")] = None
     local_steps: Annotated[int | None, typer.Option(help="SGD steps of a client in a round.")] = None
-    clients: Annotated[int | None, typer.Option(help="Number of clients; domains are split between them.")] = None
+    lr: Annotated[float | None, typer.Option(help="Learning rate of the clients.")] = None
+    batch_size: Annotated[int | None, typer.Option(help="Training images of a step.")] = None
+    clients: Annotated[int | None, typer.Option(help="Number of clients to split the domains between.")] = None
     active: Annotated[int | None, typer.Option(help="Clients that train in a round; all by default.")] = None
-    beta: Annotated[float | None, typer.Option(help="Dirichlet label skew within a domain; small is skewed.")] = None
-    hold_out: Annotated[str | None, typer.Option(help="Domain that is tested on but not trained on.")] = None
-    workers: Annotated[int | None, typer.Option(help="Processes that train; as many as cores by default.")] = None
-    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or mps.")] = None
-    eval_every: Annotated[int | None, typer.Option(help="Evaluate every so many rounds.")] = None
+    beta: Annotated[float | None, typer.Option(help=BETA)] = None
+    hold_out: Annotated[str | None, typer.Option(help="Domain to test on but not to train on.")] = None
+    workers: Annotated[int | None, typer.Option(help="Processes that train; by default one a core.")] = None
+    device: Annotated[str | None, typer.Option(help="Where to train: auto, cpu, cuda or mps.")] = None
+    eval_every: Annotated[int | None, typer.Option(help="Test after every so many rounds.")] = None
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder for the results.")] = None
     resume: Annotated[bool, typer.Option("--resume", help="Continue what is in --out.")] = False
     report: Annotated[bool, typer.Option("--report/--no-report", help="Write report.html.")] = True
-    track: Annotated[str | None, typer.Option(help="Tell tensorboard, wandb or mlflow of every round.")] = None
+    track: Annotated[str | None, typer.Option(help="Log every round to tensorboard, wandb or mlflow.")] = None
     profile: Annotated[bool, typer.Option("--profile", help="Say where the time went.")] = False
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing but errors and --json.")] = False
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False
-    set: Annotated[
-        list[str] | None, typer.Option("--set", metavar="SECTION.FIELD=VALUE", help="Any setting; may be repeated.")
-    ] = None
+    set: Annotated[list[str] | None, typer.Option("--set", metavar="SECTION.FIELD=VALUE", help=SET)] = None
 
     def to_config(
         self, algorithm: str | None = None, seed: int | None = None, under: Mapping[str, Any] | None = None
@@ -91,7 +94,7 @@ class Options:
 
         tables = merged(under or {}, {} if self.config is None else read_toml(self.config))
         given: dict[str, dict[str, Any]] = {}
-        for option, place in _PLACES.items():
+        for option, place in PLACES.items():
             if (value := getattr(self, option)) is not None:
                 section, name = place.split(".")
                 given.setdefault(section, {})[name] = str(value) if isinstance(value, Path) else value
@@ -140,13 +143,15 @@ def _in_use(path: Path) -> bool:
 OWN_DATA = ("arrays", "folders", "hub")
 """Datasets that hold anything, so that any preset may be tried on them."""
 
-_PLACES = {
+PLACES = {
     "dataset": "data.name",
     "data_root": "data.root",
     "image_size": "data.image_size",
     "model": "model.name",
     "rounds": "server.rounds",
     "local_steps": "local.steps",
+    "lr": "local.lr",
+    "batch_size": "local.batch_size",
     "clients": "partition.clients",
     "active": "server.active",
     "beta": "partition.beta",

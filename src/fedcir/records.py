@@ -12,19 +12,61 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NotRequired, TypedDict
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
+from safetensors.torch import load_file, save
 
-from fedcir.config import Config, config_from, config_tables, dump_toml, read_toml
+from fedcir.config import Config, config_from, config_tables, dump_toml, read_toml, typed
 from fedcir.types import Arrays, Groups, InputError, RoundRecord, ServerState
 
 FORMAT = 1
 GENERATIONS = 2
 LOCK_PATIENCE = 3.0
 """Seconds that the workers of a killed run are given to end: they hold its lock too, and might still write."""
+
+RESTORE = "restore the file, or do the run again in another --out"
+REWRITE = "delete summary.json there and continue the run with --resume, which writes both it and the model again"
+REMAKE = "continue the run with --resume, which writes it again from the last checkpoint"
+REDO = "delete this line and all after it and continue the run with --resume, which does their rounds again"
+
+
+class Holder(TypedDict):
+    """A client in a manifest."""
+
+    id: int
+    domain: str
+    train: object
+    """The names of its samples, or their number where a site does not tell them."""
+
+
+class Manifest(TypedDict):
+    """What is relied on in manifest.json."""
+
+    clients: list[Holder]
+    hash: str
+    test: NotRequired[dict[str, list[str]]]
+
+
+class Scores(TypedDict):
+    round: int
+    accuracy_mean: float | None
+    accuracy_weighted: float | None
+    accuracy_worst: float | None
+    accuracy: dict[str, float]
+
+
+class Summary(TypedDict):
+    """What is relied on in summary.json."""
+
+    algorithm: str
+    dataset: str
+    seed: int
+    rounds: int
+    final: Scores | None
+    best: Scores | None
+    cost: dict[str, object]
 
 
 class RunFolder:
@@ -65,7 +107,9 @@ class RunFolder:
         write(self.path / "config.toml", dump_toml({"fedcir": about, **config_tables(config)}))
 
     def config(self) -> Config:
-        return config_from(self._tables())
+        tables = self._tables()
+        with _reading(self.path / "config.toml", RESTORE):
+            return config_from(tables)
 
     def algorithm_hash(self) -> str | None:
         """Of the file that holds its algorithm, as it was when the run began; None for one that fedcir brings."""
@@ -75,8 +119,10 @@ class RunFolder:
     def _tables(self) -> dict[str, Any]:
         if not self.exists:
             raise InputError(f"{self.path} is not a run: it holds no config.toml")
-        tables = read_toml(self.path / "config.toml")
-        found = tables.get("fedcir", {}).get("format", "none")
+        path = self.path / "config.toml"
+        tables = read_toml(path)
+        with _reading(path, RESTORE):
+            found = typed(tables.get("fedcir", {}), dict, "fedcir").get("format", "none")
         if found != FORMAT:
             raise InputError(
                 f"{self.path} has run-folder format {found}, this fedcir reads {FORMAT}: use the fedcir that wrote it"
@@ -84,22 +130,32 @@ class RunFolder:
         return tables
 
     def manifest(self) -> dict[str, Any]:
-        return _read_json(self.path / "manifest.json")
+        return _read_json(self.path / "manifest.json", Manifest, RESTORE)
 
     def summary(self) -> dict[str, Any]:
-        return _read_json(self.path / "summary.json")
+        return _read_json(self.path / "summary.json", Summary, REWRITE)
 
-    def records(self) -> list[RoundRecord]:
-        """All rounds that were written whole; a line that a kill cut short is not one of them."""
+    def weights(self) -> Arrays:
+        """The tensors of the model that the run came to."""
+        path = self.path / "model.safetensors"
+        with _reading(path, REMAKE):
+            return load_file(path)
+
+    def records(self, after: int = 0) -> list[RoundRecord]:
+        """The rounds after this one that were written whole.
+
+        A line that is being written, or that a kill cut short, has no end yet and is not one of them.
+        """
         path = self.path / "rounds.jsonl"
         if not path.exists():
             return []
-        records = []
-        for line in path.read_bytes().split(b"\n")[:-1]:
-            try:
-                records.append(RoundRecord.from_json(json.loads(line)))
-            except (ValueError, TypeError):
-                break
+        records: list[RoundRecord] = []
+        for number, line in enumerate(path.read_bytes().split(b"\n")[after:-1], start=after + 1):
+            with _reading(f"line {number} of {path}", REDO):
+                record = typed(json.loads(line), RoundRecord, "round")
+                if record.round != number:
+                    raise InputError(f"it is round {record.round}")
+                records.append(record)
         return records
 
     def append(self, record: RoundRecord) -> None:
@@ -190,7 +246,9 @@ class ClientStore:
             return {}
         if self.path is None:
             return self._memory[client][earlier[-1]]
-        return _unpack(self._file(client, earlier[-1]))[0]["kept"]
+        file = self._file(client, earlier[-1])
+        with _reading(file, RESTORE):
+            return _unpack(file)[0]["kept"]
 
     def save(self, client: int, round: int, groups: Groups) -> None:
         if not groups:
@@ -254,11 +312,19 @@ def _line(record: RoundRecord) -> str:
     return json.dumps(values, ensure_ascii=False) + "\n"
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+@contextlib.contextmanager
+def _reading(what: Path | str, fix: str) -> Iterator[None]:
+    """A file that is missing, no file of its kind or not as it was written is named, with what to do about it."""
     try:
-        values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(f"cannot read {path}: {error}") from error
+        yield
+    except (OSError, ValueError, SafetensorError) as error:
+        why = getattr(error, "strerror", None) or ("No such file" if isinstance(error, FileNotFoundError) else error)
+        raise InputError(f"cannot read {what}: {why}; {fix}") from error
+
+
+def _read_json(path: Path, kind: type, fix: str) -> dict[str, Any]:
+    with _reading(path, fix):
+        values: dict[str, Any] = typed(json.loads(path.read_text(encoding="utf-8")), kind, path.stem)
     return values
 
 

@@ -45,7 +45,7 @@ class Job:
             return False
         own = Path(self.config.algorithm.name)
         same = own.suffix != ".py" or file_hash(own) == RunFolder(self.out).algorithm_hash()
-        return same and self.asked.read_text("utf-8") == self.settings
+        return same and self.asked.read_bytes() == self.settings.encode()
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,8 @@ class Progress:
     """Why it failed."""
     notes: tuple[str, ...] = ()
     """What the user should know of a job that has ended."""
+    trace: str = ""
+    """What else it wrote if it failed, such as a traceback."""
 
 
 def sweep(jobs: Sequence[Job], workers: int, resume: bool, track: str | None = None) -> Iterator[Progress]:
@@ -90,8 +92,7 @@ def sweep(jobs: Sequence[Job], workers: int, resume: bool, track: str | None = N
                 yield from (Progress(process.job, "round", record) for record in process.new_records())
                 if ended:
                     running.remove(process)
-                    said, notes = process.result()
-                    yield Progress(process.job, "ended" if said is None else "failed", None, said or "", notes)
+                    yield process.result()
             time.sleep(POLL_SECONDS)
 
 
@@ -130,19 +131,24 @@ class _Running:
         if changed == self._changed:  # most polls find nothing new, and need not read all rounds to see it
             return []
         self._changed = changed
-        new = [record for record in RunFolder(self.job.out).records() if record.round > self._seen]
+        try:
+            new = RunFolder(self.job.out).records(after=self._seen)
+        except InputError:  # a damaged file, on which the process itself ends and says so
+            return []
         self._seen += len(new)
         return new
 
-    def result(self) -> tuple[str | None, tuple[str, ...]]:
-        """Why the process failed if it did, and its notes."""
+    def result(self) -> Progress:
+        """How it ended, by the last line that the process wrote if it failed."""
         self._errors.seek(0)
         said = self._errors.read().decode(errors="replace").strip().splitlines()
         self.wait()
         notes = tuple(line.removeprefix("note: ") for line in said if line.startswith("note: "))
         if self._process.returncode == 0:
-            return None, notes
-        return said[-1].removeprefix("fedcir: ") if said else f"exit code {self._process.returncode}", notes
+            return Progress(self.job, "ended", notes=notes)
+        why = said[-1].removeprefix("fedcir: ") if said else f"exit code {self._process.returncode}"
+        trace = "\n".join(line for line in said[:-1] if not line.startswith("note: "))
+        return Progress(self.job, "failed", None, why, notes, trace)
 
     def interrupt(self) -> None:
         """Ask the process to save its last round and end, once."""

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -104,7 +103,3 @@ class RoundRecord:
     """Accuracy by domain on the images that were set aside to pick the best round on."""
     risk: dict[str, float] | None = None
     """Mean loss by domain on its test images, where a round was evaluated."""
-
-    @classmethod
-    def from_json(cls, values: dict[str, Any]) -> "RoundRecord":
-        return cls(**values)

@@ -254,13 +254,18 @@ class WorkerTransport:
             pipe.send_bytes(json.dumps(answer).encode())
 
 
+def too_little_memory(error: BaseException) -> bool:
+    """Torch says so in words only, and not always in the same."""
+    said = ("allocate memory", "not enough memory", "out of memory")
+    return isinstance(error, MemoryError) or any(words in str(error) for words in said)
+
+
 def _described(error: Exception, client: int) -> dict[str, Any]:
     """An error for the first process. One that the user did not cause is met again there, with its traceback."""
-    text = " ".join(str(error).split())
-    if isinstance(error, MemoryError) or "allocate memory" in text or "not enough memory" in text:
+    if too_little_memory(error):
         return {
             "error": f"a worker process has too little memory for client {client}: "
-            "lower --workers, local.batch_size or --image-size",
+            "lower --workers, --batch-size or --image-size",
             "expected": True,
         }
-    return {"error": text, "expected": isinstance(error, InputError)}
+    return {"error": " ".join(str(error).split()), "expected": isinstance(error, InputError)}

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -307,7 +308,12 @@ def test_runs_that_cannot_be_seen_again_are_refused(
     refused(fedcir("diagnose", tmp_path / "one", tmp_path / "other", *out), "ran on different data")
     refused(fedcir("diagnose", *[tmp_path / "one"] * 3, *out), "diagnose takes one run or two, got 3")
     (tmp_path / "other" / "model.safetensors").write_bytes(b"damaged")
-    refused(fedcir("diagnose", tmp_path / "other", *out), "other/model.safetensors is damaged")
+    refused(fedcir("diagnose", tmp_path / "other", *out), "cannot read")
+    (tmp_path / "other" / "model.safetensors").unlink()
+    refused(fedcir("diagnose", tmp_path / "other", *out), "other/model.safetensors: No such file; delete summary.json")
+    wide = train(tiny("fedcir", "model.width=3", "server.rounds=1"), tmp_path / "wide")
+    shutil.copy(wide / "model.safetensors", tmp_path / "other")
+    refused(fedcir("diagnose", tmp_path / "other", *out), "other/model.safetensors is not of this run: model/")
     train(tiny(), tmp_path / "half", until=1)
     refused(fedcir("diagnose", tmp_path / "half", *out), "holds no finished run")
 

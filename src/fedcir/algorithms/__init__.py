@@ -3,14 +3,19 @@
 import importlib
 import importlib.util
 import inspect
+import os
 import pkgutil
 import sys
+import traceback
 from pathlib import Path
 from types import ModuleType
 
 from fedcir.algorithm import Algorithm
 from fedcir.config import AlgorithmConfig, build, nearest
 from fedcir.types import InputError
+
+_OWN = "fedcir_file_"
+"""Begins the name of the module that a user's file is: never that of another."""
 
 
 def names() -> list[str]:
@@ -32,10 +37,33 @@ def make_algorithm(config: AlgorithmConfig) -> Algorithm:
     return build(algorithm_class(config.name), config.fields, "algorithm")
 
 
+def own_files() -> list[str]:
+    """The files of users' methods that are loaded, as one would name them here."""
+    files = [module.__file__ for name, module in sys.modules.items() if name.startswith(_OWN)]
+    return [_as_named(file) for file in files if file is not None]
+
+
+def line_of_own(error: BaseException) -> str | None:
+    """Where in a user's file an exception comes from, `./mine.py, line 12, in local_loss`; None if from elsewhere."""
+    place = None
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        module = frame.f_globals.get("__name__", "")
+        if module.startswith(_OWN):
+            place = f"{_as_named(frame.f_code.co_filename)}, line {line}, in {frame.f_code.co_name}"
+        elif module == "fedcir.replies":  # a line that takes replies is not where clients went wrong
+            place = None
+    return place
+
+
+def _as_named(file: str) -> str:
+    path = os.path.relpath(file)
+    return file if path.startswith("..") else f"./{path}"
+
+
 def _import_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise InputError(f"no algorithm file {path}")
-    name = f"fedcir_file_{path.stem}"  # never the name of another module
+    name = f"{_OWN}{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None

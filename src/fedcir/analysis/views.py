@@ -9,10 +9,9 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 
 from fedcir.algorithms import make_algorithm
+from fedcir.arrays import difference
 from fedcir.config import Config
 from fedcir.data.domains import Domains
 from fedcir.data.examples import Examples
@@ -22,7 +21,7 @@ from fedcir.local import EVALUATION_BATCH
 from fedcir.machine import threads
 from fedcir.models.encoder import Classifier, GaussianClassifier
 from fedcir.partition import Share
-from fedcir.records import RunFolder
+from fedcir.records import REWRITE, RunFolder
 from fedcir.rng import numpy_rng
 from fedcir.types import InputError
 
@@ -74,7 +73,7 @@ def data_of_run(folder: RunFolder, data_root: str | None = None) -> tuple[Config
         same = manifest_of(domains, shares)["hash"] == manifest["hash"]
     else:  # of a deployment, which counts samples and does not name them
         counts = {domain.name: len(domain.test) for domain in domains}
-        same = {client["domain"]: client["test"] for client in manifest["clients"]} == counts
+        same = {client["domain"]: client.get("test") for client in manifest["clients"]} == counts
     if not same:
         raise InputError(
             f"the data at {root} are not what {folder.path} ran on: name those with --data-root"
@@ -87,14 +86,13 @@ def data_of_run(folder: RunFolder, data_root: str | None = None) -> tuple[Config
 def views_under(folder: RunFolder, config: Config, federation: Federation, limit: int | None) -> list[View]:
     """What a finished run's model makes of the federation that it ran on."""
     model = make_algorithm(config.algorithm).build(federation.task)["model"]
-    try:
-        arrays = load_file(folder.path / "model.safetensors")
-    except SafetensorError as error:
-        raise InputError(f"{folder.path}/model.safetensors is damaged: {error}") from error
-    if missing := sorted(model.state_dict().keys() - arrays.keys()):
+    arrays = folder.weights()
+    if config.model.batchnorm == "local" and (missing := sorted(model.state_dict().keys() - arrays.keys())):
         raise InputError(
             f"{folder.path}/model.safetensors lacks {missing[0]}: with model.batchnorm=local each site has its own"
         )
+    if fault := difference({"model": arrays}, {"model": model.state_dict()}):
+        raise InputError(f"{folder.path}/model.safetensors is not of this run: {fault}; {REWRITE}")
     model.load_state_dict(arrays)
     return list(views_of(model, federation, limit, SEED))
 

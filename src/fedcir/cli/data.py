@@ -9,23 +9,22 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fedcir.cli.app import App
 from fedcir.cli.tables import print_table
-from fedcir.options import Options
+from fedcir.options import BETA, SET, Options
 
 if TYPE_CHECKING:
     from fedcir.config import Config
     from fedcir.data.check import Findings
 
-data = typer.Typer(help="Datasets: which there are, what is in them, and who would hold what.", no_args_is_help=True)
+data = App("List, check, show and prepare datasets.")
 
 Name = Annotated[str, typer.Argument(help="Name of the dataset (`fedcir data list`).")]
 Root = Annotated[Path | None, typer.Option(help="Folder that holds the dataset.")]
 Size = Annotated[int | None, typer.Option(help="Pixels of a side; 128 by default for image files.")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="No progress.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
-Settings = Annotated[
-    list[str] | None, typer.Option("--set", metavar="SECTION.FIELD=VALUE", help="Any setting; may be repeated.")
-]
+Settings = Annotated[list[str] | None, typer.Option("--set", metavar="SECTION.FIELD=VALUE", help=SET)]
 
 FEW = 12
 """So many lines of a list are shown, and so many columns of a table."""
@@ -33,7 +32,7 @@ FEW = 12
 
 @data.command("list")
 def list_(json: Json = False) -> None:
-    """List the datasets: what each is, its size and licence, and where to get it."""
+    """List the datasets. Tells what each is, its size and licence, and where to get it."""
     from fedcir.data.sources import SOURCES
 
     told = {
@@ -61,7 +60,7 @@ def check(
     json: Json = False,
     set: Settings = None,
 ) -> None:
-    """Look at every image: counts against the published ones, damaged files, copies, sizes, and a verdict."""
+    """Look at every image and say whether training can begin. Names counts, sizes, copies and damaged files."""
     from dataclasses import fields
 
     from fedcir.data.check import check as look
@@ -118,7 +117,7 @@ def show(
 def prepare(
     name: Name, data_root: Root = None, image_size: Size = None, quiet: Quiet = False, set: Settings = None
 ) -> None:
-    """Fetch a dataset where that can be done, and decode its images into the cache ahead of the first run."""
+    """Fetch and decode a dataset ahead of the first run. Not every dataset can be fetched: see `data list`."""
     from fedcir.data.cache import cache_entries
     from fedcir.data.sources import SOURCES, open_dataset
     from fedcir.progress import Meter
@@ -142,11 +141,11 @@ def partition(
     name: Name,
     data_root: Root = None,
     image_size: Size = None,
-    clients: Annotated[int | None, typer.Option(help="Number of clients; domains are split between them.")] = None,
-    beta: Annotated[float | None, typer.Option(help="Dirichlet label skew within a domain; small is skewed.")] = None,
-    hold_out: Annotated[str | None, typer.Option(help="Domain that is tested on but not trained on.")] = None,
+    clients: Annotated[int | None, typer.Option(help="Number of clients to split the domains between.")] = None,
+    beta: Annotated[float | None, typer.Option(help=BETA)] = None,
+    hold_out: Annotated[str | None, typer.Option(help="Domain to test on but not to train on.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of everything random. [default: 0]")] = None,
-    plot: Annotated[bool, typer.Option("--plot", help="Draw clients by classes.")] = False,
+    plot: Annotated[bool, typer.Option("--plot", help="Draw which client holds which classes.")] = False,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Where to write the picture. [default: NAME-clients.png]")
     ] = None,
@@ -154,7 +153,7 @@ def partition(
     json: Json = False,
     set: Settings = None,
 ) -> None:
-    """Show who would hold what; --json prints the manifest that a run would have."""
+    """Show which client would hold what. --json prints the manifest that a run would have."""
     from fedcir.federation import deal, manifest_of
     from fedcir.progress import Meter
     from fedcir.report.plots import clients_by_classes

@@ -7,27 +7,26 @@ from typing import Annotated
 
 import typer
 
+from fedcir.cli.app import App
 from fedcir.cli.interrupt import Interrupted
 from fedcir.cli.train import print_note, print_run
 from fedcir.options import Options, run_name, with_options
 
-deploy = typer.Typer(help="The same runs across machines, on Flower.", no_args_is_help=True)
+deploy = App("Train across machines, on Flower.")
 
 
 @with_options
 def local(
     options: Options,
-    algorithm: Annotated[
-        str | None, typer.Option(help="Method by name, or a file ./mine.py. [default: fedcir]")
-    ] = None,
+    algorithm: Annotated[str | None, typer.Option(help="Method or file (./mine.py). [default: fedcir]")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of everything random. [default: 0]")] = None,
-    sites: Annotated[int | None, typer.Option(help="SuperNodes; one for each client by default.")] = None,
+    sites: Annotated[int | None, typer.Option(help="Number of SuperNodes; by default one a client.")] = None,
     timeout: Annotated[
         float,
         typer.Option(help="Seconds that sites have to answer in a round. [default: 3600]", show_default=False),
     ] = 3600.0,
 ) -> None:
-    """Try it on this machine: a SuperLink and a SuperNode for each client, with TLS and authentication."""
+    """Try it on this machine. Starts a SuperLink and a SuperNode for each client, with TLS and authentication."""
     _need_flower()
     from fedcir.flower.local import run_locally
     from fedcir.progress import Display, Meter
@@ -71,9 +70,9 @@ def local(
 def certs(
     hosts: Annotated[list[str], typer.Argument(help="Names or addresses by which sites reach the server.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the files.")] = Path("certs"),
-    days: Annotated[int, typer.Option(help="How long they are valid.")] = 365,
+    days: Annotated[int, typer.Option(help="Days that they are valid.")] = 365,
 ) -> None:
-    """Make a CA and the server's certificate: ca.crt for every site, server.crt and server.key for the SuperLink."""
+    """Make a CA and the server's certificate. ca.crt is for every site, server.crt and .key for the SuperLink."""
     _need_flower()
     from fedcir.flower.certs import make_certificates
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedcir.cli.tables import print_table
-from fedcir.options import Options
+from fedcir.options import BETA, SET, Options
 
 if TYPE_CHECKING:
     from fedcir.analysis.diagnosis import Diagnosis
@@ -22,23 +22,21 @@ LONG = 20
 
 def diagnose(
     runs: Annotated[list[Path] | None, typer.Argument(help="One finished run, or two to compare.")] = None,
-    dataset: Annotated[str | None, typer.Option(help="Data before any training, by the dataset's name.")] = None,
-    data_root: Annotated[Path | None, typer.Option(help="Folder that holds the data.")] = None,
+    dataset: Annotated[str | None, typer.Option(help="Name of a dataset to look at before any training.")] = None,
+    data_root: Annotated[Path | None, typer.Option(help="Folder that holds the dataset.")] = None,
     image_size: Annotated[int | None, typer.Option(help="Pixels of a side; 128 by default for image files.")] = None,
-    model: Annotated[str | None, typer.Option(help="Backbone: cnn or resnet18; model.weights may fill it.")] = None,
-    clients: Annotated[int | None, typer.Option(help="Number of clients; domains are split between them.")] = None,
-    beta: Annotated[float | None, typer.Option(help="Dirichlet label skew within a domain; small is skewed.")] = None,
+    model: Annotated[str | None, typer.Option(help="Network to look through: cnn or resnet18.")] = None,
+    clients: Annotated[int | None, typer.Option(help="Number of clients to split the domains between.")] = None,
+    beta: Annotated[float | None, typer.Option(help=BETA)] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of everything random. [default: 0]")] = None,
-    samples: Annotated[int, typer.Option(help="At most so many test images of each domain.")] = 1000,
-    projection: Annotated[str, typer.Option(help="Of representations in the picture: pca, tsne or umap.")] = "pca",
-    out: Annotated[Path, typer.Option("--out", "-o", help="The picture.")] = Path("diagnosis.png"),
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
+    samples: Annotated[int, typer.Option(help="Test images of each domain to look at, at most.")] = 1000,
+    projection: Annotated[str, typer.Option(help="How the picture is flattened: pca, tsne or umap.")] = "pca",
+    out: Annotated[Path, typer.Option("--out", "-o", help="File for the picture.")] = Path("diagnosis.png"),
+    quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
-    set: Annotated[
-        list[str] | None, typer.Option("--set", metavar="SECTION.FIELD=VALUE", help="Any setting; may be repeated.")
-    ] = None,
+    set: Annotated[list[str] | None, typer.Option("--set", metavar="SECTION.FIELD=VALUE", help=SET)] = None,
 ) -> None:
-    """Say how far clients are apart: in data before any training, in one run, or in two."""
+    """Measure how far clients are apart, in data or in runs. Takes a dataset before any training, one run, or two."""
     from fedcir.analysis.diagnosis import as_json, diagnose_data, diagnose_run, same_data, verdict
     from fedcir.analysis.views import run_folders
     from fedcir.progress import Meter

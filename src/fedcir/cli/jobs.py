@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fedcir.cli.failure import debugging
 from fedcir.cli.interrupt import Interrupted
 from fedcir.options import Options
 
@@ -131,6 +132,8 @@ def run_all(jobs: "list[Job]", options: Options) -> dict[str, str]:
                     display.end(name, step.said)
                     if step.event == "failed":
                         failures[name] = step.said
+                        if debugging() and step.trace:
+                            print(step.trace, file=sys.stderr)
                 for note in step.notes:
                     print(f"note: {name}: {note}", file=sys.stderr)
         except KeyboardInterrupt:

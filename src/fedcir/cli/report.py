@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Finished runs, or folders of runs.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The page.")] = Path("report.html"),
-    target: Annotated[float | None, typer.Option(help="Accuracy to reach; by default the baseline's last.")] = None,
-    samples: Annotated[int, typer.Option(help="Test images of each domain for distances; 0 for none.")] = 250,
-    data_root: Annotated[Path | None, typer.Option(help="Folder that holds the data now.")] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
+    out: Annotated[Path, typer.Option("--out", "-o", help="File for the page.")] = Path("report.html"),
+    target: Annotated[float | None, typer.Option(help="Accuracy to reach, such as 0.9; else FedAvg's last.")] = None,
+    samples: Annotated[int, typer.Option(help="Test images of each domain to measure distances on; 0 for none.")] = 250,
+    data_root: Annotated[Path | None, typer.Option(help="Folder that holds the dataset now, if it was moved.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")] = False,
 ) -> None:
-    """Write one page on runs of the same data: accuracies, curves, distances, costs, settings. It opens offline."""
+    """Write one page on what runs came to. Accuracies, curves, distances, costs and settings; it opens offline."""
     from fedcir.analysis.views import run_folders
     from fedcir.types import InputError
 

@@ -28,20 +28,27 @@ if TYPE_CHECKING:
     from fedcir.federation import Federation
     from fedcir.sweep import Job
 
+IDS = (
+    "table1, table2, table3, fig-clients, fig-convergence, fig-divergence, fig-heterogeneity, fig-local-steps "
+    "or fig-risk."
+)
+
 
 @with_options
 def reproduce(
     options: Options,
-    id: Annotated[str, typer.Argument(help="table1, table2, table3, fig-convergence, fig-risk, ...", metavar="ID")],
+    id: Annotated[str, typer.Argument(help=IDS, metavar="ID")],
     scale: Annotated[
-        str, typer.Option(help="paper: its settings to the letter; small: hours on 2 cores; smoke: a minute.")
+        str, typer.Option(help="smoke: a minute; small: hours on 2 cores; paper: the paper's own settings, days.")
     ] = "small",
-    algorithms: Annotated[str | None, typer.Option(help="Methods, comma-separated, or all; else the paper's.")] = None,
-    seeds: Annotated[str | None, typer.Option(help="Seeds, comma-separated; three by default, one in sweeps.")] = None,
-    target: Annotated[float | None, typer.Option(help="Accuracy to reach (table3).")] = None,
+    algorithms: Annotated[
+        str | None, typer.Option(help="Methods, separated by commas, or all; else the paper's.")
+    ] = None,
+    seeds: Annotated[str | None, typer.Option(help="Seeds, separated by commas; else 0,1,2, in sweeps 0.")] = None,
+    target: Annotated[float | None, typer.Option(help="Accuracy to reach, such as 0.9 (table3 only).")] = None,
     plan: Annotated[bool, typer.Option("--plan", help="Say which runs it takes and how long, and stop.")] = False,
 ) -> None:
-    """Make a table or figure of the paper: plan its runs, do those that are left, and write what came out."""
+    """Make a table or figure of the paper. Plans its runs, does those that are left and writes what came out."""
     from fedcir.config import nearest
     from fedcir.experiments import experiment
     from fedcir.experiments.experiment import SCALES, Results

@@ -24,12 +24,10 @@ if TYPE_CHECKING:
 @with_options
 def run(
     options: Options,
-    algorithm: Annotated[
-        str | None, typer.Option(help="Method by name, or a file ./mine.py. [default: fedcir]")
-    ] = None,
+    algorithm: Annotated[str | None, typer.Option(help="Method or file (./mine.py). [default: fedcir]")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of everything random. [default: 0]")] = None,
 ) -> None:
-    """Train one method. Without arguments: FedCiR on the embedded dataset."""
+    """Train one method. Without arguments: FedCiR on an embedded dataset of digits."""
     from fedcir.machine import end_with
     from fedcir.progress import Display, Meter
     from fedcir.simulate import open_run
@@ -100,12 +98,12 @@ def print_run(summary: dict[str, Any], options: Options, out: Path, profile: Ite
 def compare(
     options: Options,
     algorithms: Annotated[
-        str, typer.Option(help="Methods, comma-separated, or all.")
+        str, typer.Option(help="Methods, separated by commas, or all.")
     ] = "fedavg,fedreg,fedalign,fedcir",
-    seeds: Annotated[str, typer.Option(help="Seeds, comma-separated.")] = "0",
-    target: Annotated[float | None, typer.Option(help="Accuracy to reach; by default the baseline's last.")] = None,
+    seeds: Annotated[str, typer.Option(help="Seeds, separated by commas.")] = "0",
+    target: Annotated[float | None, typer.Option(help="Accuracy to reach, such as 0.9; else FedAvg's last.")] = None,
 ) -> None:
-    """Train several methods on the same clients, splits and batches, and put them side by side."""
+    """Train several methods on the same data and compare them. Clients, splits and batches are the same too."""
     from dataclasses import asdict
 
     from fedcir.compare import compare as compare_runs

@@ -1,0 +1,55 @@
+"""Every setting can be looked up, and what is said of it is so."""
+
+import dataclasses
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from typer.main import get_command
+
+from fedcir.cli import app
+from fedcir.config import SECTIONS, Config, config_from, merged, parse_assignment
+from fedcir.settings import settings
+
+SETTINGS = {each.name: each for each in settings()}
+
+
+def test_every_field_of_the_config_is_listed_with_a_sentence() -> None:
+    fields = {f"{section}.{f.name}" for section, cls in SECTIONS.items() for f in dataclasses.fields(cls)}
+    assert SETTINGS.keys() == fields - {"algorithm.fields"}
+    assert all(each.meaning.endswith(".") for each in SETTINGS.values())
+
+
+def test_defaults_are_those_of_a_config_without_any_settings() -> None:
+    for name, each in SETTINGS.items():
+        section, field = name.split(".")
+        assert getattr(getattr(Config(), section), field) == each.default
+
+
+@pytest.mark.parametrize("name", [name for name, each in SETTINGS.items() if each.choices and each.default != ()])
+def test_every_choice_is_one(name: str) -> None:
+    for choice in SETTINGS[name].choices:
+        tables = parse_assignment(f"{name}={choice}")
+        more = {"partition": {"file": "owners.csv"}} if choice == "csv" else {}
+        section, field = name.split(".")
+        assert getattr(getattr(config_from(merged(tables, more)), section), field) == choice
+
+
+def test_the_option_of_a_setting_is_one_of_run() -> None:
+    run = get_command(app).commands["run"]  # type: ignore[attr-defined]
+    known = {name for param in run.params for name in param.opts}
+    assert {each.option for each in SETTINGS.values() if each.option} <= known
+    assert SETTINGS["local.lr"].option == "--lr"
+    assert SETTINGS["run.seed"].option == "--seed"
+
+
+def test_the_command_shows_all_a_section_or_one_setting(fedcir: Callable[..., Any]) -> None:
+    said = fedcir("settings")
+    assert said.code == 0
+    assert [line.split(":")[0] for line in said.out.splitlines() if not line.startswith(" ")] == list(SETTINGS)
+    assert fedcir("settings", "local.lr").out == "local.lr: number; default 0.01; --lr\n    Learning rate of SGD.\n"
+    listed = json.loads(fedcir("settings", "local", "--json").out)
+    assert [each["name"] for each in listed] == [name for name in SETTINGS if name.startswith("local.")]
+    (schedule,) = (each for each in listed if each["name"] == "local.schedule")
+    assert (schedule["choices"], schedule["default"]) == (["constant", "cosine"], "constant")
