@@ -198,13 +198,13 @@ def _own_client(number: int, name: str, pair: Any, num_classes: int) -> Client:
 
 
 def _first_batches(clients: Sequence[Client]) -> dict[str, torch.Tensor]:
-    """A batch of each shape and type that there is, by what gives it."""
+    """Two inputs of each shape and type that there is, by what gives them: the first of each Dataset is looked at."""
     found: dict[tuple[torch.Size, torch.dtype], tuple[str, torch.Tensor]] = {}
     for client in clients:
         for part, examples in (("train", client.train), ("test", client.test)):
             if examples is not None:
-                x, _ = examples.batch(np.zeros(2, dtype=np.int64), torch.device("cpu"), torch.contiguous_format)
-                found.setdefault((x.shape, x.dtype), (f"the {part} Dataset of {client.domain!r}", x))
+                x, _ = examples.batch(np.zeros(1, dtype=np.int64), torch.device("cpu"), torch.contiguous_format)
+                found.setdefault((x.shape, x.dtype), (f"the {part} Dataset of {client.domain!r}", x[[0, 0]]))
     return dict(found.values())
 
 
