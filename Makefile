@@ -21,6 +21,8 @@ install: $(READY)  ## Set up the virtual environment in .venv
 run: $(READY)  ## Train FedAvg, FedReg, FedAlign and FedCiR on the embedded data and compare them (resumes, or shows again)
 	$(BIN)/fedcir compare --resume --out runs/default
 
+# One torch thread a worker, since two on two cores wait for each other. fedcir itself sets its threads: a test runs
+# the checks of a method without the variable.
 test: $(READY)  ## All tests that a fresh machine can run
 	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2 -m "not slow"
 

@@ -1,8 +1,14 @@
 """Every file in algorithms/ keeps every promise, and the suite notices one that does not."""
 
+import contextlib
+import os
+import pty
+import subprocess
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -10,7 +16,14 @@ import torch
 from fedcir.algorithm import Algorithm
 from fedcir.algorithms import algorithm_class, names
 from fedcir.algorithms.fedavg import FedAvg
-from fedcir.conformance import CHECKS, Failure, check_algorithm
+from fedcir.conformance import (
+    CHECKS,
+    Failure,
+    a_reply_carries_what_is_declared,
+    a_resumed_run_gives_equal_bits,
+    check_algorithm,
+    fault,
+)
 from fedcir.types import ClientReply, Groups, LocalContext, Losses, Modules, ServerContext, ServerState
 
 
@@ -84,3 +97,81 @@ def test_the_suite_notices(broken: type[Algorithm]) -> None:
 def test_an_upload_that_is_not_declared_is_refused_on_the_client() -> None:
     with pytest.raises(TypeError, match="secrets"):
         check_algorithm(Undeclared())
+
+
+def test_the_promises_are_kept_where_nobody_has_set_the_number_of_threads(tmp_path: Path) -> None:
+    env = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    command = [sys.executable, "-m", "fedcir", "algorithms", "fedavg", "--check"]
+    said = subprocess.run(command, cwd=tmp_path, env=env, check=False, capture_output=True, text=True)
+    assert said.returncode == 0, said.stdout + said.stderr
+    assert said.stdout.count("kept") == len(CHECKS)
+
+
+def test_the_checks_run_with_the_threads_of_every_run() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        a_resumed_run_gives_equal_bits(FedAvg())
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+HEADER = "from dataclasses import dataclass\nfrom fedcir import Algorithm\n\n@dataclass(frozen=True)\n"
+
+
+def written(path: Path, body: str) -> Path:
+    """A method's file; its class begins in line 5."""
+    path.write_text(HEADER + body, encoding="utf-8")
+    return path
+
+
+def test_an_exception_breaks_a_promise_and_is_told_with_its_file_and_line(
+    tmp_path: Path, fedcir: Callable[..., Any]
+) -> None:
+    body = """class Mine(Algorithm):
+    def local_loss(self, modules, x, y, ctx):
+        if ctx.round == 2:
+            return modules['modle'](x)
+        return super().local_loss(modules, x, y, ctx)
+"""
+    said = fedcir("algorithms", written(tmp_path / "mine.py", body), "--check")
+    told = said.out.splitlines()
+    assert len(told) == len(CHECKS)
+    assert "kept    a_reply_carries_what_is_declared" in told
+    assert "FAILED  it_learns: mine.py, line 8: KeyError: 'modle'" in told
+    assert said.code == 2
+    assert said.err.endswith("mine.py breaks 8 of 11 promises\n")
+
+
+def test_a_terminal_shows_which_promise_is_being_checked(tmp_path: Path) -> None:
+    body = """class Mine(Algorithm):
+    def build(self, task, slept=[]):
+        if not slept:
+            slept.append(__import__("time").sleep(0.6))
+        return super().build(task)
+"""
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "fedcir", "algorithms", str(written(tmp_path / "mine.py", body)), "--check"]
+    shown = b""
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=theirs, text=True) as process:
+        os.close(theirs)
+        with contextlib.suppress(OSError):  # by which a terminal says that nobody writes any more
+            while some := os.read(ours, 4096):
+                shown += some
+        os.close(ours)
+        assert process.stdout is not None
+        assert process.stdout.read().splitlines() == [f"kept    {check.__name__}" for check in CHECKS]
+    assert b"checking it_learns" in shown
+
+
+def test_an_error_that_comes_through_no_line_of_the_method_is_told_without_a_place() -> None:
+    told = fault(a_reply_carries_what_is_declared, Undeclared())
+    assert told is not None
+    assert told.startswith("TypeError: Undeclared.local_summary gave ['secrets']")
+
+
+def test_a_field_without_a_default_is_named(tmp_path: Path, fedcir: Callable[..., Any]) -> None:
+    said = fedcir("algorithms", written(tmp_path / "mine.py", "class Mine(Algorithm):\n    mu: float\n"), "--check")
+    assert said.code == 2
+    assert "mine.py: give every field of class Mine a default, mu has none" in said.err

@@ -4,17 +4,27 @@ The method is FedCiR (https://arxiv.org/abs/2308.15786); its baselines, datasets
 """
 
 import importlib
+import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
+
+def _methods() -> dict[str, str]:
+    """The class that each file in algorithms/ defines, read from its text: importing it would import torch."""
+    files = sorted(Path(__file__).with_name("algorithms").glob("[!_]*.py"))
+    return {
+        name: f"fedcir.algorithms.{file.stem}"
+        for file in files
+        for name in re.findall(r"^class (\w+)", file.read_text(encoding="utf-8"), re.MULTILINE)
+    }
+
+
 _EXPORTS = {
+    **_methods(),
     "Algorithm": "fedcir.algorithm",
     "Config": "fedcir.config",
-    "FedAlign": "fedcir.algorithms.fedalign",
-    "FedAvg": "fedcir.algorithms.fedavg",
-    "FedCiR": "fedcir.algorithms.fedcir",
-    "FedReg": "fedcir.algorithms.fedreg",
     "InputError": "fedcir.types",
     "Losses": "fedcir.types",
     "Result": "fedcir.training",
@@ -28,12 +38,17 @@ __all__ = [  # noqa: PLE0604 (names, all of them)
     "__version__",
 ]
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # for editors and type checkers; a method that is not here is exported all the same
     from fedcir.algorithm import Algorithm as Algorithm
+    from fedcir.algorithms.centralized import Centralized as Centralized
     from fedcir.algorithms.fedalign import FedAlign as FedAlign
     from fedcir.algorithms.fedavg import FedAvg as FedAvg
     from fedcir.algorithms.fedcir import FedCiR as FedCiR
+    from fedcir.algorithms.fedgen import FedGen as FedGen
+    from fedcir.algorithms.fedproc import FedProc as FedProc
+    from fedcir.algorithms.fedprox import FedProx as FedProx
     from fedcir.algorithms.fedreg import FedReg as FedReg
+    from fedcir.algorithms.fedsr import FedSR as FedSR
     from fedcir.config import Config as Config
     from fedcir.records import RunFolder as RunFolder
     from fedcir.training import Result as Result
@@ -48,3 +63,7 @@ def __getattr__(name: str) -> Any:
     if name not in _EXPORTS:
         raise AttributeError(f"module 'fedcir' has no attribute {name!r}")
     return getattr(importlib.import_module(_EXPORTS[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -3,12 +3,15 @@
 From the command line: `fedcir algorithms ./mine.py --check`. In a test: `check_algorithm(Mine())`.
 """
 
-import dataclasses
+import inspect
 import json
 import math
 import tempfile
+import traceback
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,8 +21,9 @@ from fedcir.algorithm import Algorithm
 from fedcir.arrays import clone
 from fedcir.config import AlgorithmConfig, Config, LocalConfig, RunConfig, ServerConfig
 from fedcir.federation import Federation, federation_of, pooled
+from fedcir.machine import threads
 from fedcir.models.cnn import CNN
-from fedcir.rounds import Session, run
+from fedcir.rounds import Session, run, take_step
 from fedcir.simulate import SerialTransport, hyper_parameters, make_worker, open_rounds, open_session, resolve
 from fedcir.types import ClientReply, Groups, ServerState
 
@@ -37,6 +41,17 @@ def check_algorithm(algorithm: Algorithm) -> None:
         check(algorithm)
 
 
+def fault(check: Callable[[Algorithm], None], algorithm: Algorithm) -> str | None:
+    """What breaks a promise, in words; None if it is kept. An exception breaks it too, and is told with its place."""
+    try:
+        check(algorithm)
+    except Failure as failure:
+        return str(failure)
+    except Exception as error:
+        return f"{_place(error, algorithm)}{type(error).__name__}: {' '.join(str(error).split())}"
+    return None
+
+
 def is_a_frozen_dataclass_of_plain_values(algorithm: Algorithm) -> None:
     """Hyper-parameters can be saved as TOML and JSON, and cannot be changed."""
     parameters = type(algorithm).__dataclass_params__  # type: ignore[attr-defined]
@@ -46,9 +61,10 @@ def is_a_frozen_dataclass_of_plain_values(algorithm: Algorithm) -> None:
 
 def a_reply_carries_what_is_declared(algorithm: Algorithm) -> None:
     """A client uploads the modules it trains and the groups it sends, and nothing else."""
-    session, transport = _opened(algorithm)
     declared = {*algorithm.trains, *algorithm.sends}
-    for reply in transport.train(session.state, session.trainers):
+    with _opened(algorithm) as (session, transport):
+        replies = list(transport.train(session.state, session.trainers))
+    for reply in replies:
         _require(
             reply.arrays.keys() == declared, f"a reply carries {sorted(reply.arrays)}, declared is {sorted(declared)}"
         )
@@ -58,8 +74,8 @@ def a_reply_carries_what_is_declared(algorithm: Algorithm) -> None:
 
 def the_model_has_an_encoder_and_a_head(algorithm: Algorithm) -> None:
     """The shared model is encoder.* plus head.weight and head.bias, so that a server finds every head."""
-    session, _ = _opened(algorithm)
-    names = session.state.shared["model"].keys()
+    with _opened(algorithm) as (session, _):
+        names = session.state.shared["model"].keys()
     _require({"head.weight", "head.bias"} <= names, "the model must have head.weight and head.bias")
     others = sorted(name for name in names if not name.startswith(("encoder.", "head.")))
     _require(not others, f"the model has {others}, which are neither encoder.* nor head.*")
@@ -94,15 +110,14 @@ def a_resumed_run_gives_equal_bits(algorithm: Algorithm) -> None:
 
 def state_is_a_value(algorithm: Algorithm) -> None:
     """Neither a client nor the server writes into the state that it was given."""
-    session, transport = _opened(algorithm)
-    for round in (1, 2):
-        before = session.state
-        copy = ServerState(before.round, clone(before.shared), clone(before.private))
-        replies = list(transport.train(before, session.trainers))
-        given = dataclasses.replace(before, private=clone(before.private))
-        session.state = algorithm.server_step(given, replies, session.modules, session.context(round))
-        _require(_same(before, copy), f"round {round} wrote into the state that it was given")
-        _require(session.state.round == round, f"server_step must give round {round}, it gave {session.state.round}")
+    with _opened(algorithm) as (session, transport):
+        for round in (1, 2):
+            before = session.state
+            copy = ServerState(before.round, clone(before.shared), clone(before.private))
+            session.state, _ = take_step(session, transport.train(before, session.trainers), session.trainers)
+            _require(_same(before, copy), f"round {round} wrote into the state that it was given")
+            made = session.state.round
+            _require(made == round, f"server_step must give round {round}, it gave {made}")
 
 
 def a_reply_that_is_not_finite_is_dropped(algorithm: Algorithm) -> None:
@@ -211,26 +226,22 @@ def _toy(size: int, seed: int) -> TensorDataset:
     return TensorDataset(images, labels)
 
 
-def _opened(algorithm: Algorithm) -> tuple[Session, SerialTransport]:
-    config, federation = _settings(algorithm)
-    session = open_session(config, algorithm, federation, out=None, resume=False)
-    return session, SerialTransport(make_worker(session, federation), federation.clients)
+@contextmanager
+def _opened(
+    algorithm: Algorithm, transport: type[SerialTransport] = SerialTransport, **settings: Any
+) -> Iterator[tuple[Session, SerialTransport]]:
+    """A short run, with as many threads as any other."""
+    config, federation = _settings(algorithm, **settings)
+    with threads(config.run.threads):
+        session = open_session(config, algorithm, federation, out=None, resume=False)
+        yield session, transport(make_worker(session, federation), federation.clients)
 
 
-def _rounds(
-    algorithm: Algorithm,
-    *,
-    seed: int = 0,
-    rounds: int = 3,
-    active: int | None = None,
-    sizes: Sequence[int] = SIZES,
-    transport: type[SerialTransport] = SerialTransport,
-) -> Session:
+def _rounds(algorithm: Algorithm, **settings: Any) -> Session:
     """A short run, done."""
-    config, federation = _settings(algorithm, seed, rounds, active, sizes)
-    session = open_session(config, algorithm, federation, out=None, resume=False)
-    for _ in run(session, transport(make_worker(session, federation), federation.clients)):
-        pass
+    with _opened(algorithm, **settings) as (session, transport):
+        for _ in run(session, transport):
+            pass
     return session
 
 
@@ -244,6 +255,13 @@ def _equal(a: Groups, b: Groups) -> bool:
 
     first, second = bits(a), bits(b)
     return first.keys() == second.keys() and all(torch.equal(first[key], second[key]) for key in first)
+
+
+def _place(error: Exception, algorithm: Algorithm) -> str:
+    """The last line of the method's own that an error came through."""
+    own = {inspect.getsourcefile(cls) for cls in type(algorithm).__mro__[:-1] if cls is not Algorithm}
+    lines = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in own]
+    return f"{Path(lines[-1].filename).name}, line {lines[-1].lineno}: " if lines else ""
 
 
 def _require(kept: bool, message: str) -> None:

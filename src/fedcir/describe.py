@@ -13,6 +13,7 @@ from fedcir.algorithm import Algorithm
 from fedcir.arrays import tensor_bytes
 from fedcir.config import AlgorithmConfig, Config, LocalConfig, RunConfig, ServerConfig
 from fedcir.federation import federation_of
+from fedcir.machine import threads
 from fedcir.models.resnet import ResNet18
 from fedcir.simulate import SerialTransport, hyper_parameters, make_worker, open_session, resolve
 
@@ -53,10 +54,11 @@ def travels(algorithm: Algorithm) -> dict[str, dict[str, int]]:
     site = TensorDataset(torch.zeros(2, 3, 32, 32), torch.arange(2))
     with torch.random.fork_rng(devices=[]):
         federation = federation_of([(site, site)], ResNet18(), CLASSES, latent=None, seed=0)
-    session = open_session(resolve(config, algorithm, federation), algorithm, federation, out=None, resume=False)
-    transport = SerialTransport(make_worker(session, federation), federation.clients)
-    replies = list(transport.train(session.state, session.trainers))
-    state = algorithm.server_step(session.state, replies, session.modules, session.context(1))
+    with threads(config.run.threads):
+        session = open_session(resolve(config, algorithm, federation), algorithm, federation, out=None, resume=False)
+        transport = SerialTransport(make_worker(session, federation), federation.clients)
+        replies = list(transport.train(session.state, session.trainers))
+        state = algorithm.server_step(session.state, replies, session.modules, session.context(1))
     up, down = replies[0].arrays, state.shared
     return {
         "down": {group: tensor_bytes({group: bag}) for group, bag in down.items()},

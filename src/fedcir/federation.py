@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -11,24 +11,29 @@ import numpy as np
 import torch
 
 from fedcir.config import Config
+from fedcir.data.datasets import examples_of
 from fedcir.data.decode import OnFile
 from fedcir.data.domains import Domain, Domains
-from fedcir.data.examples import Examples, ImageExamples, Normalisation, PooledExamples, examples_of
+from fedcir.data.examples import Examples, ImageExamples, Normalisation, PooledExamples
 from fedcir.data.sources import open_dataset
 from fedcir.models.cnn import SMALLEST
-from fedcir.models.task import Task, image_task, module_task
+from fedcir.models.task import Task, check_features, image_task, module_task
 from fedcir.partition import Share, partition, read_owners
 from fedcir.types import InputError
+
+Pairs = Mapping[str, tuple[Any, Any]] | Iterable[tuple[Any, Any]]
+"""Clients of the caller: a (train, test) pair of Datasets each, either of which may be None, by name or one by one."""
 
 
 @dataclass(frozen=True)
 class Client:
-    """A site: its training data, and the test data of its domain. Without training data it only evaluates."""
+    """A site: its training data, and the test data of its domain. Without the first it only evaluates."""
 
     id: int
     domain: str
     train: Examples | None
-    test: Examples
+    test: Examples | None
+    """Without it nobody tests there."""
     validation: Examples | None = None
     """What the best round is picked on, where images were set aside for it."""
 
@@ -75,7 +80,8 @@ class Federation:
         """One client a domain, the first that holds its test set."""
         first: dict[str, int] = {}
         for client in self.clients:
-            first.setdefault(client.domain, client.id)
+            if client.test is not None:
+                first.setdefault(client.domain, client.id)
         return {client: domain for domain, client in first.items()}
 
 
@@ -136,20 +142,17 @@ def image_card(classes: Sequence[str], image_size: int, channels: int) -> dict[s
 
 
 def federation_of(
-    pairs: Sequence[tuple[Any, Any]], encoder: torch.nn.Module, num_classes: int, latent: int | None, seed: int
+    pairs: Pairs, encoder: torch.nn.Module, num_classes: int, latent: int | None, seed: int
 ) -> Federation:
     """A federation of the caller's own (train, test) Datasets and encoder."""
-    if not pairs:
-        raise InputError("clients must hold at least one (train, test) pair, got none")
-    clients = []
-    for number, (train, test) in enumerate(pairs):
-        for part, dataset in (("train", train), ("test", test)):
-            if len(dataset) == 0:
-                raise InputError(f"the {part} Dataset of client {number} is empty")
-        data = (examples_of(dataset, num_classes) for dataset in (train, test))
-        clients.append(Client(number, f"client-{number}", *data))
-    example, _ = clients[0].test.batch(np.zeros(2, dtype=np.int64), torch.device("cpu"), torch.contiguous_format)
-    task = module_task(encoder, example, num_classes, latent, seed)
+    named = _named(pairs)
+    clients = [_own_client(number, name, named[name], num_classes) for number, name in enumerate(named)]
+    if all(client.train is None for client in clients):
+        raise InputError("clients must hold at least one (train, test) pair with a train Dataset, got none")
+    (first, example), *others = _first_batches(clients).items()
+    task = module_task(encoder, example, num_classes, latent, seed, first)
+    for whose, other in others:
+        check_features(task, other, whose)
     manifest = _hashed({"clients": [{"id": c.id, "domain": c.domain, "train": len(c.train or ())} for c in clients]})
     return Federation("own", tuple(clients), task, {"classes": [str(i) for i in range(num_classes)]}, manifest)
 
@@ -164,6 +167,45 @@ def pooled(federation: Federation) -> Federation:
 def _examples(domains: Domains, share: Share, normalisation: Normalisation) -> Examples:
     parts = [ImageExamples(domains[name].train.take(rows), normalisation) for name, rows in share.rows.items()]
     return parts[0] if len(parts) == 1 else PooledExamples(parts)
+
+
+def _named(pairs: Pairs) -> dict[str, Any]:
+    """Clients by name: those of a list are numbered."""
+    if isinstance(pairs, Mapping):
+        if (wrong := next((name for name in pairs if not isinstance(name, str) or not name), None)) is not None:
+            raise InputError(f"clients must be named by strings, got {wrong!r}")
+        return dict(pairs)
+    if not isinstance(pairs, Iterable):
+        raise InputError(
+            f"clients must be a list of (train, test) pairs, or a dict of them by name, got {type(pairs).__name__}"
+        )
+    return {f"client-{number}": pair for number, pair in enumerate(pairs)}
+
+
+def _own_client(number: int, name: str, pair: Any, num_classes: int) -> Client:
+    if not isinstance(pair, tuple | list) or len(pair) != 2:
+        what = f"{type(pair).__name__} of {len(pair)}" if isinstance(pair, tuple | list) else type(pair).__name__
+        raise InputError(
+            f"client {name!r} is of type {what}: give (train, test), or (train, None) where there is no test set"
+        )
+    train, test = (
+        None if dataset is None else examples_of(dataset, num_classes, f"the {part} Dataset of {name!r}")
+        for part, dataset in zip(("train", "test"), pair, strict=True)
+    )
+    if train is None and test is None:
+        raise InputError(f"client {name!r} has neither a train nor a test Dataset: leave it out")
+    return Client(number, name, train, test)
+
+
+def _first_batches(clients: Sequence[Client]) -> dict[str, torch.Tensor]:
+    """Two inputs of each shape and type that there is, by what gives them: the first of each Dataset is looked at."""
+    found: dict[tuple[torch.Size, torch.dtype], tuple[str, torch.Tensor]] = {}
+    for client in clients:
+        for part, examples in (("train", client.train), ("test", client.test)):
+            if examples is not None:
+                x, _ = examples.batch(np.zeros(1, dtype=np.int64), torch.device("cpu"), torch.contiguous_format)
+                found.setdefault((x.shape, x.dtype), (f"the {part} Dataset of {client.domain!r}", x[[0, 0]]))
+    return dict(found.values())
 
 
 def manifest_of(domains: Domains, shares: Sequence[Share]) -> dict[str, Any]:

@@ -109,6 +109,7 @@ def fit(worker: Worker, client: Client, received: Groups, kept: Groups, round: i
 @torch.inference_mode()
 def evaluate(worker: Worker, client: Client, received: Groups, kept: Groups, round: int) -> ClientReply:
     """Test the received model on the client's test set; the reply carries counts, so that they can be added."""
+    assert client.test is not None
     ctx = _receive(worker, received, kept, round, torch_rng(worker.seed, "evaluate", round, client.id))
     if "batchnorm" in worker.first and "batchnorm" not in kept:
         _estimate_statistics(worker, client)

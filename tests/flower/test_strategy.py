@@ -76,6 +76,35 @@ def test_in_flowers_loop_it_gives_what_train_gives_bit_for_bit(tmp_path: Path, n
     assert result.train_metrics_clientapp[3]["loss/total"] == same.records[-1].losses["total"]
 
 
+def test_its_step_on_the_server_takes_the_threads_of_every_run(tmp_path: Path) -> None:
+    before = torch.get_num_threads()
+    arrays = []
+    try:
+        for count in (1, 2):
+            torch.set_num_threads(count)
+            arrays.append(strategy(FedCiR()).start(grid(tmp_path / str(count)), num_rounds=2).arrays)
+            assert torch.get_num_threads() == count
+    finally:
+        torch.set_num_threads(before)
+    one, two = (unpack_arrays(each)["model"] for each in arrays if each is not None)
+    assert all(torch.equal(one[key], two[key]) for key in one)
+
+
+def test_a_site_without_a_test_set_is_dropped_and_its_log_says_why(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def half(message: Message) -> Message:
+        context = context_of({"domain": "here", "state": str(tmp_path)}, message.metadata.dst_node_id)
+        return local_update(message, context, data=(data(0)[0], None), encoder=encoder(), num_classes=2)
+
+    plain = grid(tmp_path)
+    plain.nodes[9] = half
+    with caplog.at_level("ERROR", "flwr"):
+        result = strategy().start(plain, num_rounds=1)
+    assert result.train_metrics_clientapp[1]["replies"] == 3
+    assert "'here' has no test Dataset, and every site tests: give data=(train, test)" in caplog.text
+
+
 def update_norm(before: ArrayRecord, after: ArrayRecord) -> float:
     pairs = zip(before.to_numpy_ndarrays(), after.to_numpy_ndarrays(), strict=True)
     return math.sqrt(sum(float(((b.astype(float) - a) ** 2).sum()) for a, b in pairs))

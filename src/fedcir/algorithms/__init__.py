@@ -7,6 +7,7 @@ import os
 import pkgutil
 import sys
 import traceback
+from dataclasses import MISSING, fields
 from pathlib import Path
 from types import ModuleType
 
@@ -30,6 +31,17 @@ def algorithm_class(name: str) -> type[Algorithm]:
     if name not in names():
         raise InputError(f"no algorithm {name!r}; {nearest(name, names())}")
     return _only_algorithm(importlib.import_module(f"{__name__}.{name}"), name)
+
+
+def named_algorithm(given: Algorithm | type[Algorithm] | str | Path) -> tuple[str, Algorithm]:
+    """A method and what its runs call it, from an instance, its class, its name, or its file."""
+    if isinstance(given, str | Path):
+        return str(given), algorithm_class(str(given))()
+    if isinstance(given, type) and issubclass(given, Algorithm):
+        given = _with_defaults(given, given.__name__)()
+    if not isinstance(given, Algorithm):
+        raise InputError(f"algorithm must be a method, such as fedcir.FedAvg(), its name or its file, got {given!r}")
+    return type(given).__name__.lower(), given
 
 
 def make_algorithm(config: AlgorithmConfig) -> Algorithm:
@@ -87,4 +99,12 @@ def _only_algorithm(module: ModuleType, name: str) -> type[Algorithm]:
         raise InputError(f"{name} must define one subclass of fedcir.Algorithm, it defines {what}")
     if vars(found[0]).get("__annotations__") and "__dataclass_params__" not in vars(found[0]):
         raise InputError(f"{name}: put @dataclass(frozen=True) above class {found[0].__name__}")
-    return found[0]
+    return _with_defaults(found[0], name)
+
+
+def _with_defaults(cls: type[Algorithm], name: str) -> type[Algorithm]:
+    """The class, which can be made without an argument."""
+    for field in fields(cls):
+        if field.init and field.default is MISSING and field.default_factory is MISSING:
+            raise InputError(f"{name}: give every field of class {cls.__name__} a default, {field.name} has none")
+    return cls

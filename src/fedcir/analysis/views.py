@@ -103,6 +103,7 @@ def views_of(model: torch.nn.Module, federation: Federation, limit: int | None, 
     with threads(1), torch.inference_mode():
         for number, domain in federation.evaluators.items():
             test = federation.clients[number].test
+            assert test is not None
             rows = np.arange(len(test))
             if limit is not None and limit < len(test):
                 rows = np.sort(numpy_rng(seed, "views", domain).permutation(len(test))[:limit])

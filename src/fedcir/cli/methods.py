@@ -43,19 +43,21 @@ def algorithms(
 def _check(name: str | None) -> None:
     """Run the conformance checks, a line each."""
     from fedcir.algorithms import algorithm_class
-    from fedcir.conformance import CHECKS, Failure
+    from fedcir.conformance import CHECKS, fault
+    from fedcir.progress import Meter
     from fedcir.types import InputError
 
     if name is None:
         raise InputError("--check needs the name or the file of a method")
     algorithm, failed = algorithm_class(name)(), 0
-    for promise in CHECKS:
-        try:
-            promise(algorithm)
-        except Failure as failure:
-            failed += 1
-            print(f"FAILED  {promise.__name__}: {failure}")
-        else:
-            print(f"kept    {promise.__name__}")
+    with Meter("checking", quiet=False) as meter:
+        for number, promise in enumerate(CHECKS):
+            meter.show(number, len(CHECKS), f"checking {promise.__name__}")
+            broken = fault(promise, algorithm)
+            meter.close()  # so that the line stands where the bar was
+            failed += broken is not None
+            print(
+                f"kept    {promise.__name__}" if broken is None else f"FAILED  {promise.__name__}: {broken}", flush=True
+            )
     if failed:
         raise InputError(f"{name} breaks {failed} of {len(CHECKS)} promises")

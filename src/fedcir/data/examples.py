@@ -3,13 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import TensorDataset
 
 from fedcir.data.domains import Split
 from fedcir.types import InputError
@@ -83,9 +82,14 @@ class PooledExamples:
             some_x, some_y = part.batch(positions[places] - (self._ends[owner] - len(part)), device, layout)
             if x is None or y is None:
                 x = some_x.new_empty((len(positions), *some_x.shape[1:])).contiguous(
-                    memory_format=_fitting(some_x, layout)
+                    memory_format=fitting(some_x, layout)
                 )
                 y = some_y.new_empty(len(positions))
+            if some_x.shape[1:] != x.shape[1:]:
+                shapes = f"{list(x.shape[1:])} and {list(some_x.shape[1:])}"
+                raise InputError(
+                    f"clients give inputs of the shapes {shapes}, which cannot be in one batch: make them alike"
+                )
             rows = torch.from_numpy(places).to(device)
             x[rows], y[rows] = some_x, some_y
         assert x is not None
@@ -93,59 +97,6 @@ class PooledExamples:
         return x, y
 
 
-class TensorExamples:
-    """Inputs and labels that are whole tensors already."""
-
-    def __init__(self, x: Tensor, y: Tensor, num_classes: int) -> None:
-        self.x, self.y = x, y.long()
-        if len(y) and not 0 <= int(self.y.min()) <= int(self.y.max()) < num_classes:
-            wrong = int(self.y.min()) if int(self.y.min()) < 0 else int(self.y.max())
-            raise InputError(f"a Dataset gives the label {wrong}, num_classes is {num_classes}")
-
-    def __len__(self) -> int:
-        return len(self.y)
-
-    def batch(self, positions: Positions, device: torch.device, layout: torch.memory_format) -> tuple[Tensor, Tensor]:
-        rows = torch.from_numpy(positions)
-        x = _as_input(self.x[rows].to(device), layout)
-        return x, self.y[rows].to(device)
-
-
-class DatasetExamples:
-    """Any torch Dataset of (input, label) pairs."""
-
-    def __init__(self, dataset: Any, num_classes: int) -> None:
-        self.dataset = dataset
-        self.num_classes = num_classes
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def batch(self, positions: Positions, device: torch.device, layout: torch.memory_format) -> tuple[Tensor, Tensor]:
-        items: Sequence[tuple[Any, Any]] = [self.dataset[int(i)] for i in positions]
-        x = torch.stack([torch.as_tensor(item[0]) for item in items]).to(device)
-        labels = [int(item[1]) for item in items]
-        if min(labels) < 0 or max(labels) >= self.num_classes:
-            wrong = next(label for label in labels if not 0 <= label < self.num_classes)
-            raise InputError(f"a Dataset gives the label {wrong}, num_classes is {self.num_classes}")
-        y = torch.tensor(labels, device=device)
-        return _as_input(x, layout), y
-
-
-def examples_of(dataset: Any, num_classes: int) -> Examples:
-    """A torch Dataset as examples; one of whole tensors is not taken apart and put together again."""
-    if type(dataset) is TensorDataset and len(dataset.tensors) == 2 and dataset.tensors[1].ndim == 1:
-        return TensorExamples(*dataset.tensors, num_classes)
-    return DatasetExamples(dataset, num_classes)
-
-
-def _as_input(x: Tensor, layout: torch.memory_format) -> Tensor:
-    """A batch in its memory layout; bytes become fractions from 0 to 1."""
-    if x.dtype == torch.uint8:
-        return x.to(torch.float32, memory_format=_fitting(x, layout)).div_(255)
-    return x.contiguous(memory_format=_fitting(x, layout))
-
-
-def _fitting(x: Tensor, layout: torch.memory_format) -> torch.memory_format:
+def fitting(x: Tensor, layout: torch.memory_format) -> torch.memory_format:
     """Only images have channels to put last."""
     return layout if x.ndim == 4 else torch.contiguous_format

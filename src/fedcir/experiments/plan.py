@@ -96,7 +96,7 @@ def estimate(jobs: Sequence[Job], federations: Mapping[str, Federation], workers
             speeds[kind] = _speed(config, federation)
         step, image = speeds[kind]
         active = config.server.active or config.partition.clients or len(federation.trainers)
-        tested = sum(len(federation.clients[number].test) for number in federation.evaluators)
+        tested = sum(len(federation.clients[number].test or ()) for number in federation.evaluators)
         a_round = active * config.local.steps * step + tested * image / config.server.eval_every
         seconds += START_SECONDS + config.server.rounds * a_round
     return seconds / workers
@@ -111,6 +111,7 @@ def _speed(config: Config, federation: Federation) -> tuple[float, float]:
     )
     worker = worker_of(settled, algorithm, federation.task)
     client = next(client for client in federation.clients if client.train is not None)
+    assert client.test is not None
     model: Groups = {"model": {name: t.clone() for name, t in worker.modules["model"].state_dict().items()}}
     with threads(settled.run.threads):
         fit(worker, client, model, {}, 1)  # the first is slower

@@ -80,10 +80,13 @@ def local_update(
 
     def place(order: Order, context: Context) -> Place:
         (name, number), config = _name(context), order.config
-        federation = federation_of([data], encoder, num_classes, latent, config.run.seed)
-        sizes = len(data[0]), len(data[1])
+        federation = federation_of({name: data}, encoder, num_classes, latent, config.run.seed)
+        client = federation.clients[0]
+        if client.test is None:
+            raise InputError(f"{name!r} has no test Dataset, and every site tests: give data=(train, test)")
+        sizes = len(client.train or ()), len(client.test)
         about = Introduction(name, (), *sizes, "", partition=number, shared=True, versions=VERSIONS)
-        return Place(federation.clients[0], federation.task, about)
+        return Place(client, federation.task, about)
 
     return answer(msg, context, place, algorithm)
 
@@ -180,7 +183,7 @@ def _share(text: str, number: int) -> Place:
         client.domain,
         tuple(card["classes"]),
         len(client.train or ()),
-        len(client.test),
+        len(client.test or ()),
         federation.manifest["hash"],
         card["image_size"],
         card["channels"],

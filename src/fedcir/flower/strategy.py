@@ -17,6 +17,7 @@ from fedcir.flower.server_app import check_deployable
 from fedcir.flower.sites import SiteRoster, Sites, entries, in_order
 from fedcir.flower.transport import GridTransport
 from fedcir.flower.wire import Order, pack_arrays, unpack_arrays
+from fedcir.machine import threads
 from fedcir.models.task import module_task
 from fedcir.replies import tally
 from fedcir.rounds import Session, take_step
@@ -115,7 +116,8 @@ class AlgorithmStrategy(Strategy):
         """The server's step: the next arrays, and the mean of every loss."""
         transport = self._begun()
         session = transport.session
-        session.state, collected = take_step(session, self._read(replies, train=True), self._cohort)
+        with threads(self.config.run.threads):
+            session.state, collected = take_step(session, self._read(replies, train=True), self._cohort)
         _tell(collected.dropped)
         metrics = {f"loss/{name}": value for name, value in collected.losses().items()}
         arrays = pack_arrays(session.state.shared, self.algorithm.trains)

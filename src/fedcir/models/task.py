@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from fedcir.arrays import difference
 from fedcir.config import ModelConfig
@@ -74,14 +75,54 @@ def image_task(model: ModelConfig, num_classes: int, channels: int, seed: int) -
     return Task(num_classes, features, model.latent or features, seed, make_encoder)
 
 
-def module_task(encoder: nn.Module, example: Tensor, num_classes: int, latent: int | None, seed: int) -> Task:
-    """The task of the caller's own encoder, which starts from the weights that it has."""
-    with torch.no_grad():
-        features = copy.deepcopy(encoder).eval()(example)
-    if features.ndim != 2:
-        raise InputError(f"encoder must map a batch to (batch, features), got the shape {list(features.shape)}")
-    width = features.shape[1]
-    return Task(num_classes, width, latent or width, seed, lambda: copy.deepcopy(encoder))
+def module_task(
+    encoder: nn.Module, example: Tensor, num_classes: int, latent: int | None, seed: int, whose: str = "the example"
+) -> Task:
+    """The task of the caller's own encoder, which starts from the weights that it has, in single precision."""
+    if not isinstance(encoder, nn.Module):
+        raise InputError(f"encoder must be an nn.Module, got {encoder!r}")
+    if any(is_lazy(tensor) for tensor in (*encoder.parameters(), *encoder.buffers())):
+        raise InputError("encoder has lazy layers, which have no weights yet: call it on a batch first")
+    try:
+        own = copy.deepcopy(encoder).to("cpu", torch.float32)
+    except Exception as error:
+        raise InputError(f"encoder cannot be copied to the CPU: {_one_line(error)}") from error
+    width = _feature_width(own, example, whose)
+    return Task(num_classes, width, latent or width, seed, lambda: copy.deepcopy(own))
+
+
+def check_features(task: Task, example: Tensor, whose: str) -> None:
+    """The encoder gives features of one width, whatever the shape of its input."""
+    width = _feature_width(task.make_encoder(), example, whose)
+    if width != task.features:
+        raise InputError(
+            f"encoder gives {width} features on {whose}, whose inputs are {list(example.shape[1:])}, "
+            f"and {task.features} on others: make the inputs alike"
+        )
+
+
+def _feature_width(encoder: nn.Module, example: Tensor, whose: str) -> int:
+    what = f"a batch of {whose}, {str(example.dtype).removeprefix('torch.')}{list(example.shape)}"
+    try:
+        with torch.no_grad():
+            features = copy.deepcopy(encoder).eval()(example)
+    except Exception as error:
+        fix = "" if example.is_floating_point() else " (whole numbers are passed on as they are: give floats, or bytes)"
+        raise InputError(f"encoder fails on {what}: {_one_line(error)}{fix}") from error
+    if not isinstance(features, Tensor):
+        raise InputError(f"encoder must map a batch to (batch, features), got {type(features).__name__} on {what}")
+    if features.ndim != 2 or len(features) != len(example):
+        raise InputError(
+            f"encoder must map a batch to (batch, features), got the shape {list(features.shape)} on {what}: "
+            "nn.Flatten() at its end may help"
+        )
+    if not features.is_floating_point():
+        raise InputError(f"encoder must give floats, got {features.dtype} on {what}")
+    return features.shape[1]
+
+
+def _one_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
 def read_weights(path: Path) -> Arrays:

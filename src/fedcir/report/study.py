@@ -48,6 +48,10 @@ def study_of(folders: Sequence[RunFolder]) -> Study:
     finished = [folder for folder in folders if folder.finished]
     if not finished:
         raise InputError(f"{folders[0].path} holds no finished run: finish it with --resume")
+    if (untested := next((folder for folder in finished if folder.summary()["final"] is None), None)) is not None:
+        raise InputError(
+            f"{untested.path} was never tested, since no client had a test Dataset: there is nothing to tell"
+        )
     _same_data(finished)
     finished.sort(key=_rank)
     settings = {folder.path: _settings(folder) for folder in finished}
