@@ -139,7 +139,7 @@ def test_a_split_without_sites_is_told_apart_from_two_sites(tmp_path: Path, fedc
 @pytest.mark.parametrize(("gone", "kind"), [("train/b", "training"), ("test/b", "test")])
 def test_a_site_that_is_in_one_part_only_is_named(gone: str, kind: str, tmp_path: Path) -> None:
     shutil.rmtree(draw(tmp_path, "train/a", "train/b", "test/a", "test/b") / gone)
-    with pytest.raises(InputError, match=f"the split of domain 'b' holds no {kind} image"):
+    with pytest.raises(InputError, match=f"the split has no {kind} image of domain 'b'"):
         opened(tmp_path)
 
 

@@ -47,7 +47,7 @@ def split_items(
             if any(item.part is not None for item in some):
                 kind = "training" if len(test) else "test"
                 raise InputError(
-                    f"the split of domain {domain!r} holds no {kind} image: add some to it, or leave the domain out"
+                    f"the split has no {kind} image of domain {domain!r}: add some to it, or leave the domain out"
                 )
             raise InputError(
                 f"domain {domain!r} has {len(some)} different images, too few to train and to test on: "
