@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from fedcir.cli.data import _save
 from fedcir.progress import Meter
 from fedcir.records import RunFolder
+from fedcir.types import InputError
 
 Command = Callable[..., Any]
 
@@ -76,6 +78,63 @@ def test_without_out_pictures_are_named_by_the_dataset(fedcir: Command, place: P
     for path in ("minidigits.png", "minidigits-clients.png"):
         with Image.open(path) as picture:
             picture.load()
+
+
+@pytest.mark.parametrize(
+    ("command", "ending", "begins"),
+    [
+        (command, ending, begins)
+        for ending, begins in (
+            (".png", b"\x89PNG"), (".PNG", b"\x89PNG"), (".jpg", b"\xff\xd8"), (".jpeg", b"\xff\xd8"),
+            (".webp", b"RIFF"), (".pdf", b"%PDF"), (".svg", b"<?xml"),
+        )
+        for command in ("show", "partition --plot")
+        if (command, ending) != ("show", ".svg")
+    ],
+)  # fmt: skip
+def test_a_picture_is_of_the_format_that_its_name_ends_in(
+    fedcir: Command, place: Path, command: str, ending: str, begins: bytes
+) -> None:
+    more = ["arrays", "--data-root", "arrays", "-o", f"picture{ending}"]
+    assert fedcir("data", *command.split(), *more).code == 0
+    assert Path(f"picture{ending}").read_bytes().startswith(begins)
+
+
+@pytest.mark.parametrize("out", ["nowhere/p.png", "p.xyz", "arrays"])
+@pytest.mark.parametrize("command", ["show", "partition --plot"])
+def test_a_picture_that_cannot_be_written_is_refused_before_any_work(
+    fedcir: Command, place: Path, command: str, out: str
+) -> None:
+    said = fedcir("data", *command.split(), "folders", "--data-root", "tree", "-o", out)
+    assert (said.code, said.out) == (2, "")
+    assert not (place / "cache").exists()
+
+
+def test_a_picture_that_is_too_large_for_its_format_is_refused_in_one_line(place: Path) -> None:
+    with pytest.raises(InputError, match=r"1x17000 pixels are too many for this format; use \.png"):
+        _save(Image.new("RGB", (1, 17000)), place / "sheet.webp")
+    assert not (place / "sheet.webp").exists()
+
+
+def test_show_says_how_many_classes_are_left_out_and_draws_31_whole(fedcir: Command, place: Path) -> None:
+    def shown(count: int) -> tuple[str, int]:
+        np.savez(
+            "arrays/ink.npz", **{f"{n}_{part}": a[:count] for part in ("train", "test") for n, a in arrays.items()}
+        )
+        said = fedcir("data", "show", "arrays", "--data-root", "arrays", "-o", "sheet.png")
+        assert said.code == 0
+        with Image.open("sheet.png") as sheet:
+            pixels = np.asarray(sheet)
+        return said.out.splitlines()[-1], len({tuple(each) for each in pixels.reshape(-1, 3)} & colours)
+
+    for name in ("pen", "wax"):
+        Path(f"arrays/{name}.npz").unlink()
+    labels = np.arange(345)
+    images = np.stack([labels % 16 * 16, labels // 16 * 8, labels * 0 + 201], axis=-1).astype(np.uint8)
+    arrays = {"x": np.broadcast_to(images[:, None, None], (345, 4, 4, 3)), "y": labels}
+    colours = {tuple(each) for each in images}
+    assert shown(31) == ("contact sheet in sheet.png", 31)
+    assert shown(345) == ("contact sheet in sheet.png; 100 of 345 classes are shown", 100)
 
 
 CHECKED = [
@@ -252,9 +311,14 @@ REFUSED = [
     ("arrays --data-root arrays --hold-out sketch", "partition", ["'sketch'", "ink, pen, wax"]),
     ("arrays --data-root arrays --clients 2", "partition", ["at least the number of domains, 3, got 2"]),
     ("arrays --data-root arrays --clients 0", "partition", ["partition.clients must be at least 1, got 0"]),
-    ("arrays --data-root arrays --plot -o nowhere/p.png", "partition", ["nowhere/p.png"]),
-    ("arrays --data-root arrays -o nowhere/s.png", "show", ["nowhere/s.png"]),
-    ("arrays --data-root arrays -o tree", "show", ["tree"]),
+    ("arrays --data-root arrays --plot -o nowhere/p.png", "partition", ["nowhere/p.png", "no folder nowhere"]),
+    ("arrays --data-root arrays --plot -o p.xyz", "partition", ["p.xyz", ".png, .jpg, .jpeg, .webp, .pdf, .svg"]),
+    ("arrays --data-root arrays -o p.png", "partition", ["p.png", "add --plot"]),
+    ("arrays --data-root arrays -o nowhere/s.png", "show", ["nowhere/s.png", "no folder nowhere"]),
+    ("arrays --data-root arrays -o s.xyz", "show", ["s.xyz", ".png, .jpg, .jpeg, .webp, .pdf"]),
+    ("arrays --data-root arrays -o s", "show", ["--out s ", ".png"]),
+    ("arrays --data-root arrays -o s.svg", "show", ["s.svg", ".png"]),
+    ("arrays --data-root arrays -o tree", "show", ["tree is a folder"]),
 ]
 
 

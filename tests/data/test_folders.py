@@ -28,7 +28,7 @@ def touch(root: Path, *names: str) -> Path:
 
 
 def names(root: Path) -> list[str]:
-    return [item.name for item in scan(root)]
+    return [item.name for item in scan(root).pictures.items]
 
 
 def draw(root: Path, *names: str) -> Path:
@@ -41,7 +41,7 @@ def draw(root: Path, *names: str) -> Path:
 
 
 def test_domain_and_class_are_the_first_two_folders(tmp_path: Path) -> None:
-    [item] = scan(touch(tmp_path, "hospital/tumour/2021/left/7.png"))
+    [item] = scan(touch(tmp_path, "hospital/tumour/2021/left/7.png")).pictures.items
     assert item == ("hospital/tumour/2021/left/7.png", "hospital", "tumour", None, None)
 
 
@@ -53,7 +53,7 @@ def test_the_order_is_that_of_the_names_whenever_they_were_made(tmp_path: Path) 
 
 @pytest.mark.parametrize("name", ["ä é 猫 🐈/kočka/Ω.png", "a b/c d/e f.png", "a,b/c,d/e,f.png", "a'\"b/$c/#%.png"])
 def test_unusual_names_are_names(name: str, tmp_path: Path) -> None:
-    [item] = scan(touch(tmp_path, name))
+    [item] = scan(touch(tmp_path, name)).pictures.items
     assert (item.name, item.domain, item.label) == (name, *name.split("/")[:2])
 
 

@@ -60,7 +60,7 @@ def test_a_list_that_is_not_there_or_not_text_is_named(tmp_path: Path) -> None:
 def test_a_list_decides_what_is_train_and_what_is_test() -> None:
     a, b, c = items("photo/dog/1.jpg", "photo/dog/2.jpg", "photo/cat/1.jpg")
     marked = with_lists([a, b, c], ["photo/dog/2.jpg", "photo/cat/1.jpg"], ["photo/dog/1.jpg"])
-    assert marked == [a._replace(test=True), b._replace(test=False), c._replace(test=False)]
+    assert marked == [a._replace(part="test"), b._replace(part="train"), c._replace(part="train")]
 
 
 def test_an_image_that_no_list_names_is_left_out() -> None:
@@ -71,7 +71,7 @@ def test_an_image_that_no_list_names_is_left_out() -> None:
 def test_endings_of_list_and_files_may_differ() -> None:
     names = ("sketch/dog/1.jpg", "sketch/dog/n021_343-1.JPEG", "sketch/dog/b.c.webp")
     train, test = ["sketch/dog/1.png", "sketch/dog/b.c.png"], ["sketch/dog/n021_343-1.png"]
-    assert [item.test for item in with_lists(items(*names), train, test)] == [False, True, False]
+    assert [item.part for item in with_lists(items(*names), train, test)] == ["train", "test", "train"]
 
 
 @pytest.mark.parametrize("ending", [".jpg", ".png"])
@@ -84,7 +84,7 @@ def test_an_image_in_both_lists_is_refused(ending: str) -> None:
 def test_an_image_twice_in_one_list_is_taken_once() -> None:
     there = items("photo/dog/1.jpg", "photo/dog/2.jpg")
     marked = with_lists(there, ["photo/dog/1.jpg", "photo/dog/1.jpg"], ["photo/dog/2.jpg"])
-    assert [item.test for item in marked] == [False, True]
+    assert [item.part for item in marked] == ["train", "test"]
 
 
 def test_listed_images_that_are_not_there_are_named_and_counted() -> None:

@@ -12,7 +12,6 @@ from fedcir.config import DataConfig
 from fedcir.data.cache import Prepared, prepare
 from fedcir.data.domains import Split
 from fedcir.data.folders import scan
-from fedcir.data.items import Files
 from fedcir.data.sources import open_dataset
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (2, 2, 6, 9, 9, 3), dtype=np.uint8)
@@ -36,7 +35,7 @@ def split(tree: Path) -> Split:
 
 
 def opened(root: Path) -> Prepared:
-    return prepare("folders", str(root), Files(root, scan(root)), 9)
+    return prepare("folders", str(root), scan(root).pictures, 9)
 
 
 def test_prepared_images_are_a_map_that_nobody_can_write_to(split: Split) -> None:

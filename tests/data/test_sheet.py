@@ -34,8 +34,16 @@ def test_columns_go_evenly_through_the_classes_and_agree_in_all_rows() -> None:
     assert np.array_equal(shown, np.broadcast_to(expected[:, None, None, None], shown.shape))
 
 
-def test_fewer_columns_than_classes_skip_classes() -> None:
-    shown = tiles(contact_sheet(flat_domains(classes=6), columns=3), 2, 3, 16, 16)
+def test_classes_that_do_not_fit_side_by_side_go_on_below() -> None:
+    sheet = contact_sheet(flat_domains(classes=7), columns=3)  # three, two and two
+    assert sheet.height == 3 * contact_sheet(flat_domains(classes=3), columns=3).height
+    heights = [sheet.height * (band + 1) // 3 for band in range(3)]
+    bands = [tiles(sheet.crop((0, 0, sheet.width, height)), 2, 3, 16, 16)[..., 0, 0, 0] for height in heights]
+    assert [band.tolist() for band in bands] == [[[0, 20, 40]] * 2, [[60, 80, 255]] * 2, [[100, 120, 255]] * 2]
+
+
+def test_of_very_many_classes_some_are_shown_spread_over_all() -> None:
+    shown = tiles(contact_sheet(flat_domains(classes=6), columns=3, most=3), 2, 3, 16, 16)
     assert shown[:, :, 0, 0, 0].tolist() == [[0, 40, 80]] * 2
 
 
@@ -82,3 +90,5 @@ def test_the_same_seed_gives_the_same_sheet_and_another_a_different_one() -> Non
 def test_a_sheet_needs_a_column() -> None:
     with pytest.raises(ValueError, match="columns must be at least 1, got 0"):
         contact_sheet(flat_domains(), columns=0)
+    with pytest.raises(ValueError, match="most must be at least 1, got 0"):
+        contact_sheet(flat_domains(), most=0)

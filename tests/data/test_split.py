@@ -11,15 +11,15 @@ from PIL import Image
 from fedcir.config import DataConfig
 from fedcir.data.cache import Prepared
 from fedcir.data.domains import Domains, Split
-from fedcir.data.items import Item
+from fedcir.data.items import Item, Part
 from fedcir.data.sources import open_dataset
 from fedcir.data.split import Splitting, split_items, with_validation, without_duplicates
 from fedcir.types import InputError
 
 
-def items(domain: str = "a", test: bool | None = None, **counts: int) -> list[Item]:
+def items(domain: str = "a", part: Part | None = None, **counts: int) -> list[Item]:
     return [
-        Item(f"{domain}/{label}/{i:03}", domain, label, test) for label, count in counts.items() for i in range(count)
+        Item(f"{domain}/{label}/{i:03}", domain, label, part) for label, count in counts.items() for i in range(count)
     ]
 
 
@@ -126,7 +126,7 @@ def test_of_equal_files_the_first_stays(one: int, other: int) -> None:
     domains = split(ORDER, contents=contents)
     kept = {name for domain in domains for part in (domain.train, domain.test) for name in part.ids}
     assert kept == {item.name for row, item in enumerate(ORDER) if row != other}
-    assert domains.notes == ("1 of 16 files are copies of others and are left out",)
+    assert domains.notes[0] == "1 of 16 files are copies of others and are left out"
 
 
 def test_duplicates_do_not_count_in_the_shares() -> None:
@@ -138,9 +138,9 @@ def test_duplicates_do_not_count_in_the_shares() -> None:
 
 @pytest.mark.parametrize("other", ["a", "b"], ids=["one domain", "two domains"])
 def test_of_equal_files_the_one_that_a_list_tests_on_stays(other: str) -> None:
-    some = [*items(test=False, cat=5, dog=5), *items(other, test=True, emu=4)]
+    some = [*items(part="train", cat=5, dog=5), *items(other, part="test", emu=4)]
     if other == "b":
-        some += [*items("a", test=True, yak=2), *items("b", test=False, yak=2)]
+        some += [*items("a", part="test", yak=2), *items("b", part="train", yak=2)]
     contents = list(range(len(some)))
     contents[3] = contents[11] = 12  # a training image of a, and two test images
     domains = split(some, contents=contents)
@@ -152,9 +152,9 @@ def test_of_equal_files_the_one_that_a_list_tests_on_stays(other: str) -> None:
 
 
 def test_a_list_wins_over_the_fraction() -> None:
-    some = [*items(test=False, cat=3), *items(test=True, dog=9)]
+    some = [*items(part="train", cat=3), *items(part="test", dog=9)]
     [domain] = split(some, fraction=0.1)
-    assert set(domain.test.ids) == {item.name for item in some if item.test}
+    assert set(domain.test.ids) == {item.name for item in some if item.part == "test"}
 
 
 @pytest.mark.parametrize(
@@ -198,7 +198,7 @@ def test_no_content_is_in_two_parts_of_a_dataset_of_files(seed: int, tmp_path: P
     root = str(write(tmp_path))
     plain = open_dataset(DataConfig("folders", root, image_size=8), seed)
     aside = open_dataset(DataConfig("folders", root, image_size=8, val_fraction=0.25), seed)
-    assert plain.notes == ("27 of 107 files are copies of others and are left out",)
+    assert plain.notes[0] == "27 of 107 files are copies of others and are left out"
     parts = [part for domain in aside for part in (domain.train, domain.validation, domain.test)]
     everything = sum(map(hashes, parts), Counter())
     assert len(everything) == 80

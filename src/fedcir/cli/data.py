@@ -3,7 +3,8 @@
 import json as jsonlib
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,6 +15,8 @@ from fedcir.cli.tables import print_table
 from fedcir.options import BETA, SET, Options
 
 if TYPE_CHECKING:
+    from PIL import Image
+
     from fedcir.config import Config
     from fedcir.data.check import Findings
 
@@ -26,6 +29,10 @@ Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Settings = Annotated[list[str] | None, typer.Option("--set", metavar="SECTION.FIELD=VALUE", help=SET)]
 
+SHEETS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WEBP", ".pdf": "PDF"}
+"""Endings of a contact sheet's name, and what Pillow calls the formats."""
+PLOTS = (".png", ".jpg", ".jpeg", ".webp", ".pdf", ".svg")
+"""Endings of a plot's name."""
 FEW = 12
 """So many lines of a list are shown, and so many columns of a table."""
 
@@ -73,7 +80,8 @@ def check(
     if json:
         sizes = [[width, height, count] for (width, height), count in found.sizes.most_common()]
         told = {field.name: getattr(found, field.name) for field in fields(found)}
-        print(jsonlib.dumps({**told, "sizes": sizes, "missing": found.missing}, indent=1, ensure_ascii=False))
+        told |= {"sizes": sizes, "missing": found.missing, "unused": [each._asdict() for each in found.unused]}
+        print(jsonlib.dumps(told, indent=1, ensure_ascii=False))
     else:
         _print_findings(found)
     if found.obstacle:
@@ -98,19 +106,26 @@ def show(
     set: Settings = None,
 ) -> None:
     """Draw a contact sheet: domains as rows, classes as columns."""
-    from fedcir.data.sheet import contact_sheet
+    from fedcir.data.sheet import MOST, contact_sheet
     from fedcir.data.sources import open_dataset
     from fedcir.progress import Meter
 
     config = _config(name, data_root, image_size, set)
+    path = out or Path(f"{name}.png")
+    _check_picture(path, SHEETS)
     with Meter("decoding images", quiet) as meter:
         domains = open_dataset(config.data, config.run.seed, meter.show)
     _print_notes(domains.notes)
-    path = out or Path(f"{name}.png")
-    contact_sheet(domains).save(path, format="PNG")
-    rows = [["domain", "train", "test"]] + [[d.name, str(len(d.train)), str(len(d.test))] for d in domains]
-    print_table(rows, f"{len(domains.classes)} classes, {domains.image_shape[0]}x{domains.image_shape[1]} pixels")
-    print(f"\ncontact sheet in {path}")
+    _save(contact_sheet(domains), path)
+    aside = any(domain.validation is not None for domain in domains)
+    rows = [["domain", "train", *(["validation"] if aside else []), "test"]]
+    for domain in domains:
+        held = [str(len(domain.validation or ()))] if aside else []
+        rows.append([domain.name, str(len(domain.train)), *held, str(len(domain.test))])
+    classes = len(domains.classes)
+    print_table(rows, f"{classes} classes, {domains.image_shape[0]}x{domains.image_shape[1]} pixels")
+    left = f"; {MOST} of {classes} classes are shown" if classes > MOST else ""
+    print(f"\ncontact sheet in {path}{left}")
 
 
 @data.command()
@@ -157,7 +172,13 @@ def partition(
     from fedcir.federation import deal, manifest_of
     from fedcir.progress import Meter
     from fedcir.report.plots import clients_by_classes
+    from fedcir.types import InputError
 
+    path = out or Path(f"{name}-clients.png")
+    if plot:
+        _check_picture(path, PLOTS)
+    elif out is not None:
+        raise InputError(f"--out {out} is the picture that --plot draws: add --plot")
     options = Options(dataset=name, data_root=data_root, image_size=image_size, clients=clients, beta=beta, set=set)
     options.hold_out = hold_out
     config = options.to_config(seed=seed)
@@ -179,7 +200,6 @@ def partition(
             rows.append([client, domain, str(counts.sum()), *(str(count) for count in counts[: len(shown)])])
         print_table(rows, f"{len(held)} client{'s' * (len(held) > 1)}, manifest {manifest['hash']}")
     if plot:
-        path = out or Path(f"{name}-clients.png")
         clients_by_classes(held, domains.classes, path)
         print(f"clients by classes in {path}", file=sys.stderr if json else sys.stdout)
 
@@ -224,6 +244,32 @@ def _fetch(name: str, root: Path, quiet: bool) -> None:
                 raise NoAnswer(f"{error}. Try again, or place the files by hand: {source.where}") from error
 
 
+def _check_picture(path: Path, endings: Collection[str]) -> None:
+    """Whether a picture can be written there, before there is one."""
+    from fedcir.types import InputError
+
+    if path.is_dir():
+        raise InputError(f"--out {path} is a folder: name a picture in it, such as {path / 'picture.png'}")
+    if path.suffix.lower() not in endings:
+        raise InputError(f"--out {path} does not end as a picture does: use {', '.join(endings)}")
+    if not path.parent.is_dir():
+        raise InputError(f"--out {path}: there is no folder {path.parent}: make it, or name another")
+
+
+def _save(picture: "Image.Image", path: Path) -> None:
+    """Write a picture whole or not at all, in the format that its name ends in."""
+    from fedcir.records import write
+    from fedcir.types import InputError
+
+    drawn = BytesIO()
+    try:
+        picture.save(drawn, format=SHEETS[path.suffix.lower()], quality=90)
+    except (ValueError, OSError) as error:  # WebP and JPEG have a largest size
+        size = f"{picture.width}x{picture.height}"
+        raise InputError(f"--out {path}: {size} pixels are too many for this format; use .png") from error
+    write(path, drawn.getvalue())
+
+
 def _print_findings(found: "Findings") -> None:
     shown = found.classes if len(found.classes) <= FEW else []
     rows = [["domain", "images", *(["published"] if found.published else []), *shown]]
@@ -241,7 +287,11 @@ def _print_findings(found: "Findings") -> None:
         print(f"warning: {domain} has no image of {_some(classes)}")
     for note in found.notes:
         print(f"note: {note}")
+    _print_lines("warning", found.spelling)
     _print_lines("warning: copies of one image", [" = ".join(group) for group in found.duplicates])
+    _print_lines("warning: one image in two classes, of which one is wrong", [" = ".join(p) for p in found.disputed])
+    _print_lines("warning: not used", [str(each) for each in found.unused if each.advice])
+    _print_lines("note: not used", [str(each) for each in found.unused if not each.advice])
     _print_lines("error: not a readable image", found.unreadable)
 
 

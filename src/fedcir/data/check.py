@@ -14,8 +14,10 @@ from fedcir.data.decode import Look, OnFile, decode_files
 from fedcir.data.domains import Domains
 from fedcir.data.items import Item
 from fedcir.data.named import verify
-from fedcir.data.sources import ALL, IMAGE_SIZE, check_classes, find, of_classes, open_dataset
-from fedcir.data.split import Splitting, split_items
+from fedcir.data.sources import ALL, IMAGE_SIZE, check_classes, find, labels_of, of_classes, open_dataset
+from fedcir.data.spelling import notes_on_spelling
+from fedcir.data.split import Splitting, copies, disputed, split_items
+from fedcir.data.unused import Unused
 from fedcir.types import InputError
 
 
@@ -30,6 +32,12 @@ class Findings:
     unreadable: list[str]
     duplicates: list[list[str]]
     """Images of equal content, in groups."""
+    disputed: list[list[str]]
+    """Two of each such group whose classes differ."""
+    spelling: tuple[str, ...]
+    """Classes that may be one, spelt differently at different sites."""
+    unused: tuple[Unused, ...]
+    """Files that lie there too."""
     sizes: Counter[tuple[int, int]]
     """Width and height."""
     notes: tuple[str, ...]
@@ -60,12 +68,13 @@ def check(data: DataConfig, on_file: OnFile | None = None) -> Findings:
     source, root = find(data)
     obstacle = ""
     notes: tuple[str, ...] = ()
+    unused: tuple[Unused, ...] = ()
     if source.pictures is None:
         items, looks = _of_arrays(
             open_dataset(replace(data, val_fraction=0.0), seed=0)
         )  # it says itself what is wrong with them
     else:
-        pictures, notes = source.pictures(root, data)
+        pictures, notes, unused = source.pictures(root, data)
         try:
             if source.published is not None:
                 verify(pictures.items, source.published, data.name, root)
@@ -77,32 +86,22 @@ def check(data: DataConfig, on_file: OnFile | None = None) -> Findings:
             looks = decode_files(pictures.paths(Path(staging)), data.image_size or IMAGE_SIZE, None, on_file)
     whole = (data.classes or source.classes) == ALL and source.published is not None
     unreadable = [f"{root / item.name}: {look.error}" for item, look in zip(items, looks, strict=True) if look.error]
-    duplicates = _duplicates(items, looks)
+    read = [row for row, look in enumerate(looks) if not look.error]
+    groups = [[read[row] for row in group] for group in copies([looks[row].digest for row in read])]
+    counts = labels_of(items)
     return Findings(
-        counts=_counts(items),
+        counts=counts,
         published=dict(source.published.counts) if whole and source.published else {},
         unreadable=unreadable,
-        duplicates=duplicates,
+        duplicates=[[items[row].name for row in group] for group in groups],
+        disputed=[[items[row].name for row in pair] for pair in disputed(items, groups)],
+        spelling=notes_on_spelling(counts, most=len(items)),
+        unused=unused,
         sizes=Counter((look.width, look.height) for look in looks if not look.error),
         notes=notes,
-        copies_left_out=0 if source.pictures is None else sum(len(group) - 1 for group in duplicates),
+        copies_left_out=0 if source.pictures is None else sum(len(group) - 1 for group in groups),
         obstacle=obstacle or _obstacle(data, items, looks),
     )
-
-
-def _counts(items: list[Item]) -> dict[str, Counter[str]]:
-    counts: dict[str, Counter[str]] = {}
-    for item in items:
-        counts.setdefault(item.domain, Counter())[item.label] += 1
-    return counts
-
-
-def _duplicates(items: list[Item], looks: list[Look]) -> list[list[str]]:
-    by_content: dict[str, list[str]] = {}
-    for item, look in zip(items, looks, strict=True):
-        if not look.error:
-            by_content.setdefault(look.digest, []).append(item.name)
-    return [names for names in by_content.values() if len(names) > 1]
 
 
 def _obstacle(data: DataConfig, items: list[Item], looks: list[Look]) -> str:

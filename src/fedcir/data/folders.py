@@ -1,99 +1,131 @@
-"""`folders`: any DIR/<domain>/<class>/<image>. Other datasets of files are this with their names checked."""
+"""`folders`: any DIR/<domain>/<class>/<image>. Other datasets of files are this with their names checked.
+
+Folders train, val and test, above those of the domains or within each, are the split.
+"""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from fedcir.data.items import Files, Found, Item
+from fedcir.data.items import Files, Found, Item, Part
+from fedcir.data.levels import PARTS, Counts, Level, split_level, top_level
 from fedcir.data.pictures import SUFFIXES
+from fedcir.data.unused import kind_of, unused_files
 from fedcir.types import InputError
-
-Inodes = tuple[tuple[int, int], ...]
 
 
 def folders(root: Path) -> Found:
     """All images, and a word on folders that hold none where a domain's should be."""
-    items = scan(root)
-    empty = [name for name in _folders(os.fspath(root), ()) if name not in {item.domain for item in items}]
-    note = f"folders without any <class>/<image>, which are left out: {', '.join(empty[:5])}"
-    return Found(Files(root, items), (note,) if empty else ())
+    found = scan(root)
+    names = {name for level in split_level(top_level(root)) for name in level.folders()}
+    empty = sorted(names - {item.domain for item in found.pictures.items})
+    note = f"folders without any <class>/<image>, which are left out: {_some(empty)}"
+    return found._replace(notes=(*found.notes, note)) if empty else found
 
 
-def scan(root: Path) -> list[Item]:
+def scan(root: Path) -> Found:
     """All images below DIR/<domain>/<class>/, in the order of their names, folders within a class too.
 
-    Hidden files and folders are passed over, and files that are not images by their ending.
+    Hidden files and folders are passed over. Other files that are not used are counted.
     """
-    base = os.fspath(root)
-    items = []
-    for domain in _folders(base, (_inode(base),)):
-        items += _of_domain(f"{base}/{domain}", domain, (_inode(base),))
+    top = top_level(root)
+    unused = Counts()
+    domains: dict[str, list[Level]] = {}
+    for level in _divided(top, unused):
+        for name in level.folders():
+            domains.setdefault(name, []).append(level.within(name))
+    items = [item for name in sorted(domains) for item in _of_domain(name, domains[name], unused)]
     if not items:
-        raise InputError(f"data.root: {root} {_what_is_wrong(base)}")
-    return items
+        raise InputError(f"data.root: {root} {_what_is_wrong(top, unused)}")
+    items, notes = _agreed(items)
+    return Found(Files(root, items), notes, unused_files(unused))
 
 
 def site(root: Path, domain: str) -> Found:
     """The images of one site, DIR/<class>/<image>, named as if DIR were one domain's folder among others."""
     if not root.is_dir():
         raise InputError(f"data-root: no folder {root}")
-    items = _of_domain(os.fspath(root), domain, ())
+    unused = Counts()
+    items, notes = _agreed(_of_domain(domain, [top_level(root, f"{domain}/")], unused))
     if not items:
         raise InputError(f"data-root: {root} holds no <class>/<image>")
-    return Found(Files(root, items, within=f"{domain}/"))
+    return Found(Files(root, items, within=f"{domain}/"), notes, unused_files(unused))
 
 
-def _of_domain(folder: str, domain: str, above: Inodes) -> list[Item]:
-    above = (*above, _inode(folder))
+def _of_domain(domain: str, places: Sequence[Level], unused: Counts) -> list[Item]:
+    """The images of a domain, whose class folders are in these places."""
     items = []
-    for label in _folders(folder, above):
-        names = _images(f"{folder}/{label}", above)
-        items += [Item(f"{domain}/{label}/{name}", domain, label) for name in names]
-    for item in items:
-        if any("\udc80" <= letter <= "\udcff" for letter in item.name):
-            path = f"{folder}/{item.name.removeprefix(f'{domain}/')}"
-            raise InputError(f"the name of {os.fsencode(path)!r} is not UTF-8: rename it")
+    for level in (level for place in places for level in _divided(place, unused)):
+        for label in level.folders():
+            folder = level.within(label)
+            for name in folder.files():
+                if name.lower().endswith(SUFFIXES):
+                    items.append(Item(_utf8(folder, name), domain, label, level.part))
+                else:
+                    unused[folder.name, kind_of(name)] += 1
     return items
 
 
-def _images(folder: str, above: Inodes) -> Iterator[str]:
-    """Names of the images in a folder and in those within it, in order; a link back to one above is not followed."""
-    here = (*above, _inode(folder))
-    for entry in _entries(folder):
-        if _is_folder(entry):
-            if _inode(entry.path) not in here:
-                yield from (f"{entry.name}/{name}" for name in _images(entry.path, here))
-        elif entry.name.lower().endswith(SUFFIXES):
-            yield entry.name
+def _divided(level: Level, unused: Counts) -> list[Level]:
+    """The level, or the folders in it that are a split; files beside these are counted."""
+    levels = [level] if level.part is not None else split_level(level)
+    for each in {level, *levels}:
+        each.count_files(unused)
+    return levels
 
 
-def _folders(path: str, above: Inodes) -> list[str]:
-    """Names of the folders in a folder, in order, but for links back to one above."""
-    return [entry.name for entry in _entries(path) if _is_folder(entry) and _inode(entry.path) not in above]
-
-
-def _entries(path: str) -> list["os.DirEntry[str]"]:
-    with os.scandir(path) as entries:
-        return sorted((e for e in entries if not e.name.startswith(".")), key=lambda entry: entry.name)
-
-
-def _is_folder(entry: "os.DirEntry[str]") -> bool:
+def _utf8(folder: Level, name: str) -> str:
+    """The name of an image, which must mean the same on every machine."""
+    whole = f"{folder.name}{name}"
     try:
-        return entry.is_dir()
-    except OSError:  # a link to itself
-        return False
+        whole.encode()
+    except UnicodeEncodeError:
+        path = os.fsencode(f"{folder.path}/{name}")
+        raise InputError(f"the name of {path!r} is not UTF-8: rename it") from None
+    return whole
 
 
-def _inode(path: str) -> tuple[int, int]:
-    status = os.stat(path)
-    return status.st_dev, status.st_ino
+def _agreed(items: list[Item]) -> tuple[list[Item], tuple[str, ...]]:
+    """What each folder of a split is for, and what is to be said of it.
+
+    Where there is no test folder, the validation images are tested on: they were held back by someone who knew the
+    images, and a share that is drawn from the others might show the same patient or scene as these.
+    """
+    parts: dict[str, set[Part | None]] = {}
+    for item in items:
+        parts.setdefault(item.domain, set()).add(item.part)
+    if not any(part for has in parts.values() for part in has):
+        return items, ()
+    tested = {domain for domain, has in parts.items() if has == {"train", "validation"}}
+    items = [i._replace(part="test") if i.domain in tested and i.part == "validation" else i for i in items]
+    return items, tuple(_notes(parts))
 
 
-def _what_is_wrong(root: str) -> str:
+def _notes(parts: dict[str, set[Part | None]]) -> Iterator[str]:
+    for has, said in (
+        ({"train", "test"}, "the folders train and test are the split"),
+        ({"train", "validation", "test"}, "the folders train, val and test are the split; val picks the best round"),
+        ({"train", "validation"}, "the folders train and val are the split; without test, val is what is tested on"),
+        ({None}, "no folders train and test, so test images are drawn"),
+    ):
+        domains = [domain for domain, there in parts.items() if there == has]
+        if domains:
+            yield f"{'all domains' if len(domains) == len(parts) > 1 else _some(domains)}: {said}"
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
+def _what_is_wrong(top: Level, unused: Counts) -> str:
     """The likeliest mistake."""
     right = "it should hold <domain>/<class>/<image>: put the classes of each site into a folder with the site's name"
-    for name in _images(root, ()):
-        place = "/".join(["<class>" for _ in name.split("/")[:-1]] + ["<image>"])
+    for name in top.images():
+        *folders, _ = name.split("/")
+        place = "/".join([*(each if each.casefold() in PARTS else "<class>" for each in folders), "<image>"])
         return f"holds images as {place}, such as {name}; {right}"
-    hint = "; use --dataset arrays for its .npz files" if list(Path(root).glob("*.npz")) else ""
+    if any(kind == ".npz" for _, kind in unused):
+        hint = "; use --dataset arrays for its .npz files"
+    else:
+        hint = f"; it holds {there[0]}" if (there := unused_files(unused)) else ""
     return f"holds no image; it should hold <domain>/<class>/<image>{hint}"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedcir.data.items import Found, Item
+from fedcir.data.items import Found, Item, Part
 from fedcir.types import InputError
 
 
@@ -54,9 +54,9 @@ def hub(root: str, columns: Sequence[str]) -> Found:
                     f"{root} has no column {column!r}, it has {', '.join(table.column_names)}: "
                     "name yours by --set data.columns=IMAGE,LABEL,DOMAIN"
                 )
-        test = split == "test" if "test" in splits else None
+        part: Part | None = None if "test" not in splits else "test" if split == "test" else "train"
         pairs = zip(_words(table, label), _words(table, domain), strict=True)
-        items += [Item(f"{split}/{row:06d}", where, what, test) for row, (what, where) in enumerate(pairs)]
+        items += [Item(f"{split}/{row:06d}", where, what, part) for row, (what, where) in enumerate(pairs)]
     if not items:
         raise InputError(f"{root} holds no row")
     return Found(Cells(items, _undecoded(list(splits.values()), image, root), image))

@@ -5,9 +5,12 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
+from fedcir.data.unused import Unused
 from fedcir.types import InputError
+
+Part = Literal["train", "validation", "test"]
 
 
 class Item(NamedTuple):
@@ -17,8 +20,8 @@ class Item(NamedTuple):
     """Its path below the dataset's root, with / between the parts; the same on every machine."""
     domain: str
     label: str
-    test: bool | None = None
-    """Whether a published list puts it into the test set; None where none tells."""
+    part: Part | None = None
+    """What it is for according to a published list or its folder; None where neither tells."""
     group: str | None = None
     """Images of one group, such as a burst of one camera, are never divided between train and test."""
 
@@ -47,6 +50,8 @@ class Found(NamedTuple):
 
     pictures: Pictures
     notes: tuple[str, ...] = ()
+    unused: tuple[Unused, ...] = ()
+    """Files that lie there too."""
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from fedcir.data.items import Item
+from fedcir.data.items import Item, Part
 from fedcir.types import InputError
 
 
@@ -26,11 +26,12 @@ def read_list(path: Path) -> dict[str, int]:
 def with_lists(items: Sequence[Item], train: Iterable[str], test: Iterable[str]) -> list[Item]:
     """The items that a list names, each marked as train or test. Their endings may differ (.png, .jpg)."""
     named = {_stem(name): name for name in (*train, *test)}
-    places = {_stem(name): False for name in train} | {_stem(name): True for name in test}
+    parts: dict[Part, Iterable[str]] = {"train": train, "test": test}
+    places = {_stem(name): part for part, names in parts.items() for name in names}
     both = {_stem(name) for name in train} & {_stem(name) for name in test}
     if both:
         raise InputError(f"{min(both)} is in the train list and in the test list")
-    marked = [item._replace(test=places[_stem(item.name)]) for item in items if _stem(item.name) in places]
+    marked = [item._replace(part=places[_stem(item.name)]) for item in items if _stem(item.name) in places]
     missing = places.keys() - {_stem(item.name) for item in marked}
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""

@@ -47,22 +47,27 @@ TEN_CLASSES = (
 
 def pacs(root: Path, lists: Path | None) -> Found:
     """Four domains of seven classes, split by the official lists where they are given or lie beside the images."""
-    items = scan(root)
+    found = scan(root)
+    items = found.pictures.items
     if lists is None and (root / "photo_train_kfold.txt").is_file():
         lists = root
     if lists is None:
-        return Found(Files(root, items), ("no official lists are given (data.lists): the split is drawn",))
+        drawn = "no official lists are given (data.lists): the split is drawn"
+        return found._replace(notes=found.notes or (drawn,))
     train = [name for domain in PACS.counts for name in read_list(lists / f"{domain}_train_kfold.txt")]
     test = [name for domain in PACS.counts for name in read_list(lists / f"{domain}_crossval_kfold.txt")]
     listed = with_lists(items, train, test)
     left = len(items) - len(listed)
-    return Found(Files(root, listed), (f"{left} images are in no list and are left out",) if left else ())
+    notes = (f"{left} images are in no list and are left out",) if left else ()
+    unused = tuple(u for u in found.unused if u.kind != ".txt" or (root / u.place).resolve() != lists.resolve())
+    return Found(Files(root, listed), notes, unused)
 
 
 def office_caltech_10(root: Path) -> Found:
     """Four domains of ten classes; some copies spell the first back_pack."""
-    items = [item._replace(label="backpack") if item.label == "back_pack" else item for item in scan(root)]
-    return Found(Files(root, items))
+    found = scan(root)
+    items = [item._replace(label="backpack") if item.label == "back_pack" else item for item in found.pictures.items]
+    return found._replace(pictures=Files(root, items))
 
 
 def domainnet(root: Path, classes: Sequence[str]) -> Found:
@@ -80,7 +85,7 @@ def domainnet(root: Path, classes: Sequence[str]) -> Found:
                 if len(parts) != 3 or parts[0] != domain:
                     raise InputError(f"{path}, line {line} names {name!r}, expected {domain}/<class>/<image>")
                 if wanted == {"all"} or parts[1] in wanted:
-                    items.append(Item(name, domain, parts[1], test=part == "test"))
+                    items.append(Item(name, domain, parts[1], part))
     if wanted != {"all"} and (missing := wanted - {item.label for item in items}):
         listed = {
             name.split("/")[1]

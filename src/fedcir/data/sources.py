@@ -1,6 +1,7 @@
 """The datasets by name: what each is, where it comes from, and how it is opened."""
 
 import gc
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -17,7 +18,7 @@ from fedcir.data.domains import Domains, Images, Split
 from fedcir.data.download import Download
 from fedcir.data.folders import folders, site
 from fedcir.data.hub import hub
-from fedcir.data.items import Found, Pictures
+from fedcir.data.items import Found, Item, Pictures
 from fedcir.data.named import (
     DOMAINNET,
     OFFICE_CALTECH_10,
@@ -29,7 +30,9 @@ from fedcir.data.named import (
     pacs,
     verify,
 )
+from fedcir.data.spelling import notes_on_spelling
 from fedcir.data.split import Splitting, split_items, with_validation
+from fedcir.data.unused import notes_on_unused
 from fedcir.data.wilds import CAMELYON17, camelyon17, iwildcam
 from fedcir.types import InputError
 
@@ -171,7 +174,7 @@ def open_dataset(data: DataConfig, seed: int, on_file: OnFile | None = None) -> 
 def _open(data: DataConfig, seed: int, on_file: OnFile | None) -> Domains:
     source, root = find(data)
     if source.pictures is not None:
-        pictures, notes = pictures_of(source, root, data)
+        pictures, notes, _ = pictures_of(source, root, data)
         prepared = prepare(data.name, str(root), pictures, data.image_size or IMAGE_SIZE, on_file)
         domains = split_items(data.name, pictures.items, prepared, Splitting(data.test_fraction, seed))
         domains = replace(domains, notes=(*notes, *domains.notes))
@@ -192,17 +195,21 @@ def _open(data: DataConfig, seed: int, on_file: OnFile | None) -> Domains:
 def open_site(root: Path, domain: str, data: DataConfig, seed: int, classes: Sequence[str] = ()) -> Domains:
     """One site's own DIR/<class>/<image>, split as a domain of `folders` would be; of the classes that are agreed."""
     with _without_collection():
-        pictures = of_classes(site(root, domain).pictures, classes or None, root, missing=True)
+        found = site(root, domain)
+        pictures = of_classes(found.pictures, classes or None, root, missing=True)
         prepared = prepare("folders", str(root), pictures, data.image_size or IMAGE_SIZE)
         domains = split_items("folders", pictures.items, prepared, Splitting(data.test_fraction, seed), classes)
-        return _held_back(domains, data, seed)
+        notes = (*found.notes, *notes_on_unused(found.unused), *domains.notes)
+        return _held_back(replace(domains, notes=notes), data, seed)
 
 
 def _held_back(domains: Domains, data: DataConfig, seed: int) -> Domains:
     """What is left to train on once validation images are set aside and domains are cut to size."""
     if data.val_fraction:
-        kept = tuple(with_validation(domain, data.val_fraction, seed) for domain in domains)
-        domains = replace(domains, domains=kept)
+        given = [domain.name for domain in domains if domain.validation is not None]
+        kept = tuple(d if d.name in given else with_validation(d, data.val_fraction, seed) for d in domains)
+        note = f"data.val_fraction={data.val_fraction} is not used where there is a folder val: {', '.join(given)}"
+        domains = replace(domains, domains=kept, notes=(*domains.notes, note) if given else domains.notes)
     return domains if data.train_per_domain is None else domains.capped(data.train_per_domain, seed)
 
 
@@ -240,7 +247,17 @@ def pictures_of(source: Source, root: Path, data: DataConfig) -> Found:
     found = source.pictures(root, data)
     if source.published is not None:
         verify(found.pictures.items, source.published, data.name, root)
-    return Found(of_classes(found.pictures, data.classes, root), found.notes)
+    pictures = of_classes(found.pictures, data.classes, root)
+    spelling = notes_on_spelling(labels_of(pictures.items))
+    return Found(pictures, (*found.notes, *notes_on_unused(found.unused), *spelling), found.unused)
+
+
+def labels_of(items: Sequence[Item]) -> dict[str, Counter[str]]:
+    """Images by domain and class."""
+    counts: dict[str, Counter[str]] = {}
+    for item in items:
+        counts.setdefault(item.domain, Counter())[item.label] += 1
+    return counts
 
 
 def of_classes(pictures: Pictures, classes: Sequence[str] | None, root: Path, missing: bool = False) -> Pictures:

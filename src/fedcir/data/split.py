@@ -41,26 +41,64 @@ def split_items(
         labels = np.array([number[item.label] for item in some], dtype=np.int64)
         whole = Split(prepared.images, labels, [item.name for item in some], np.array(held, dtype=np.int64))
         test = _test_rows(some, labels, splitting, domain)
-        listed = any(item.test is not None for item in some)
-        if listed and len(test) in (0, len(some)):
-            kind = "training" if len(test) else "test"
-            raise InputError(f"the lists name no {kind} image of domain {domain!r}: mend them, or leave the domain out")
-        if not len(test) or len(test) == len(some):
+        aside = np.flatnonzero([item.part == "validation" for item in some])
+        train = np.setdiff1d(np.arange(len(some)), [*test, *aside])
+        if not len(test) or not len(train):
+            if any(item.part is not None for item in some):
+                kind = "training" if len(test) else "test"
+                raise InputError(
+                    f"the split has no {kind} image of domain {domain!r}: add some to it, or leave the domain out"
+                )
             raise InputError(
                 f"domain {domain!r} has {len(some)} different images, too few to train and to test on: "
                 "add some, or leave the domain out"
             )
-        train = np.setdiff1d(np.arange(len(some)), test)
-        domains.append(Domain(domain, whole.take(train), whole.take(test)))
-    twice = len(items) - len(kept)
-    notes = (f"{twice} of {len(items)} files are copies of others and are left out",) if twice else ()
-    return Domains(name, classes, tuple(domains), prepared.content, notes)
+        domains.append(Domain(domain, whole.take(train), whole.take(test), whole.take(aside) if len(aside) else None))
+    return Domains(name, classes, tuple(domains), prepared.content, _notes(items, prepared.digests, len(kept)))
+
+
+def copies(contents: Sequence[object]) -> list[list[int]]:
+    """Rows of equal content, in groups."""
+    rows: dict[object, list[int]] = {}
+    for row, content in enumerate(contents):
+        rows.setdefault(content, []).append(row)
+    return [group for group in rows.values() if len(group) > 1]
+
+
+def disputed(items: Sequence[Item], groups: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
+    """Of every group of copies that has several labels, the first row and the next of another label."""
+    pairs = []
+    for first, *others in groups:
+        other = next((row for row in others if items[row].label != items[first].label), None)
+        if other is not None:
+            pairs.append((first, other))
+    return pairs
+
+
+def _notes(items: Sequence[Item], digests: NDArray[np.void], different: int) -> tuple[str, ...]:
+    """What is to be said of copies."""
+    if different == len(items):
+        return ()
+    notes = [f"{len(items) - different} of {len(items)} files are copies of others and are left out"]
+    found = disputed(items, copies(digests.tolist()))
+    if found:
+        one, other = (items[row].name for row in found[0])
+        what = "one image lies" if len(found) == 1 else f"{len(found)} images lie"
+        first = "" if len(found) == 1 else "the first "
+        notes.append(
+            f"{what} in folders of different classes, {first}as {one} and as {other}; "
+            "one copy of each is used: remove what is wrong"
+        )
+    return tuple(notes)
 
 
 def without_duplicates(items: Sequence[Item], digests: NDArray[np.void]) -> Rows:
-    """Rows of which no two are the same file, ascending. Of equal ones a test image stays, else the first."""
+    """Rows of which no two are the same file, ascending. Of equal ones a test image stays, else the first.
+
+    An image of a validation set goes before one to train on.
+    """
     _, kinds = np.unique(digests, return_inverse=True)
-    train_last = np.array([not item.test for item in items])
+    train_last = np.array([{"test": 0, "validation": 1}.get(item.part or "train", 2) for item in items])
     order = np.lexsort((np.arange(len(items)), train_last, kinds))
     first = np.flatnonzero(np.diff(kinds[order], prepend=-1))
     return np.sort(order[first])
@@ -80,9 +118,9 @@ def with_validation(domain: Domain, fraction: float, seed: int) -> Domain:
 
 
 def _test_rows(items: Sequence[Item], labels: Labels, splitting: Splitting, domain: str) -> Rows:
-    """The test samples: those of a list where there is one, else a seeded share of every class."""
-    if any(item.test is not None for item in items):
-        return np.flatnonzero([bool(item.test) for item in items])
+    """The test samples: those of a list or folder where there is one, else a seeded share of every class."""
+    if any(item.part is not None for item in items):
+        return np.flatnonzero([item.part == "test" for item in items])
     rng = numpy_rng(splitting.seed, "test", domain)
     groups: dict[str | int, list[int]] = {}
     for row, item in enumerate(items):
