@@ -29,7 +29,7 @@ def diagnose(
     clients: Annotated[int | None, typer.Option(help="Number of clients; domains are split between them.")] = None,
     beta: Annotated[float | None, typer.Option(help="Dirichlet label skew within a domain; small is skewed.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of everything random. [default: 0]")] = None,
-    samples: Annotated[int, typer.Option(help="At most so many test images of each domain.")] = 1000,
+    samples: Annotated[int, typer.Option(help="Test images of each domain that distances are measured on.")] = 1000,
     projection: Annotated[str, typer.Option(help="Of representations in the picture: pca, tsne or umap.")] = "pca",
     out: Annotated[Path, typer.Option("--out", "-o", help="The picture.")] = Path("diagnosis.png"),
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
