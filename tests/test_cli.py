@@ -335,6 +335,31 @@ def test_run_says_how_it_goes_in_plain_lines_and_prints_a_table(
     ]
 
 
+def test_a_held_out_domain_is_marked_and_kept_out_of_the_mean(fedcir: Command, options: list[str], place: Path) -> None:
+    command = ["compare", *options, "--hold-out", "pen", "--algorithms", "fedavg", "--workers", "1", "-o", "both"]
+    said = fedcir(*command)
+    assert said.code == 0, said.err
+    assert all(", unseen " in line for line in said.err.splitlines())
+    header, _, row = (place / "both" / "comparison.md").read_text().splitlines()
+    assert header.startswith("| method | ink | wax | pen (not trained on) | seen mean | worst | unseen mean |")
+    final = RunFolder(place / "both" / "fedavg-0").summary()["final"]
+    ink, wax, pen = (100 * final["accuracy"][name] for name in ("ink", "wax", "pen"))
+    assert row.startswith(
+        f"| fedavg | {ink:.1f} | {wax:.1f} | {pen:.1f} | {(ink + wax) / 2:.1f} | {min(ink, wax):.1f} | {pen:.1f} |"
+    )
+    said = fedcir("run", *options, "--hold-out", "pen", "--algorithm", "fedavg", "--out", "run")
+    assert "pen (not trained on)" in said.out
+    assert "seen mean" in said.out
+    last = next(line for line in said.out.splitlines() if "last round, 3" in line)
+    assert last.split()[-1] == f"{pen:.1f}"
+
+
+def test_compare_says_what_to_do_next(fedcir: Command, options: list[str], place: Path) -> None:
+    said = fedcir("compare", *options, "--algorithms", "fedavg,fedprox", "--workers", "1", "-o", "both")
+    assert "Take fedavg for now: one seed cannot tell whether another method is better, and it is the" in said.out
+    assert "Try `--seeds 0,1,2`." in said.out
+
+
 def test_rounds_without_evaluation_are_not_lines(fedcir: Command, options: list[str], place: Path) -> None:
     said = fedcir("run", *options, "--algorithm", "fedavg", "--out", "run", "--eval-every", "2")
     assert [line.split()[2] for line in said.err.splitlines()] == ["2/3", "3/3"]

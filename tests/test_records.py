@@ -120,6 +120,18 @@ def test_config_toml_is_resolved_and_says_which_versions_wrote_it(finished: Path
     assert tables["run"] == {**settled, "precision": "float32", "compile": False}  # and nothing of workers
 
 
+def test_a_run_of_before_domains_were_told_apart_still_reads(tiny: Tiny, train: Train, tmp_path: Path) -> None:
+    """It has a mean over all domains and does not say which of them nobody trains on."""
+    run = train(tiny("fedavg", "partition.hold_out=pen"), tmp_path / "run")
+    old = [{key: value for key, value in line.items() if "unseen" not in key} for line in lines(run)]
+    (run / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in old))
+    records = RunFolder(run).records()
+    assert len(records) == 3
+    assert (records[-1].unseen, records[-1].accuracy_unseen) == (None, None)
+    assert records[-1].risk is not None
+    assert records[-1].risk_mean == pytest.approx(sum(records[-1].risk.values()) / 3)
+
+
 def test_the_config_of_a_run_starts_the_same_run(finished: Path, train: Train, tmp_path: Path) -> None:
     assert same_run(train(RunFolder(finished).config(), tmp_path / "again"), finished)
 

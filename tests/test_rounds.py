@@ -341,6 +341,30 @@ def test_a_held_out_domain_is_tested_on_and_not_trained_on(tiny: Tiny) -> None:
     assert record.bytes_up == 2 * (4 * (CNN + HEAD) + COUNTERS)
 
 
+def test_a_held_out_domain_has_a_mean_of_its_own_and_is_in_no_other(tiny: Tiny) -> None:
+    session, real = opened(tiny("fedavg", "server.rounds=1", "partition.hold_out=pen"))
+    (record,) = run(session, Examined(real, [counts(0, 9, 12), counts(1, 4, 8), counts(2, 1, 4)]))
+    assert record.accuracy == {"ink": 0.75, "wax": 0.5, "pen": 0.25}
+    assert (record.accuracy_mean, record.accuracy_weighted, record.accuracy_worst) == (0.625, 13 / 20, 0.5)
+    assert (record.unseen, record.accuracy_unseen) == (["pen"], 0.25)
+    final = summarise(session)["final"]
+    assert (final["accuracy_mean"], final["accuracy_unseen"], final["unseen"]) == (0.625, 0.25, ["pen"])
+    assert replace(record, risk={"ink": 1.0, "wax": 2.0, "pen": 9.0}).risk_mean == 1.5
+
+
+def test_a_round_in_which_only_a_held_out_domain_was_tested_has_no_mean(tiny: Tiny) -> None:
+    session, real = opened(tiny("fedavg", "server.rounds=1", "partition.hold_out=pen"))
+    (record,) = run(session, Examined(real, [counts(2, 1, 4)]))
+    assert (record.accuracy, record.accuracy_mean, record.accuracy_unseen) == ({"pen": 0.25}, None, 0.25)
+    assert summarise(session)["final"] is None
+
+
+@pytest.mark.parametrize("method", ["fedavg", "centralized"])
+def test_without_a_held_out_domain_nothing_tells_of_one(tiny: Tiny, method: str) -> None:
+    for record in run(*opened(tiny(method))):
+        assert (record.unseen, record.accuracy_unseen) == (None, None)
+
+
 def test_bytes_of_fedavg_by_hand(tiny: Tiny) -> None:
     one = 4 * (CNN + HEAD) + COUNTERS
     for active in (1, 3):

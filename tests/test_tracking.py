@@ -15,7 +15,7 @@ import pytest
 from fedcir.config import Config
 from fedcir.records import RunFolder
 from fedcir.simulate import open_run
-from fedcir.tracking import TRACKERS, open_track
+from fedcir.tracking import TRACKERS, open_track, values_of
 from fedcir.types import InputError
 
 Command = Callable[..., Any]
@@ -138,6 +138,14 @@ def resumed(
     (out / "checkpoint" / "round-000002.safetensors").unlink()
     assert train(config, out, request.param, resume=True) == []
     return request.param, out
+
+
+def test_the_mean_over_domains_that_nobody_trains_on_is_tracked(tiny: Callable[..., Config]) -> None:
+    with open_run(tiny("fedavg", "server.rounds=1", "partition.hold_out=pen")) as (_, rounds):
+        (record,) = rounds
+    values = values_of(record)
+    assert values["accuracy_unseen"] == values["accuracy/pen"] == record.accuracy_unseen
+    assert "unseen" not in values
 
 
 def test_a_resumed_run_is_told_once_and_as_it_is_on_record(resumed: tuple[str, Path]) -> None:

@@ -114,13 +114,18 @@ def spread(name: str, points: Sequence[tuple[float, float, float | None]]) -> Se
 
 
 def accuracy(record: RoundRecord) -> float | None:
-    """In per cent, the plain mean over domains."""
+    """In per cent, the plain mean over the domains that somebody trains on."""
     return None if record.accuracy_mean is None else 100 * record.accuracy_mean
+
+
+def accuracy_unseen(record: RoundRecord) -> float | None:
+    """The same over the domains that nobody trains on."""
+    return None if record.accuracy_unseen is None else 100 * record.accuracy_unseen
 
 
 def risk(record: RoundRecord) -> float | None:
     """The mean over clients of the global model's loss on their test images."""
-    return _mean(list(record.risk.values())) if record.risk else None
+    return record.risk_mean
 
 
 def training_loss(record: RoundRecord) -> float | None:

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 
 from scipy.stats import t as student
 
+from fedcir.algorithms import algorithm_class
 from fedcir.cost import to_target
 from fedcir.records import RunFolder
+from fedcir.types import InputError
 
 
 @dataclass(frozen=True)
@@ -43,12 +45,37 @@ class Method:
     algorithm: str
     domains: dict[str, Estimate]
     mean: Estimate
+    """Plain, over the domains that somebody trains on, as is the worst."""
     worst: Estimate
     to_target: ToTarget
     difference: Estimate | None
     """Paired by seed, to the baseline; None for the baseline."""
     half_width: float | None
     """Half of the difference's 95 % interval, by Student's t; None with one seed."""
+    unseen: tuple[str, ...] = ()
+    """The domains that nobody trains on."""
+    unseen_mean: Estimate | None = None
+    """Plain, over them."""
+    pools: bool = False
+    """Whether it trains on all data in one place: a ceiling for the others, and no federated method."""
+
+    @property
+    def better(self) -> bool:
+        """Whether it is above the baseline by more than chance between seeds."""
+        return self.difference is not None and self.half_width is not None and self.difference.mean > self.half_width
+
+    @property
+    def interval(self) -> str:
+        """That of the difference, in points."""
+        if self.difference is None or self.half_width is None:
+            return ""
+        mean, half = 100 * self.difference.mean, 100 * self.half_width
+        return f"95 % interval {mean - half:+.1f} to {mean + half:+.1f}"
+
+
+def baseline_of(runs: Mapping[str, Mapping[int, RunFolder]]) -> str:
+    """What others are compared with: FedAvg, or the first federated method, or the first."""
+    return min(runs, key=lambda name: (name.split(" ")[0] != "fedavg", _pools(runs[name])))
 
 
 def compare(runs: Mapping[str, Mapping[int, RunFolder]], baseline: str, target: float | None = None) -> list[Method]:
@@ -75,7 +102,8 @@ def compare(runs: Mapping[str, Mapping[int, RunFolder]], baseline: str, target: 
             Method(
                 algorithm=name,
                 domains={
-                    domain: Estimate.of([each["accuracy"][domain] for each in final]) for domain in final[0]["accuracy"]
+                    domain: Estimate.of([each["accuracy"][domain] for each in final if domain in each["accuracy"]])
+                    for domain in dict.fromkeys(domain for each in final for domain in each["accuracy"])
                 },
                 mean=Estimate.of([each["accuracy_mean"] for each in final]),
                 worst=Estimate.of([each["accuracy_worst"] for each in final]),
@@ -87,6 +115,11 @@ def compare(runs: Mapping[str, Mapping[int, RunFolder]], baseline: str, target: 
                 ),
                 difference=Estimate.of(paired) if paired and name != baseline else None,
                 half_width=half_width(paired) if len(paired) > 1 and name != baseline else None,
+                unseen=tuple(dict.fromkeys(domain for each in final for domain in each.get("unseen", ()))),
+                unseen_mean=Estimate.of(unseen)
+                if (unseen := [each["accuracy_unseen"] for each in final if "accuracy_unseen" in each])
+                else None,
+                pools=_pools(by_seed),
             )
         )
     return methods
@@ -96,6 +129,13 @@ def half_width(values: Sequence[float], confidence: float = 0.95) -> float:
     """Half of the confidence interval of a mean, by Student's t."""
     spread = statistics.stdev(values) / len(values) ** 0.5
     return float(student.ppf((1 + confidence) / 2, len(values) - 1) * spread)
+
+
+def _pools(by_seed: Mapping[int, RunFolder]) -> bool:
+    try:
+        return algorithm_class(next(iter(by_seed.values())).config().algorithm.name).pools
+    except InputError:  # a file of its author's own that is not here
+        return False
 
 
 def _median(values: Sequence[float]) -> float | None:

@@ -59,6 +59,9 @@ class Roster(Protocol):
     @property
     def evaluators(self) -> dict[int, str]: ...
 
+    @property
+    def unseen(self) -> tuple[str, ...]: ...
+
 
 @dataclass(frozen=True)
 class Federation:
@@ -70,6 +73,8 @@ class Federation:
     manifest: dict[str, Any]
     notes: tuple[str, ...] = ()
     """What its user should know about the data."""
+    unseen: tuple[str, ...] = ()
+    """The domains that nobody trains on."""
 
     @property
     def trainers(self) -> tuple[int, ...]:
@@ -126,7 +131,13 @@ def federation_from(config: Config, domains: Domains, shares: Sequence[Share]) -
         clients.append(Client(number, share.domain, train, *shared[share.domain]))
     card = image_card(domains.classes, height, channels)
     task = image_task(config.model, len(domains.classes), channels, config.run.seed)
-    return Federation(domains.name, tuple(clients), task, card, manifest_of(domains, shares), domains.notes)
+    manifest, unseen = manifest_of(domains, shares), unseen_of(domains, shares)
+    return Federation(domains.name, tuple(clients), task, card, manifest, domains.notes, unseen)
+
+
+def unseen_of(domains: Domains, shares: Sequence[Share]) -> tuple[str, ...]:
+    """The domains that nobody trains on, such as a held-out one."""
+    return tuple(name for name in domains.names if not any(name in share.rows for share in shares))
 
 
 def image_card(classes: Sequence[str], image_size: int, channels: int) -> dict[str, Any]:

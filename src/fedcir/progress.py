@@ -118,7 +118,8 @@ class Display:
         # The time left is measured from the first round seen: an earlier process may have done those before it.
         self._first.setdefault(name, (time.monotonic() - record.seconds["total"], record.round - 1))
         if record.accuracy_mean is not None:
-            self._accuracy[name] = f"acc {record.accuracy_mean:.1%}, worst {record.accuracy_worst:.1%}"
+            unseen = "" if record.accuracy_unseen is None else f", unseen {record.accuracy_unseen:.1%}"
+            self._accuracy[name] = f"acc {record.accuracy_mean:.1%}, worst {record.accuracy_worst:.1%}{unseen}"
         state = "  ".join(filter(None, [_losses(record), self._accuracy.get(name), _dropped(record)]))
         self._bars.update(self._tasks[name], completed=record.round, state=state)
         self._share[name] = record.round / self._totals[name]

@@ -23,6 +23,7 @@ from fedcir.types import Arrays, Groups, InputError, RoundRecord, ServerState
 
 FORMAT = 1
 GENERATIONS = 2
+NOT_ALWAYS = ("validation", "risk", "unseen", "accuracy_unseen")
 LOCK_PATIENCE = 3.0
 """Seconds that the workers of a killed run are given to end: they hold its lock too, and might still write."""
 
@@ -306,9 +307,9 @@ def _naming(path: Path) -> Iterator[None]:
 
 
 def _line(record: RoundRecord) -> str:
-    """A line of rounds.jsonl; it tells of validation images and risks only where there are some."""
+    """A line of rounds.jsonl; what not every run has, such as validation images, is told of where there is some."""
     told = asdict(record).items()
-    values = {name: value for name, value in told if name not in ("validation", "risk") or value is not None}
+    values = {name: value for name, value in told if name not in NOT_ALWAYS or value is not None}
     return json.dumps(values, ensure_ascii=False) + "\n"
 
 

@@ -1,8 +1,9 @@
 """What clients answer: checked, put in client order and counted; what cannot be used is dropped and named."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from fedcir.arrays import difference, not_finite, tensor_bytes
 from fedcir.types import ClientReply, Dropped, Groups, InputError
@@ -91,10 +92,20 @@ class Tests:
     def accuracy(self) -> dict[str, float]:
         return {domain: correct / count for domain, (correct, count) in self.counts.items()}
 
-    def accuracy_weighted(self) -> float | None:
-        """The share of all test images."""
-        every = sum(count for _, count in self.counts.values())
-        return sum(correct for correct, _ in self.counts.values()) / every if every else None
+    def accuracies(self, unseen: Collection[str]) -> dict[str, Any]:
+        """The fields of a round's record. Domains that nobody trains on have a mean of their own."""
+        each = self.accuracy()
+        seen = {domain: value for domain, value in each.items() if domain not in unseen}
+        apart = [domain for domain in each if domain in unseen]
+        every = sum(self.counts[domain][1] for domain in seen)
+        return {
+            "accuracy": each or None,
+            "accuracy_mean": sum(seen.values()) / len(seen) if seen else None,
+            "accuracy_weighted": sum(self.counts[domain][0] for domain in seen) / every if every else None,
+            "accuracy_worst": min(seen.values(), default=None),
+            "unseen": apart or None,
+            "accuracy_unseen": sum(each[domain] for domain in apart) / len(apart) if apart else None,
+        }
 
 
 def tally(evaluators: Mapping[int, str], replies: Iterable[ClientReply | Dropped], dropped: dict[str, str]) -> Tests:

@@ -55,6 +55,8 @@ class Session:
     trainers: tuple[int, ...]
     evaluators: dict[int, str]
     """The clients that test the model, and the domain that each speaks for."""
+    unseen: tuple[str, ...]
+    """The domains that nobody trains on."""
     card: dict[str, Any]
     state: ServerState
     records: list[RoundRecord] = field(default_factory=list)
@@ -133,7 +135,7 @@ def sample_cohort(trainers: Sequence[int], active: int, seed: int, round: int) -
 
 def summarise(session: Session) -> dict[str, Any]:
     """The content of summary.json."""
-    evaluated = [record for record in session.records if record.accuracy is not None]
+    evaluated = [record for record in session.records if record.accuracy_mean is not None]
     aside = any(record.validation for record in evaluated)
     best = max(evaluated, key=lambda record: (_to_pick_by(record, aside), -record.round), default=None)
     cost = asdict(ledger(session.records))
@@ -195,14 +197,10 @@ def _round(session: Session, transport: Transport) -> tuple[RoundRecord, ServerS
         trained = replace(state, shared=session.to_test(state))
         tests = tally(session.evaluators, transport.evaluate(trained, sorted(session.evaluators)), collected.dropped)
     _add(seconds, "evaluate", measured)
-    accuracy = tests.accuracy()
     record = RoundRecord(
         round=round,
         losses=collected.losses(),
-        accuracy=accuracy or None,
-        accuracy_mean=sum(accuracy.values()) / len(accuracy) if accuracy else None,
-        accuracy_weighted=tests.accuracy_weighted(),
-        accuracy_worst=min(accuracy.values()) if accuracy else None,
+        **tests.accuracies(session.unseen),
         bytes_down=0 if session.algorithm.pools else tensor_bytes(before.shared) * len(cohort),
         bytes_up=0 if session.algorithm.pools else collected.bytes_up,
         flops=collected.flops,
@@ -232,7 +230,9 @@ def _accuracies(record: RoundRecord) -> dict[str, Any]:
         "accuracy_mean": record.accuracy_mean,
         "accuracy_weighted": record.accuracy_weighted,
         "accuracy_worst": record.accuracy_worst,
+        **({"accuracy_unseen": record.accuracy_unseen} if record.unseen else {}),
         "accuracy": record.accuracy,
+        **({"unseen": record.unseen} if record.unseen else {}),
     }
 
 

@@ -159,6 +159,7 @@ def open_session(config: Config, algorithm: Algorithm, federation: Roster, out: 
         num_classes=federation.task.num_classes,
         trainers=federation.trainers,
         evaluators=federation.evaluators,
+        unseen=federation.unseen,
         card={**federation.card, **_model_card(config)},
         state=ServerState(0, {}),
         notes=federation.notes,

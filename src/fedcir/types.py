@@ -103,3 +103,13 @@ class RoundRecord:
     """Accuracy by domain on the images that were set aside to pick the best round on."""
     risk: dict[str, float] | None = None
     """Mean loss by domain on its test images, where a round was evaluated."""
+    unseen: list[str] | None = None
+    """The domains of `accuracy` that nobody trains on, if any. The other means and the worst leave them out."""
+    accuracy_unseen: float | None = None
+    """The plain mean over them."""
+
+    @property
+    def risk_mean(self) -> float | None:
+        """The plain mean over the domains that somebody trains on."""
+        seen = [value for domain, value in (self.risk or {}).items() if domain not in (self.unseen or ())]
+        return sum(seen) / len(seen) if seen else None

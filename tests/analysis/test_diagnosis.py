@@ -206,7 +206,7 @@ def test_a_domain_that_nobody_trains_on_has_no_label_skew(tiny: Tiny) -> None:
     made = diagnose_data(tiny("fedcir", "partition.hold_out=pen"))
     assert list(made.skew) == ["ink", "wax"]
     one = replace(made, labels={"ink": made.labels["ink"]})
-    assert verdict(one)[1] == "Label skew there is none: ink is the only client that trains."
+    assert verdict(one)[1] == "There is no label skew: ink is the only client that trains."
     assert sorted(made.domains) == ["ink", "pen", "wax"]
 
 

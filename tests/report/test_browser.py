@@ -79,6 +79,7 @@ def test_curves_are_read_off_by_hovering_and_by_keys(open_page: Open, page_file:
     chart = figure(page_file, "Test accuracy, mean over domains")["choices"][0]
     last = {series["name"]: series["y"][-1] for series in chart["series"]}
     plot = page.locator("figure.chart").first.locator(".plot")
+    plot.scroll_into_view_if_needed()
     box = plot.locator("svg").bounding_box()
     page.mouse.move(box["x"] + box["width"] - 20, box["y"] + 100)
     told = plot.locator(".tip").inner_text()
@@ -117,6 +118,23 @@ def test_the_numbers_behind_a_chart_are_there_as_a_table(open_page: Open) -> Non
     numbers.locator("table").wait_for()
     assert numbers.locator("tbody tr").count() == 4
     assert numbers.locator("thead th").all_inner_texts() == ["round", "fedavg", "fedcir"]
+
+
+def test_a_table_that_is_cut_off_says_so_until_it_fits(open_page: Open) -> None:
+    page = open_page(390)
+    hint = "(box) => getComputedStyle(box.previousElementSibling, '::after').content"
+    table = page.locator("main .table").first
+    assert table.evaluate("(box) => box.scrollWidth > box.clientWidth")
+    assert "Scroll sideways" in table.evaluate(hint)
+    table.evaluate("(box) => { box.scrollLeft = 150 }")
+    left = table.locator("tbody th").first.bounding_box()["x"]
+    assert left == pytest.approx(table.bounding_box()["x"])  # the methods' names stay
+    page.emulate_media(media="print")
+    assert table.evaluate(hint) == "none"
+    page.emulate_media(media="screen")
+    page.set_viewport_size({"width": 1440, "height": 900})
+    page.wait_for_function("!document.querySelector('main .caption').hasAttribute('data-more')")
+    assert table.evaluate(hint) == "none"
 
 
 def test_names_stay_text(open_page: Open, names: tuple[tuple[str, ...], tuple[str, ...]]) -> None:

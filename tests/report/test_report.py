@@ -1,5 +1,6 @@
 """`fedcir report`, and the page that other commands write."""
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +23,12 @@ def reported(options: list[str]) -> list[str]:
 def text_of(page: Path) -> str:
     body = re.sub(r"<(style|script).*?</\1>", "", page.read_text(), flags=re.DOTALL)
     return re.sub(r"<[^>]+>", " ", body)
+
+
+def data_of(page: Path, title: str) -> Any:
+    """What the page was given to draw under a title that begins so."""
+    (text,) = re.findall(r'id="data">(.*?)</script>', page.read_text(), re.DOTALL)
+    return next(each for each in json.loads(text)["figures"] if each["title"].startswith(title))
 
 
 def test_run_and_compare_write_one_and_report_makes_it_again(
@@ -56,16 +63,122 @@ def test_without_the_data_all_but_distances_is_told_and_a_root_brings_them_back(
     moved.rename(tmp_path / "elsewhere")
     said = fedcir("report", tmp_path / "run", "-o", tmp_path / "without.html")
     assert said.code == 0, said.err
-    assert "Not measured" in text_of(tmp_path / "without.html")
+    assert "Not measured: run ran on " in text_of(tmp_path / "without.html")
+    assert said.err.startswith(f"note: distances not measured: {tmp_path / 'run'} ran on {moved}, which is no folder")
+    assert said.err.count("\n") == 1
     assert str(tmp_path) not in (tmp_path / "without.html").read_text()
     fedcir("report", tmp_path / "run", "-o", tmp_path / "with.html", "--data-root", tmp_path / "elsewhere")
     assert "Feature shift is" in text_of(tmp_path / "with.html")
 
 
+def test_a_held_out_domain_is_marked_and_has_a_mean_of_its_own(
+    fedcir: Command, reported: list[str], tmp_path: Path
+) -> None:
+    said = fedcir("run", *reported, "--hold-out", "pen", "--out", tmp_path / "run")
+    assert said.code == 0, said.err
+    final = RunFolder(tmp_path / "run").summary()["final"]
+    text = text_of(tmp_path / "run" / "report.html")
+    for words in ("seen mean (%)", "unseen mean (%)", "pen (not trained on)", "mean over domains trained on"):
+        assert words in text
+    assert f"On pen, which nobody trained on, fedcir reaches {100 * final['accuracy_unseen']:.1f} %" in text
+
+
+def test_every_accuracy_is_on_all_test_images_whatever_distances_are_measured_on(
+    fedcir: Command, options: list[str], tmp_path: Path
+) -> None:
+    fedcir("run", *options, "--out", tmp_path / "run")
+    fedcir("report", tmp_path / "run", "-o", tmp_path / "r.html", "--samples", 8)  # of twelve
+    final = RunFolder(tmp_path / "run").summary()["final"]["accuracy"]
+    heats = {each["name"]: each for each in data_of(tmp_path / "r.html", "Class by class")["choices"]}
+    for place, (domain, accuracy) in enumerate(final.items()):
+        rows = [[count or 0 for count in row] for row in heats[f"fedcir: confusion at {domain}"]["values"]]
+        assert sum(map(sum, rows)) == 12
+        assert sum(row[label] for label, row in enumerate(rows)) / 12 == pytest.approx(accuracy)
+        right = [row[place] for row in heats["fedcir: right by class and domain"]["values"]]  # of four images each
+        assert sum(right) / 3 == pytest.approx(100 * accuracy)
+    assert len(data_of(tmp_path / "r.html", "Representations of test images")["choices"][0]["points"]) == 3 * 8
+    text = text_of(tmp_path / "r.html")
+    assert "on up to 8 test images of each domain" in text
+    assert "Least accurate" not in text
+
+
+def test_the_best_federated_method_leads_and_centralized_training_is_a_ceiling(
+    fedcir: Command, reported: list[str], tmp_path: Path
+) -> None:
+    longer = ["12" if each == "3" else each for each in reported]
+    fedcir("compare", *longer, "--algorithms", "centralized,fedavg,fedprox", "--out", tmp_path / "all")
+    text = text_of(tmp_path / "all" / "report.html")
+    assert re.search(r"Most accurate federated method: fed(avg|prox), ", text)
+    assert re.search(r"Centralized training, which moves all data, reaches [\d.]+ %: (a ceiling|less than fed)", text)
+    assert "With one seed, every difference between methods could be chance." in text
+    assert "Take fedavg for now" in text
+
+
+DAMAGE = {
+    "config.toml": "not toml at all",
+    "manifest.json": "{",
+    "summary.json": "[",
+    "rounds.jsonl": '{"round": 1}\n',
+}
+
+
+@pytest.mark.parametrize("file", DAMAGE)
+def test_a_damaged_run_is_left_out_and_named_on_the_page_and_on_standard_error(
+    fedcir: Command, tiny: Command, train: Command, tmp_path: Path, file: str
+) -> None:
+    whole, broken = (train(tiny("fedavg", f"run.seed={seed}"), tmp_path / f"fedavg-{seed}") for seed in (0, 1))
+    (broken / file).write_text(DAMAGE[file])
+    said = fedcir("report", whole, broken, "-o", tmp_path / "r.html")
+    assert said.code == 0, said.err
+    (line,) = said.err.splitlines()
+    assert line.startswith("note: left out: ")
+    assert str(broken) in line
+    assert file in line
+    text = text_of(tmp_path / "r.html")
+    assert "Left out: " in text
+    assert "fedavg-1" in text
+    assert "1 method on arrays; 3 clients; 3 rounds of 2 local steps; 1 seed, 1 run." in text
+    assert str(tmp_path) not in (tmp_path / "r.html").read_text()
+    (tmp_path / "r.html").unlink()
+    said = fedcir("report", broken, "-o", tmp_path / "r.html")
+    assert said.code == 2
+    assert said.err.count("\n") == 1
+    assert file in said.err
+    assert not (tmp_path / "r.html").exists()
+
+
+def test_a_run_whose_distances_cannot_be_measured_is_named_and_the_others_are_measured(
+    fedcir: Command, tiny: Command, train: Command, tmp_path: Path
+) -> None:
+    runs = [train(tiny("fedavg", f"run.seed={seed}"), tmp_path / f"fedavg-{seed}") for seed in (0, 1)]
+    (runs[0] / "model.safetensors").write_bytes(b"damaged")
+    said = fedcir("report", *runs, "-o", tmp_path / "r.html")
+    assert said.code == 0, said.err
+    (line,) = said.err.splitlines()
+    assert line.startswith(f"note: distances not measured for fedavg-0: {runs[0]}/model.safetensors is damaged")
+    text = text_of(tmp_path / "r.html")
+    assert "Not measured for fedavg-0: fedavg-0/model.safetensors is damaged" in text
+    assert "under the model of fedavg-1" in text
+    assert "1 seed" not in text  # its accuracies are told
+
+
+def test_durations_and_sizes_have_units_that_people_use(fedcir: Command, options: list[str], tmp_path: Path) -> None:
+    fedcir("run", *options, "--out", tmp_path / "run")
+    fedcir("report", tmp_path / "run", "-o", tmp_path / "r.html", "--samples", 0)
+    text = text_of(tmp_path / "r.html")
+    assert re.search(r"\d (s|min)\b", text)
+    assert re.search(r"[\d.]+ [kMG]B", text)
+    assert "minutes" not in text
+    axes = [choice["x"] for choice in data_of(tmp_path / "r.html", "Test accuracy, mean over domains")["choices"]]
+    assert axes[0] == "round"
+    assert re.fullmatch("[kM]B moved, all clients", axes[1])
+    assert axes[3] == "seconds"
+
+
 def test_a_target_that_is_not_reached_says_so(fedcir: Command, options: list[str], tmp_path: Path) -> None:
     fedcir("run", *options, "--out", tmp_path / "run")
     fedcir("report", tmp_path / "run", "-o", tmp_path / "r.html", "--target", "0.999", "--samples", 0)
-    assert text_of(tmp_path / "r.html").count("not reached") == 3  # rounds, MB and TFLOPs
+    assert text_of(tmp_path / "r.html").count("not reached") == 3  # rounds, bytes and FLOPs
 
 
 def test_no_path_of_the_machine_is_in_it(fedcir: Command, options: list[str], data_root: Path, tmp_path: Path) -> None:

@@ -55,9 +55,15 @@ def test_the_same_run_twice_is_refused(run: Callable[..., RunFolder]) -> None:
 
 def test_what_is_not_finished_is_left_out_and_said(run: Callable[..., RunFolder]) -> None:
     half = run("fedcir", "server.rounds=3", until=1)
-    assert study_of([run("fedavg"), half]).notes == (f"left out, as not finished: {half.path.name}",)
+    said = f"left out: {half.path} holds no finished run: finish it with --resume"
+    assert study_of([run("fedavg"), half]).notes == (said,)
     with pytest.raises(InputError, match="holds no finished run: finish it with --resume"):
         study_of([half])
+
+
+def test_the_baseline_is_a_federated_method_where_there_is_one(run: Callable[..., RunFolder]) -> None:
+    assert study_of([run("centralized"), run("fedcir")]).baseline == "fedcir"
+    assert study_of([run("centralized")]).baseline == "centralized"
 
 
 def test_runs_on_other_data_are_refused(

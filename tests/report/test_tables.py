@@ -1,4 +1,5 @@
 import csv
+from dataclasses import replace
 
 from fedcir.compare import Estimate, Method, ToTarget
 from fedcir.report.tables import comma_separated, comparison_numbers, comparison_rows, latex, markdown
@@ -28,7 +29,7 @@ METHODS = [
 def test_rows_show_per_cent_with_deviation_and_the_difference_with_its_interval() -> None:
     header, fedavg, fedcir = comparison_rows(METHODS, "fedavg", seeds=3)
     assert header[-1] == "difference to fedavg (95 %)"
-    assert fedavg == ["fedavg", "50.0 ± 1.0", "50.0 ± 1.0", "40.0 ± 2.0", "9", "2.0", ""]
+    assert fedavg == ["fedavg", "50.0 ± 1.0", "50.0 ± 1.0", "40.0 ± 2.0", "9", "2 MB", ""]
     assert fedcir == ["fedcir", "60.0 ± 3.0", "60.0 ± 3.0", "50.0 ± 0.0", "1 of 3 seeds", "", "+10.00 ± 3.45"]
 
 
@@ -37,9 +38,32 @@ def test_a_target_that_no_seed_reached_says_so() -> None:
         "m", {"d": Estimate(0.5, None)}, Estimate(0.5, None), Estimate(0.5, None), ToTarget(None, None, 0), None, None
     )
     assert comparison_rows([method], "m", seeds=1, target=0.9) == [
-        ["method", "d", "mean", "worst", "rounds to 90 %", "MB to 90 %"],
+        ["method", "d", "mean", "worst", "rounds to 90 %", "moved to 90 %"],
         ["m", "50.0", "50.0", "50.0", "not reached", "not reached"],
     ]
+
+
+def held_out(method: Method, domain: str) -> Method:
+    return replace(method, domains={**method.domains, "c": Estimate(0.3, 0.01)}, unseen=(domain,), unseen_mean=TWENTY)
+
+
+TWENTY = Estimate(0.2, 0.01)
+
+
+def test_a_domain_that_nobody_trains_on_is_marked_and_has_a_mean_of_its_own() -> None:
+    header, fedavg, _ = comparison_rows([held_out(method, "c") for method in METHODS], "fedavg", seeds=3)
+    assert header[:6] == ["method", "a_b", "c (not trained on)", "seen mean", "worst", "unseen mean"]
+    assert fedavg[2:6] == ["30.0 ± 1.0", "50.0 ± 1.0", "40.0 ± 2.0", "20.0 ± 1.0"]
+    first, _ = csv.DictReader(comma_separated(comparison_numbers([held_out(m, "c") for m in METHODS])).splitlines())
+    assert (first["c"], first["mean"], first["unseen_mean"]) == ("0.3", "0.5", "0.2")
+
+
+def test_where_each_method_holds_out_another_domain_the_numbers_are_marked() -> None:
+    methods = [held_out(METHODS[0], "c"), held_out(METHODS[1], "a_b")]
+    header, fedavg, fedcir = comparison_rows(methods, "fedavg", seeds=3)
+    assert header[1:3] == ["a_b", "c"]
+    assert fedavg[1:3] == ["50.0 ± 1.0", "30.0 ± 1.0 (not trained on)"]
+    assert fedcir[1:3] == ["60.0 ± 3.0 (not trained on)", "30.0 ± 1.0"]
 
 
 def test_the_csv_holds_plain_numbers() -> None:

@@ -4,7 +4,7 @@ Efron, 1979 (Bootstrap methods: another look at the jackknife). They tell of the
 of another seed of training.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,11 +42,16 @@ class Interval:
 
 def weights(name: str, samples: int, seed: int = 0) -> Weights:
     """How often each sample of a client is drawn: the same whenever it is asked for, so that numbers can be paired."""
-    rng = numpy_rng(seed, "bootstrap", name)
     drawn = np.empty((RESAMPLES, samples), np.float32)
-    for row in drawn:
-        row[:] = np.bincount(rng.integers(0, samples, samples), minlength=samples)
+    for row, counts in zip(drawn, _resamples(name, samples, seed), strict=True):
+        row[:] = counts
     return drawn
+
+
+def _resamples(name: str, samples: int, seed: int) -> Iterator[NDArray[np.int64]]:
+    rng = numpy_rng(seed, "bootstrap", name)
+    for _ in range(RESAMPLES):
+        yield np.bincount(rng.integers(0, samples, samples), minlength=samples)
 
 
 def interval(value: float, draws: Draws) -> Interval:
@@ -57,6 +62,9 @@ def interval(value: float, draws: Draws) -> Interval:
 
 def mean_of(clients: Mapping[str, NDArray[Any]], seed: int = 0) -> Interval:
     """The mean over clients of the mean of their samples (N,), each client resampled by itself."""
-    means = [float(samples.mean()) for samples in clients.values()]
-    draws = [weights(name, len(each), seed) @ each.astype(np.float64) / len(each) for name, each in clients.items()]
+    means, draws = [], []
+    for name, each in clients.items():
+        samples = each.astype(np.float64)
+        means.append(float(each.mean()))
+        draws.append([counts @ samples / len(samples) for counts in _resamples(name, len(samples), seed)])
     return interval(float(np.mean(means)), np.mean(draws, axis=0))

@@ -11,7 +11,7 @@ from fedcir.analysis.alignment import alignment, gaussians_of
 from fedcir.analysis.bound import bound
 from fedcir.analysis.divergence import LEAST, divergences
 from fedcir.analysis.findings import UNTRAINED, Diagnosis, Pixels
-from fedcir.analysis.views import SEED, View, data_of_run, views_of, views_under
+from fedcir.analysis.views import SEED, data_of_run, views_of, views_under
 from fedcir.analysis.words import verdict
 from fedcir.config import Config
 from fedcir.data.domains import Domains
@@ -57,9 +57,11 @@ def diagnose_data(config: Config, limit: int | None = None, on_distance: OnDista
         labels,
         pixels,
         encoder=UNTRAINED if config.model.weights is None else f"the encoder of {config.model.weights}",
-        notes=_notes(domains, views, names),
+        notes=_notes(domains, names),
         seed=seed,
         domain_of=names,
+        sample=views,
+        unseen=federation.unseen,
     )
 
 
@@ -69,11 +71,13 @@ def diagnose_run(
     limit: int | None = None,
     on_distance: OnDistance | None = None,
 ) -> Diagnosis:
-    """A finished run's model on the images that it was tested on."""
+    """A finished run's model on all images that it was tested on; distances are of at most `limit` of each domain."""
     config, domains, shares = data_of_run(folder, data_root)
     _check(domains)
-    views = views_under(folder, config, federation_from(config, domains, shares), limit)
-    apart = divergences({view.domain: view.z for view in views}, SEED, on_distance)
+    federation = federation_from(config, domains, shares)
+    views = views_under(folder, config, federation)
+    sample = [view.sample(limit, SEED) for view in views]
+    apart = divergences({view.domain: view.z for view in sample}, SEED, on_distance)
     gaussians = gaussians_of(folder)
     names, labels = _by_client(domains, shares)
     return Diagnosis(
@@ -82,12 +86,14 @@ def diagnose_run(
         views,
         apart,
         labels,
-        bound=bound(views, apart, SEED),
-        aligned=None if gaussians is None else alignment(views, gaussians, SEED),
+        bound=bound([view for view in views if view.domain not in federation.unseen], apart, SEED),
+        aligned=None if gaussians is None else alignment(sample, gaussians, SEED),
         encoder="its model",
-        notes=_notes(domains, views, names),
+        notes=_notes(domains, names),
         seed=SEED,
         domain_of=names,
+        sample=sample,
+        unseen=federation.unseen,
     )
 
 
@@ -117,7 +123,7 @@ def _check(domains: Domains) -> None:
             )
 
 
-def _notes(domains: Domains, views: Sequence[View], clients: Mapping[str, str]) -> tuple[str, ...]:
+def _notes(domains: Domains, clients: Mapping[str, str]) -> tuple[str, ...]:
     notes = []
     if any(client != domain for client, domain in clients.items()):
         notes.append(
@@ -125,9 +131,9 @@ def _notes(domains: Domains, views: Sequence[View], clients: Mapping[str, str]) 
             "clients; distances and accuracies are between the domains, on their test images"
         )
     single = []
-    for domain, view in zip(domains, views, strict=True):
+    for domain in domains:
         tested, trained = (
-            np.bincount(rows, minlength=len(domains.classes)) for rows in (view.labels, domain.train.labels)
+            np.bincount(split.labels, minlength=len(domains.classes)) for split in (domain.test, domain.train)
         )
         rare = np.flatnonzero((tested == 1) | (tested + trained == 1))
         single += [f"{domains.classes[label]} at {domain.name}" for label in rare]

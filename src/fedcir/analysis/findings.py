@@ -30,6 +30,7 @@ class Diagnosis:
     name: str
     classes: tuple[str, ...]
     views: list[View]
+    """Of a run, all test images, as its accuracies are; of data before any, the sample."""
     apart: Divergences
     labels: dict[str, NDArray[np.int64]]
     """How many training images of each class every client has. A client that has a domain to itself has its name."""
@@ -45,10 +46,19 @@ class Diagnosis:
     seed: int = 0
     domain_of: dict[str, str] = field(default_factory=dict)
     """The domain of every client that has labels."""
+    sample: list[View] = field(default_factory=list)
+    """The images that distances, KL and pictures are of: at most so many of each domain."""
+    unseen: tuple[str, ...] = ()
+    """The domains that nobody trains on."""
 
     @property
     def domains(self) -> list[str]:
         return [view.domain for view in self.views]
+
+    @property
+    def seen(self) -> list[View]:
+        """The domains that somebody trains on."""
+        return [view for view in self.views if view.domain not in self.unseen]
 
     @property
     def skew(self) -> dict[str, float]:
@@ -77,7 +87,8 @@ class Diagnosis:
 
     @property
     def mean_accuracy(self) -> Interval:
-        return mean_of({v.domain: v.predicted == v.labels for v in self.views}, self.seed)
+        """Over the domains that somebody trains on."""
+        return mean_of({v.domain: v.predicted == v.labels for v in self.seen}, self.seed)
 
     @property
     def risk(self) -> dict[str, Interval]:

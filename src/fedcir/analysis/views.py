@@ -43,6 +43,12 @@ class View:
     predicted: Labels  # (N,)
     losses: Numbers  # (N,)
 
+    def sample(self, limit: int | None, seed: int) -> "View":
+        """At most so many of its images, drawn at random."""
+        rows = drawn(len(self.labels), limit, seed, self.domain)
+        sigma = None if self.sigma is None else self.sigma[rows]
+        return View(self.domain, self.z[rows], sigma, self.labels[rows], self.predicted[rows], self.losses[rows])
+
     @property
     def accuracy(self) -> float:
         return float((self.predicted == self.labels).mean())
@@ -83,8 +89,8 @@ def data_of_run(folder: RunFolder, data_root: str | None = None) -> tuple[Config
     return config, domains, shares
 
 
-def views_under(folder: RunFolder, config: Config, federation: Federation, limit: int | None) -> list[View]:
-    """What a finished run's model makes of the federation that it ran on."""
+def views_under(folder: RunFolder, config: Config, federation: Federation) -> list[View]:
+    """What a finished run's model makes of all test images of the federation that it ran on."""
     model = make_algorithm(config.algorithm).build(federation.task)["model"]
     arrays = folder.weights()
     if config.model.batchnorm == "local" and (missing := sorted(model.state_dict().keys() - arrays.keys())):
@@ -94,7 +100,7 @@ def views_under(folder: RunFolder, config: Config, federation: Federation, limit
     if fault := difference({"model": arrays}, {"model": model.state_dict()}):
         raise InputError(f"{folder.path}/model.safetensors is not of this run: {fault}; {REWRITE}")
     model.load_state_dict(arrays)
-    return list(views_of(model, federation, limit, SEED))
+    return list(views_of(model, federation, None, SEED))
 
 
 def views_of(model: torch.nn.Module, federation: Federation, limit: int | None, seed: int) -> Iterator[View]:
@@ -104,12 +110,17 @@ def views_of(model: torch.nn.Module, federation: Federation, limit: int | None, 
         for number, domain in federation.evaluators.items():
             test = federation.clients[number].test
             assert test is not None
-            rows = np.arange(len(test))
-            if limit is not None and limit < len(test):
-                rows = np.sort(numpy_rng(seed, "views", domain).permutation(len(test))[:limit])
+            rows = drawn(len(test), limit, seed, domain)
             parts = [_look(model, test, rows[i : i + EVALUATION_BATCH]) for i in range(0, len(rows), EVALUATION_BATCH)]
             z, sigma, labels, predicted, losses = (_joined([part[k] for part in parts]) for k in range(5))
             yield View(domain, z, sigma if sigma.size else None, labels, predicted, losses)
+
+
+def drawn(count: int, limit: int | None, seed: int, domain: str) -> Labels:
+    """Which of a domain's images are looked at: the same whenever it is asked for."""
+    if limit is None or limit >= count:
+        return np.arange(count)
+    return np.sort(numpy_rng(seed, "views", domain).permutation(count)[:limit])
 
 
 def _look(model: torch.nn.Module, data: Examples, rows: Labels) -> Sequence[torch.Tensor]:

@@ -18,6 +18,23 @@ NEAR = ((0.1, "near to"), (0.5, "some way from"), (float("inf"), "far from"))
 
 def verdict(found: Diagnosis, other: Diagnosis | None = None) -> list[str]:
     """Sentences on one diagnosis, and on what changed from it to a second run on the same data."""
+    said = apart_in_words(found)
+    if found.bound is not None:
+        worst = min(found.views, key=lambda view: view.accuracy).domain
+        named = f"{worst}, which nobody trains on" if worst in found.unseen else worst
+        said += [
+            f"Least accurate is {named}: {found.accuracy[worst]:.1%}.",
+            f"The two terms of the bound: average risk {found.bound.risk_interval:.3f}, "
+            f"divergence to the mixture {found.bound.divergence_interval:.2f}.",
+        ]
+    said += aligned_in_words(found)
+    if other is not None:
+        said += [*aligned_in_words(other), *_compared(found, other)]
+    return said
+
+
+def apart_in_words(found: Diagnosis) -> list[str]:
+    """How much clients differ in images and in labels."""
     shift, far = found.apart.mean_pair_interval, found.apart.to_mixture[found.furthest]
     under = found.encoder if found.bound is None else f"the model of {found.name}"
     said = [
@@ -31,24 +48,16 @@ def verdict(found: Diagnosis, other: Diagnosis | None = None) -> list[str]:
             f"The domains' test labels differ too, by up to {differ:.0%}: "
             "part of the distance is theirs and not the images'."
         )
-    if found.bound is not None:
-        worst = min(found.views, key=lambda view: view.accuracy).domain
-        said += [
-            f"Least accurate is {worst}: {found.accuracy[worst]:.1%}.",
-            f"The two terms of the bound: average risk {found.bound.risk_interval:.3f}, "
-            f"divergence to the mixture {found.bound.divergence_interval:.2f}.",
-        ]
-    said += _aligned(found)
-    if other is not None:
-        said += [*_aligned(other), *_compared(found, other)]
     return said
 
 
 def _skew(found: Diagnosis) -> str:
     skew = found.skew
     if len(skew) == 1:
-        return f"Label skew there is none: {next(iter(skew))} is the only client that trains."
+        return f"There is no label skew: {next(iter(skew))} is the only client that trains."
     most = max(skew, key=lambda name: skew[name])
+    if skew[most] < 0.005:
+        return "There is no label skew: all clients hold the classes in the same shares."
     mean = float(np.mean(list(skew.values())))
     who = f"client {most} of {found.domain_of[most]}" if found.shared else most
     return (
@@ -57,7 +66,8 @@ def _skew(found: Diagnosis) -> str:
     )
 
 
-def _aligned(found: Diagnosis) -> list[str]:
+def aligned_in_words(found: Diagnosis) -> list[str]:
+    """How near representations are to the generator's, where the method has one."""
     if found.aligned is None:
         return []
     aligned = found.aligned
@@ -83,7 +93,7 @@ def change_of_accuracy(found: Diagnosis, other: Diagnosis) -> Interval:
     _check_same(found, other)
     gains = {
         one.domain: (two.predicted == two.labels).astype(float) - (one.predicted == one.labels)
-        for one, two in zip(found.views, other.views, strict=True)
+        for one, two in zip(found.seen, other.seen, strict=True)
     }
     return mean_of(gains, found.seed)
 

@@ -29,7 +29,7 @@ def diagnose(
     clients: Annotated[int | None, typer.Option(help="Number of clients to split the domains between.")] = None,
     beta: Annotated[float | None, typer.Option(help=BETA)] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of everything random. [default: 0]")] = None,
-    samples: Annotated[int, typer.Option(help="Test images of each domain to look at, at most.")] = 1000,
+    samples: Annotated[int, typer.Option(help="Test images of each domain to measure distances on.")] = 1000,
     projection: Annotated[str, typer.Option(help="How the picture is flattened: pca, tsne or umap.")] = "pca",
     out: Annotated[Path, typer.Option("--out", "-o", help="File for the picture.")] = Path("diagnosis.png"),
     quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False,

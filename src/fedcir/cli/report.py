@@ -34,18 +34,19 @@ def report(
         raise InputError(f"--out: no folder {out.parent}")
     root = None if data_root is None else str(data_root)
     folders = list({folder.path.resolve(): folder for folder in run_folders(runs)}.values())
-    write_report(folders, out, quiet, target=target, samples=samples, data_root=root)
+    for note in write_report(folders, out, quiet, target=target, samples=samples, data_root=root):
+        print(f"note: {note}", file=sys.stderr)
     if not quiet:
         print(f"{out} is written; open it in a browser")
 
 
-def write_report(folders: "Sequence[RunFolder]", path: Path, quiet: bool, **options: Any) -> None:
-    """The page, showing how far it is."""
+def write_report(folders: "Sequence[RunFolder]", path: Path, quiet: bool, **options: Any) -> tuple[str, ...]:
+    """The page, showing how far it is. Gives what could not be read or measured."""
     from fedcir.progress import Meter
     from fedcir.report.report import report as make
 
     with Meter("measuring distances, runs", quiet) as meter:
-        make(folders, path, on_run=meter.show, **options)
+        return make(folders, path, on_run=meter.show, **options)
 
 
 def try_report(folders: "Sequence[RunFolder]", path: Path, quiet: bool, **options: Any) -> str:
@@ -56,7 +57,9 @@ def try_report(folders: "Sequence[RunFolder]", path: Path, quiet: bool, **option
     from fedcir.types import InputError
 
     try:
-        write_report(folders, path, quiet, **options)
+        for note in write_report(folders, path, quiet, **options):
+            if not quiet:
+                print(f"note: {path.name}: {note}", file=sys.stderr)
     except InputError as error:
         if not quiet:
             print(f"note: no {path.name}: {error}", file=sys.stderr)

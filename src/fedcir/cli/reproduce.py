@@ -90,7 +90,9 @@ def reproduce(
     _write(id, made.title, outcome, out)
     if options.report:
         with Meter("measuring distances, runs", options.quiet) as meter:
-            reproduction(id, made.title, outcome, results, out / "report.html", meter.show)
+            notes = reproduction(id, made.title, outcome, results, out / "report.html", meter.show)
+        for note in () if options.quiet else notes:
+            print(f"note: report.html: {note}", file=sys.stderr)
     if options.json:
         print(jsonlib.dumps({"id": id, "title": made.title, "rows": outcome.numbers, "notes": outcome.notes}))
     elif not options.quiet:

@@ -106,9 +106,11 @@ def compare(
     """Train several methods on the same data and compare them. Clients, splits and batches are the same too."""
     from dataclasses import asdict
 
+    from fedcir.compare import baseline_of
     from fedcir.compare import compare as compare_runs
     from fedcir.records import RunFolder, write
     from fedcir.report import tables
+    from fedcir.report.advice import advice
     from fedcir.report.plots import convergence, draw
     from fedcir.sweep import Job
 
@@ -128,7 +130,7 @@ def compare(
             runs.setdefault(Path(name).stem, {})[seed] = RunFolder(path)
     if not runs:
         tell_failures(failures, len(jobs))
-    baseline = "fedavg" if "fedavg" in runs else next(iter(runs))
+    baseline = baseline_of(runs)
     methods = compare_runs(runs, baseline, target)
     rows = tables.comparison_rows(methods, baseline, len(numbers), target)
     draw([convergence(runs)], [out / "curves.png"])
@@ -148,6 +150,8 @@ def compare(
         print((out / "comparison.json").read_text(encoding="utf-8"), end="")
     elif not options.quiet:
         print_table(rows, f"test accuracy after the last round (%), {len(numbers)} seed{'s' * (len(numbers) > 1)}")
+        for sentence in advice(runs, methods, baseline, lambda run: str(run.path)):
+            print(sentence)
         first = f"{page}, " if page else ""
         print(f"\n{out} holds {first}curves.png, comparison.md, .csv, .tex and .json, and the runs")
     tell_failures(failures, len(jobs))
@@ -166,12 +170,20 @@ def _check_comparison(out: Path, config: "Config") -> None:
 
 
 def _print_summary(summary: dict[str, Any]) -> None:
+    from fedcir.report.tables import UNSEEN
+
     final, best = summary["final"], summary["best"]
+    if final is None:
+        print(f"{summary['algorithm']} on {summary['dataset']}: no round was evaluated")
+        return
+    unseen = final.get("unseen", [])
     domains = list(final["accuracy"])
-    rows = [["", *domains, "mean", "weighted", "worst"]]
+    means = {"accuracy_mean": "seen mean" if unseen else "mean", "accuracy_weighted": "weighted"}
+    means |= {"accuracy_worst": "worst"} | ({"accuracy_unseen": "unseen mean"} if unseen else {})
+    rows = [["", *(f"{name} ({UNSEEN})" if name in unseen else name for name in domains), *means.values()]]
     for title, each in ((f"last round, {final['round']}", final), (f"best round, {best['round']}", best)):
-        values = [*each["accuracy"].values(), each["accuracy_mean"], each["accuracy_weighted"], each["accuracy_worst"]]
-        rows.append([title, *(f"{100 * value:.1f}" for value in values)])
+        values = [*(each["accuracy"].get(name) for name in domains), *(each.get(name) for name in means)]
+        rows.append([title, *("-" if value is None else f"{100 * value:.1f}" for value in values)])
     print_table(
         rows,
         f"{summary['algorithm']} on {summary['dataset']}, test accuracy (%); "

@@ -109,7 +109,10 @@ class Results:
         }
 
     def accuracy(self, dataset: str, algorithm: str, point: str = "") -> Estimate | None:
-        """Of the last round in per cent, over seeds: the plain mean over domains. None where no run has ended."""
+        """Of the last round in per cent, over seeds: the plain mean over the domains that somebody trains on.
+
+        None where no run has ended.
+        """
         runs = self.runs(dataset, algorithm, point).values()
         final = [100 * run.summary()["final"]["accuracy_mean"] for run in runs]
         return Estimate.of(final) if final else None

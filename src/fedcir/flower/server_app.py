@@ -145,6 +145,7 @@ def _find(name: str) -> Path:
 def _line(record: RoundRecord, total: int) -> str:
     parts = [f"round {record.round}/{total}"]
     if record.accuracy_mean is not None:
-        parts.append(f"acc {record.accuracy_mean:.1%}, worst {record.accuracy_worst:.1%}")
+        unseen = "" if record.accuracy_unseen is None else f", unseen {record.accuracy_unseen:.1%}"
+        parts.append(f"acc {record.accuracy_mean:.1%}, worst {record.accuracy_worst:.1%}{unseen}")
     parts += [f"client {client} dropped: {reason}" for client, reason in record.dropped.items()]
     return "  ".join(parts)

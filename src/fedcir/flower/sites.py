@@ -174,6 +174,11 @@ class SiteRoster:
             first.setdefault(client["domain"], client["id"])
         return {client: domain for domain, client in first.items()}
 
+    @property
+    def unseen(self) -> tuple[str, ...]:
+        seen = {client["domain"] for client in self.manifest["clients"] if client["train"]}
+        return tuple(domain for domain in self.evaluators.values() if domain not in seen)
+
 
 def roster_of(manifest: dict[str, Any], config: Config, notes: Iterable[str] = ()) -> SiteRoster:
     """The roster of a manifest, fresh or read again."""

@@ -141,13 +141,13 @@ class AlgorithmStrategy(Strategy):
         """Test accuracy: the mean over sites, the worst, and each site's own."""
         session = self._begun().session
         dropped: dict[str, str] = {}
-        accuracy = tally(session.evaluators, self._read(replies, train=False), dropped).accuracy()
+        tests = tally(session.evaluators, self._read(replies, train=False), dropped)
         _tell(dropped)
-        if not accuracy:
+        found = tests.accuracies(session.unseen)
+        if found["accuracy_mean"] is None:
             return None
-        mean = sum(accuracy.values()) / len(accuracy)
-        each = {f"accuracy/{domain}": value for domain, value in accuracy.items()}
-        return MetricRecord({"accuracy": mean, "accuracy-worst": min(accuracy.values()), **each})
+        each = {f"accuracy/{domain}": value for domain, value in tests.accuracy().items()}
+        return MetricRecord({"accuracy": found["accuracy_mean"], "accuracy-worst": found["accuracy_worst"], **each})
 
     def summary(self) -> None:
         log.info("\t├──> Algorithm: %s", self.algorithm)

@@ -71,15 +71,16 @@ def _accuracies(axes: Any, found: Diagnosis) -> None:
     if len(each) <= FEW:
         for place, interval in enumerate(each):
             axes.text(place, 2, f"{interval.value:.0f}", ha="center", color="white", fontweight="bold")
-    axes.axhline(values.mean(), color="0.4", linewidth=1, linestyle="--")
-    axes.set(ylim=(0, 105), title=f"test accuracy (%), {values.mean():.1f} on average")
+    mean = 100 * found.mean_accuracy.value
+    axes.axhline(mean, color="0.4", linewidth=1, linestyle="--")
+    axes.set(ylim=(0, 105), title=f"test accuracy (%), {mean:.1f} on average")
     _names(axes.set_xticks, found.domains, rotation=45, ha="right", rotation_mode="anchor")
 
 
 def _representations(by_client: Any, by_class: Any, found: Diagnosis, method: str) -> None:
-    points = in_the_plane(np.concatenate([view.z for view in found.views]), method)
-    owners = np.repeat(np.arange(len(found.views)), [len(view.z) for view in found.views])
-    labels = np.concatenate([view.labels for view in found.views])
+    points = in_the_plane(np.concatenate([view.z for view in found.sample]), method)
+    owners = np.repeat(np.arange(len(found.sample)), [len(view.z) for view in found.sample])
+    labels = np.concatenate([view.labels for view in found.sample])
     order = numpy_rng(0, "picture").permutation(len(points))  # or the last domain would hide the first
     for axes, kinds, titles, what in (
         (by_client, owners, found.domains, "domain"),

@@ -410,6 +410,12 @@
     return figure;
   });
 
+  // A table that is wider than the screen says so above it.
+  const fits = new ResizeObserver((seen) => {
+    for (const { target } of seen) target.previousElementSibling.toggleAttribute("data-more", target.scrollWidth > target.clientWidth);
+  });
+  for (const box of document.querySelectorAll("main .table")) fits.observe(box);
+
   const again = () => figures.forEach((figure) => figure.redraw());
   dark.addEventListener("change", again);
   addEventListener("beforeprint", () => { printing = true; again(); });

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from html import escape
@@ -15,7 +16,7 @@ Rows = Sequence[Sequence[str]]
 
 @dataclass(frozen=True)
 class Words:
-    """Sentences, as a list."""
+    """Sentences, as a list; what is between backticks is a command."""
 
     sentences: tuple[str, ...]
 
@@ -136,7 +137,8 @@ def _section(number: int, section: Section, figures: list[Figure]) -> str:
 
 def _block(block: Words | Table | Listing) -> str:
     if isinstance(block, Words):
-        return "<ul>" + "".join(f"<li>{escape(sentence)}</li>" for sentence in block.sentences) + "</ul>"
+        items = (re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(sentence)) for sentence in block.sentences)
+        return "<ul>" + "".join(f"<li>{item}</li>" for item in items) + "</ul>"
     if isinstance(block, Listing):
         return f"<details><summary>{escape(block.title)}</summary><pre>{escape(block.text)}</pre></details>"
     return _table(block)

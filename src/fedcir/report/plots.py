@@ -21,7 +21,9 @@ def convergence(runs: Mapping[str, Mapping[int, RunFolder]]) -> Lines:
     """Mean accuracy over domains against the round: a line a method, a band from the lowest seed to the highest."""
     curves = [curve(name, by_seed.values(), accuracy) for name, by_seed in runs.items()]
     series = tuple(each for each in curves if each is not None)
-    return Lines("", "round", "test accuracy, mean over domains (%)", series)
+    unseen = any(record.unseen for by_seed in runs.values() for run in by_seed.values() for record in run.records())
+    over = "domains trained on" if unseen else "domains"
+    return Lines("", "round", f"test accuracy, mean over {over} (%)", series)
 
 
 def draw(panels: Sequence[Chart], paths: Sequence[Path]) -> None:

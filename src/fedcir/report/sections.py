@@ -3,39 +3,45 @@
 import statistics
 from collections.abc import Sequence
 
-from fedcir.charts import Chart, Lines, Measure, Series, accuracy, curve, risk, training_loss
+from fedcir.charts import Chart, Lines, Measure, Series, accuracy, accuracy_unseen, curve, risk, training_loss
 from fedcir.compare import Method, half_width
 from fedcir.config import dump_toml
 from fedcir.cost import ledger
 from fedcir.records import RunFolder
+from fedcir.report.advice import advice
 from fedcir.report.page import Figure, Listing, Section, Table, Words
+from fedcir.report.quantities import duration, flops, size, time_unit_of, unit_of
 from fedcir.report.study import Study, shareable
-from fedcir.report.tables import difference, goal_cells, goal_header, percent
+from fedcir.report.tables import UNSEEN, difference, domain_header, domains_of, goal_cells, goal_header, percent
 from fedcir.types import RoundRecord
 
-ALONG: dict[str, tuple[str, Measure | None]] = {
-    "rounds": ("round", None),
-    "GB moved": ("GB moved, all clients", lambda record: (record.bytes_down + record.bytes_up) / 1e9),
-    "TFLOPs": ("TFLOPs, all clients", lambda record: record.flops / 1e12),
-    "minutes": ("minutes", lambda record: record.seconds.get("total", 0.0) / 60),
-}
-"""What accuracy is drawn against."""
+
+def next_steps(study: Study, methods: Sequence[Method]) -> Section | None:
+    """What to do next."""
+    said = advice(study.runs, methods, study.baseline)
+    return Section("What to do next", (Words(tuple(said)),)) if said else None
 
 
-def results(study: Study, methods: Sequence[Method]) -> Section:
+def results(study: Study, methods: Sequence[Method], notes: Sequence[str]) -> Section:
     """Who is how accurate, how sure that is, and the differences."""
     several = len(study.seeds) > 1
-    header = ["method", "seeds", "mean (%)", "95 % interval", "worst domain (%)"]
+    unseen = any(method.unseen for method in methods)
+    header = ["method", "seeds", "seen mean (%)" if unseen else "mean (%)", "95 % interval", "worst domain (%)"]
+    header += ["unseen mean (%)"] if unseen else []
     rows = [[*header, f"difference to {study.baseline} (points, 95 %)"] if several else header]
     for method in methods:
         runs = list(study.runs[method.algorithm].values())
         ends = mean_interval(runs)
         told = "" if ends is None else f"{100 * ends[0]:.1f} to {100 * ends[1]:.1f}"
         row = [method.algorithm, str(len(runs)), percent(method.mean), told]
-        rows.append([*row, percent(method.worst), *([difference(method)] if several else [])])
+        row += [percent(method.worst), *([percent(method.unseen_mean)] if unseen else [])]
+        rows.append([*row, *([difference(method)] if several else [])])
     over = "seeds (Student's t) where there are several, else over test images" if several else "test images, one seed"
-    caption = f"Test accuracy after the last round, plain mean over domains; ± standard deviation, interval over {over}"
-    return Section("Results", (Words((*findings(study, methods), *study.notes)), Table(caption, rows)))
+    mean = (
+        "plain mean over the domains trained on, and over those not trained on" if unseen else "plain mean over domains"
+    )
+    caption = f"Test accuracy after the last round, {mean}; ± standard deviation, interval over {over}"
+    return Section("Results", (Words((*findings(study, methods), *notes)), Table(caption, rows)))
 
 
 def mean_interval(runs: Sequence[RunFolder]) -> tuple[float, float] | None:
@@ -49,7 +55,7 @@ def mean_interval(runs: Sequence[RunFolder]) -> tuple[float, float] | None:
         half = half_width([each["accuracy_mean"] for each in final])
     else:
         tested = {name: len(ids) for name, ids in runs[0].manifest().get("test", {}).items()}
-        by_domain = final[0]["accuracy"]
+        by_domain = {name: p for name, p in final[0]["accuracy"].items() if name not in final[0].get("unseen", ())}
         if not all(tested.get(name) for name in by_domain):
             return None
         variance = sum(p * (1 - p) / tested[name] for name, p in by_domain.items())
@@ -66,52 +72,72 @@ def wilson(share: float, count: int) -> tuple[float, float]:
 
 
 def findings(study: Study, methods: Sequence[Method]) -> list[str]:
-    """The table in words: the best, what is told from chance, the weakest domain."""
-    ranked = sorted(methods, key=lambda method: -method.mean.mean)
+    """The table in words: the best federated method, the ceiling, which differences could be chance, the weakest."""
+    federated = [method for method in methods if not method.pools]
+    ranked = sorted(federated or methods, key=lambda method: -method.mean.mean)
     best = ranked[0]
     said = []
-    if len(methods) > 1:
-        said.append(f"Most accurate: {best.algorithm}, {percent(best.mean)} %; then {_named(ranked[1:3])}.")
-    for method in methods:
-        if method.difference is not None and method.half_width is not None:
-            change, half = 100 * method.difference.mean, 100 * method.half_width
-            if abs(change) > half:
-                way = "above" if change > 0 else "below"
-                sure = f"{abs(change):.2f} ± {half:.2f} points {way}"
-                said.append(f"{method.algorithm} is {sure} {study.baseline}: more than chance between seeds (95 %).")
-    if len(methods) > 1 and len(study.seeds) == 1:
-        said.append("One seed: no difference here is told from chance. Give --seeds 0,1,2 to tell.")
-    elif len(methods) > 1 and len(said) == 1:
-        said.append(f"No difference to {study.baseline} is told from chance by {len(study.seeds)} seeds.")
-    worst = min(best.domains, key=lambda name: best.domains[name].mean)
+    if len(ranked) > 1:
+        then = ", ".join(f"{method.algorithm} ({percent(method.mean)})" for method in ranked[1:3])
+        said.append(f"Most accurate federated method: {best.algorithm}, {percent(best.mean)} %; then {then}.")
+    for method in methods if federated else ():
+        if method.pools:
+            ceiling = "a ceiling" if method.mean.mean >= best.mean.mean else f"less than {best.algorithm}"
+            whole = f"{method.algorithm} training, which moves all data, reaches {percent(method.mean)} %"
+            said.append(f"{whole[0].upper()}{whole[1:]}: {ceiling}.")
+    said += _differences(study, federated)
+    seen = [name for name in best.domains if name not in best.unseen]
+    worst = min(seen, key=lambda name: best.domains[name].mean)
     said.append(f"Under {best.algorithm} the weakest domain is {worst}: {percent(best.domains[worst])} %.")
+    if best.unseen:
+        apart = (
+            f"{', '.join(best.unseen)}, which nobody trained on, {best.algorithm} reaches {percent(best.unseen_mean)} %"
+        )
+        said.append(f"On {apart}; the mean over the domains trained on is {percent(best.mean)} %.")
     return said
 
 
-def _named(methods: Sequence[Method]) -> str:
-    return ", ".join(f"{method.algorithm} ({percent(method.mean)})" for method in methods)
+def _differences(study: Study, methods: Sequence[Method]) -> list[str]:
+    """Which differences to the baseline could be chance, and which are more."""
+    known = [method for method in methods if method.difference is not None]
+    if known and len(study.seeds) == 1:
+        return ["With one seed, every difference between methods could be chance."]
+    said, chance = [], []
+    for method in known:
+        if method.difference is not None and method.half_width is not None:
+            change = 100 * method.difference.mean
+            if abs(change) > 100 * method.half_width:
+                way = f"{abs(change):.1f} points {'above' if change > 0 else 'below'} {study.baseline}"
+                said.append(f"{method.algorithm} is {way} ({method.interval}): more than chance between seeds.")
+            else:
+                chance.append(f"{method.algorithm} ({method.interval})")
+    if chance:
+        said.append(f"The difference to {study.baseline} could be chance under {', '.join(chance)}.")
+    return said
 
 
-def training(study: Study) -> Section:
+def training(study: Study, methods: Sequence[Method]) -> Section:
     """Accuracy, risk and losses as training goes."""
-    figures = [
-        Figure(
-            "Test accuracy, mean over domains",
-            {
-                name: Lines("", label, "test accuracy (%)", _curves(study, accuracy, along))
-                for name, (label, along) in ALONG.items()
-            },
-            "Hover, touch or use the arrow keys to read it off. Bands reach from the lowest seed to the highest; they "
-            "are drawn while at most four methods are shown.",
-            pick="against",
-            wide=True,
-        )
-    ]
-    domains = list(next(iter(study.one_of_each.values())).summary()["final"]["accuracy"])
-    risks: dict[str, Measure] = {"mean over clients": risk, **{name: _risk_at(name) for name in domains}}
+    unseen = any(method.unseen for method in methods)
+    along = _along(study)
+    charts: dict[str, Chart] = {
+        name: Lines("", label, "test accuracy (%)", _curves(study, accuracy, spent))
+        for name, (label, spent) in along.items()
+    }
+    read = (
+        "Hover, touch or use the arrow keys to read it off. Bands reach from the lowest seed to the highest; they are "
+        "drawn while at most four methods are shown."
+    )
+    over = "domains trained on" if unseen else "domains"
+    figures = [Figure(f"Test accuracy, mean over {over}", charts, read, pick="against", wide=True)]
+    if unseen:
+        chart = Lines("", "round", "test accuracy (%)", _curves(study, accuracy_unseen))
+        figures.append(Figure(f"Test accuracy, mean over domains {UNSEEN}", {"": chart}))
+    names = zip(domain_header(methods), domains_of(methods), strict=True)
+    risks: dict[str, Measure] = {f"mean over {over}": risk, **{shown: _risk_at(name) for shown, name in names}}
     drawn = {name: series for name, measure in risks.items() if (series := _curves(study, measure))}
     if drawn:
-        charts: dict[str, Chart] = {name: Lines("", "round", "test loss", series) for name, series in drawn.items()}
+        charts = {name: Lines("", "round", "test loss", series) for name, series in drawn.items()}
         figures.append(Figure("Risk: the global model's loss on test images", charts, pick="of"))
     terms: dict[str, Chart] = {}
     for name in dict.fromkeys(t for run in study.one_of_each.values() for r in run.records() for t in r.losses):
@@ -122,6 +148,20 @@ def training(study: Study) -> Section:
         note = "Terms are unweighted; total is what is minimised."
         figures.append(Figure("Training losses by term", terms, note, pick="term"))
     return Section("Training", tuple(figures))
+
+
+def _along(study: Study) -> dict[str, tuple[str, Measure | None]]:
+    """What accuracy is drawn against, each in the unit that suits it."""
+    spent = [ledger(run.records()) for by_seed in study.runs.values() for run in by_seed.values()]
+    moved, data = unit_of(max(each.bytes_down + each.bytes_up for each in spent), "B")
+    computed, flops = unit_of(max(each.flops for each in spent), "FLOPs")
+    waited, time = time_unit_of(max(each.seconds.get("total", 0.0) for each in spent))
+    return {
+        "rounds": ("round", None),
+        "data moved": (f"{data} moved, all clients", lambda record: (record.bytes_down + record.bytes_up) / moved),
+        "computation": (f"{flops}, all clients", lambda record: record.flops / computed),
+        "time": (time, lambda record: record.seconds.get("total", 0.0) / waited),
+    }
 
 
 TERMS = {
@@ -151,17 +191,14 @@ def _term(name: str) -> Measure:
 
 def costs(study: Study, methods: Sequence[Method], target: float | None) -> Section:
     """What each method took in all, and to a target accuracy."""
-    rows = [["method", "rounds", "GB moved", "TFLOPs", "minutes", "peak memory (GB)"]]
+    rows = [["method", "rounds", "moved", "computed", "time", "peak memory"]]
     for name, by_seed in study.runs.items():
         spent = [ledger(run.records()) for run in by_seed.values()]
-        memory = [run.summary()["cost"]["peak_memory"] / 1e9 for run in by_seed.values()]
-        values = [
-            statistics.fmean((each.bytes_down + each.bytes_up) / 1e9 for each in spent),
-            statistics.fmean(each.flops / 1e12 for each in spent),
-            statistics.fmean(each.seconds.get("total", 0.0) / 60 for each in spent),
-            statistics.fmean(memory),
-        ]
-        rows.append([name, f"{spent[0].rounds}", *(f"{value:.3g}" for value in values)])
+        moved = statistics.fmean(each.bytes_down + each.bytes_up for each in spent)
+        computed = statistics.fmean(each.flops for each in spent)
+        seconds = statistics.fmean(each.seconds.get("total", 0.0) for each in spent)
+        memory = statistics.fmean(run.summary()["cost"]["peak_memory"] for run in by_seed.values())
+        rows.append([name, f"{spent[0].rounds}", size(moved), flops(computed), duration(seconds), size(memory)])
     goal = [["method", *goal_header(study.baseline, target)]]
     goal += [[method.algorithm, *goal_cells(method, len(study.runs[method.algorithm]))] for method in methods]
     caption = "To a target accuracy, over all clients: medians over seeds"

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedcir.compare import baseline_of
 from fedcir.config import PATHS, config_tables
 from fedcir.experiments.experiment import METHODS
 from fedcir.records import RunFolder
@@ -20,11 +21,11 @@ class Study:
     runs: Mapping[str, Mapping[int, RunFolder]]
     """By the method's name and the seed."""
     notes: tuple[str, ...] = ()
+    """What its reader should know of them, and which runs are left out."""
 
     @property
     def baseline(self) -> str:
-        """What others are compared with: FedAvg, or the first."""
-        return next((name for name in self.runs if name.split(" ")[0] == "fedavg"), next(iter(self.runs)))
+        return baseline_of(self.runs)
 
     @property
     def seeds(self) -> list[int]:
@@ -44,14 +45,11 @@ class Study:
 
 
 def study_of(folders: Sequence[RunFolder]) -> Study:
-    """The finished ones of these runs, which must be on the same data."""
-    finished = [folder for folder in folders if folder.finished]
+    """Those of these runs that are finished and can be read, which must be on the same data."""
+    faults = {folder.path: fault for folder in folders if (fault := _fault(folder)) is not None}
+    finished = [folder for folder in folders if folder.path not in faults]
     if not finished:
-        raise InputError(f"{folders[0].path} holds no finished run: finish it with --resume")
-    if (untested := next((folder for folder in finished if folder.summary()["final"] is None), None)) is not None:
-        raise InputError(
-            f"{untested.path} was never tested, since no client had a test Dataset: there is nothing to tell"
-        )
+        raise InputError(next(iter(faults.values())))
     _same_data(finished)
     finished.sort(key=_rank)
     settings = {folder.path: _settings(folder) for folder in finished}
@@ -64,10 +62,26 @@ def study_of(folders: Sequence[RunFolder]) -> Study:
                 f"{by_seed[seed].path} and {folder.path} are the same run, {name} with seed {seed}: leave one out"
             )
         by_seed[seed] = folder
-    notes = [f"left out, as not finished: {folder.path.name}" for folder in folders if not folder.finished]
+    notes = [f"left out: {fault}" for fault in faults.values()]
     if differing := [key for key in _differing(list(settings.values())) if not key.startswith("algorithm.")]:
         notes.append(f"these runs differ in {', '.join(differing)}, not only in the method")
     return Study(finished[0].config().data.name, runs, tuple(notes))
+
+
+def _fault(folder: RunFolder) -> str | None:
+    """Why a run cannot be told of, if it cannot."""
+    if not folder.finished:
+        return f"{folder.path} holds no finished run: finish it with --resume"
+    try:
+        folder.config(), folder.manifest()
+        summary, recorded = folder.summary(), len(folder.records())
+    except InputError as error:
+        return str(error)
+    if recorded < summary["rounds"]:
+        return f"{folder.path / 'rounds.jsonl'} holds {recorded} of {summary['rounds']} rounds, the rest is damaged"
+    if summary["final"] is None:
+        return f"{folder.path} was never tested, since no client had a test Dataset"
+    return None
 
 
 def _rank(folder: RunFolder) -> int:

@@ -5,20 +5,24 @@ import io
 from collections.abc import Sequence
 
 from fedcir.compare import Estimate, Method
+from fedcir.report.quantities import flops, size
 
 Rows = list[list[str]]
 
 
 def comparison_rows(methods: Sequence[Method], baseline: str, seeds: int, target: float | None = None) -> Rows:
     """A header and one row a method: accuracies of the last round in per cent."""
-    domains = list(methods[0].domains)
-    header = ["method", *domains, "mean", "worst", *goal_header(baseline, target)[:2]]
+    domains = domains_of(methods)
+    unseen = any(method.unseen for method in methods)
+    means = ["seen mean", "worst", "unseen mean"] if unseen else ["mean", "worst"]
+    header = ["method", *domain_header(methods), *means, *goal_header(baseline, target)[:2]]
     if seeds > 1:
         header.append(f"difference to {baseline} (95 %)")
     rows = [header]
     for method in methods:
-        row = [method.algorithm, *(percent(method.domains[d]) for d in domains), percent(method.mean)]
-        row += [percent(method.worst), *goal_cells(method, seeds)[:2]]
+        row = [method.algorithm, *(domain_cell(methods, method, d) for d in domains), percent(method.mean)]
+        row += [percent(method.worst), *([percent(method.unseen_mean)] if unseen else [])]
+        row += goal_cells(method, seeds)[:2]
         if seeds > 1:
             row.append(difference(method))
         rows.append(row)
@@ -27,20 +31,44 @@ def comparison_rows(methods: Sequence[Method], baseline: str, seeds: int, target
 
 def comparison_numbers(methods: Sequence[Method]) -> Rows:
     """The same as plain numbers, accuracies as fractions, for a program to read."""
-    domains = list(methods[0].domains)
-    measures = [*domains, "mean", "worst"]
+    domains = domains_of(methods)
+    unseen = any(method.unseen for method in methods)
+    measures = [*domains, "mean", "worst", *(["unseen_mean"] if unseen else [])]
     header = ["method", *(f"{m}{end}" for m in measures for end in ("", "_std"))]
     rows = [[*header, "rounds_to_target", "bytes_to_target", "reached", "difference", "half_width"]]
     for method in methods:
-        estimates = [*method.domains.values(), method.mean, method.worst]
+        estimates = [*(method.domains.get(name) for name in domains), method.mean, method.worst]
+        estimates += [method.unseen_mean] if unseen else []
         goal, difference = method.to_target, method.difference
-        numbers = [value for estimate in estimates for value in (estimate.mean, estimate.std)]
+        numbers = [value for each in estimates for value in ((each.mean, each.std) if each else (None, None))]
         numbers += [goal.rounds, goal.bytes, goal.reached, difference.mean if difference else None, method.half_width]
         rows.append([method.algorithm, *("" if value is None else f"{value:.6g}" for value in numbers)])
     return rows
 
 
-def percent(estimate: Estimate) -> str:
+UNSEEN = "not trained on"
+
+
+def domains_of(methods: Sequence[Method]) -> list[str]:
+    return list(dict.fromkeys(domain for method in methods for domain in method.domains))
+
+
+def domain_header(methods: Sequence[Method]) -> list[str]:
+    """The domains, marked where no method trains on them."""
+    unseen = set.intersection(*(set(method.unseen) for method in methods))
+    return [f"{domain} ({UNSEEN})" if domain in unseen else domain for domain in domains_of(methods)]
+
+
+def domain_cell(methods: Sequence[Method], method: Method, domain: str) -> str:
+    """A domain's accuracy, marked where this method does not train on it but another one does."""
+    told = percent(method.domains.get(domain))
+    apart = domain in method.unseen and any(domain not in other.unseen for other in methods)
+    return f"{told} ({UNSEEN})" if apart else told
+
+
+def percent(estimate: Estimate | None) -> str:
+    if estimate is None:
+        return ""
     if estimate.std is None:
         return f"{100 * estimate.mean:.1f}"
     return f"{100 * estimate.mean:.1f} ± {100 * estimate.std:.1f}"
@@ -71,7 +99,7 @@ def latex(rows: Rows) -> str:
 def goal_header(baseline: str, target: float | None) -> list[str]:
     """The columns of what a target took."""
     goal = f"{baseline}'s last" if target is None else f"{100 * target:g} %"
-    return [f"rounds to {goal}", f"MB to {goal}", f"TFLOPs to {goal}"]
+    return [f"rounds to {goal}", f"moved to {goal}", f"computed to {goal}"]
 
 
 def goal_cells(method: Method, seeds: int) -> list[str]:
@@ -80,7 +108,7 @@ def goal_cells(method: Method, seeds: int) -> list[str]:
     if goal.rounds is None or goal.bytes is None:
         return ["not reached"] * 3 if not goal.reached else [f"{goal.reached} of {seeds} seeds", "", ""]
     rounds = f"{goal.rounds:g}" if goal.reached == seeds else f"{goal.rounds:g} ({goal.reached} of {seeds} seeds)"
-    return [rounds, f"{goal.bytes / 1e6:.1f}", "" if goal.flops is None else f"{goal.flops / 1e12:.3g}"]
+    return [rounds, size(goal.bytes), "" if goal.flops is None else flops(goal.flops)]
 
 
 def difference(method: Method) -> str:

@@ -1,0 +1,142 @@
+"""What the report and `compare` say to do next."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedcir.compare import Estimate, Method, ToTarget
+from fedcir.records import RunFolder
+from fedcir.report.advice import advice, rise, seeds_to_tell, take
+from fedcir.types import RoundRecord
+
+
+def run(path: Path, accuracies: Sequence[float | None]) -> RunFolder:
+    """A run with these mean accuracies in per cent; None in a round without evaluation."""
+    path.mkdir(parents=True)
+    values = [None if value is None else value / 100 for value in accuracies]
+    records = [RoundRecord(n, {}, None, v, v, v, 0, 0, 0, {}, {}) for n, v in enumerate(values, start=1)]
+    (path / "rounds.jsonl").write_text("".join(json.dumps(asdict(each)) + "\n" for each in records))
+    return RunFolder(path)
+
+
+def method(name: str, mean: float, change: float | None = None, half: float | None = None, std: float = 0.01) -> Method:
+    """Over two domains, with a difference to the baseline in points."""
+    difference = None if change is None else Estimate(change / 100, std)
+    domains = {"a": Estimate(mean / 100, None), "b": Estimate(mean / 100, None)}
+    half_width = None if half is None else half / 100
+    goal = ToTarget(None, None, 0)
+    return Method(name, domains, domains["a"], domains["a"], goal, difference, half_width)
+
+
+def told(
+    tmp_path: Path, methods: Sequence[Method], seeds: int = 3, curve: Sequence[float | None] = (50.0,) * 20
+) -> str:
+    """The advice on methods that all have this curve."""
+    runs = {
+        each.algorithm: {s: run(tmp_path / f"{each.algorithm}-{s}", curve) for s in range(seeds)} for each in methods
+    }
+    return " ".join(advice(runs, methods, "fedavg"))
+
+
+def noisy(means: Sequence[float], seed: int = 0) -> list[float]:
+    return list(np.array(means) + np.random.default_rng(seed).normal(0, 0.4, len(means)))
+
+
+def test_a_curve_that_climbs_to_the_end_is_still_rising(tmp_path: Path) -> None:
+    found = rise([run(tmp_path / "a", noisy(np.linspace(20, 60, 25)))])
+    assert found is not None
+    assert found.gain == pytest.approx(2 * 40 / 24, abs=1.0)  # two rounds on average, of 1.67 points each
+    assert found.rounds == 3
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_curve_that_has_flattened_is_not_rising_whatever_its_noise(tmp_path: Path, seed: int) -> None:
+    flat = 60 - 40 * np.exp(-np.arange(30) / 3)
+    assert rise([run(tmp_path / "a", noisy(list(flat), seed))]) is None
+
+
+def test_a_short_run_that_flattened_is_not_rising_because_it_once_rose(tmp_path: Path) -> None:
+    assert rise([run(tmp_path / "a", [30, 60, 80, 85, 90, 90.4, 90.5, 90.6])]) is None
+
+
+def test_four_rounds_tell_nothing(tmp_path: Path) -> None:
+    assert rise([run(tmp_path / "a", [10, 20, 30, 40])]) is None
+    said = told(tmp_path, [method("fedavg", 40)], curve=[10, 20, 30, 40])
+    assert said == "4 evaluated rounds cannot tell whether accuracy still rises: train longer, such as `--rounds 25`."
+
+
+def test_rounds_that_were_hardly_evaluated_ask_for_more_evaluation(tmp_path: Path) -> None:
+    said = told(tmp_path, [method("fedavg", 40)], curve=[*[None] * 39, 40.0])
+    assert said.endswith(
+        "1 evaluated round cannot tell whether accuracy still rises: evaluate more often: `--eval-every 4`."
+    )
+
+
+def test_who_is_still_rising_is_told_to_train_half_as_long_again(tmp_path: Path) -> None:
+    said = told(tmp_path, [method("fedavg", 60)], curve=list(np.linspace(20, 60, 25)))
+    assert (
+        said
+        == "Train longer: accuracy still rose over the last 3 rounds, by 3.3 points under fedavg. Try `--rounds 40`."
+    )
+
+
+def test_a_method_that_is_better_beyond_chance_is_taken(tmp_path: Path) -> None:
+    said = told(tmp_path, [method("fedavg", 50), method("fedcir", 53, 3.0, 1.0), method("fedsr", 55, 5.0, 9.0)])
+    assert (
+        said
+        == "Take fedcir: it is 3.0 points above fedavg, more than chance between seeds (95 % interval +2.0 to +4.0)."
+    )
+
+
+def test_where_nothing_is_better_beyond_chance_fedavg_is_taken_and_the_seeds_that_would_tell_are_named(
+    tmp_path: Path,
+) -> None:
+    said = told(tmp_path, [method("fedavg", 50), method("fedcir", 51, 1.0, 2.48, std=0.01)])
+    assert said == (
+        "Take fedavg: no other federated method is better by more than chance, and it is the simplest. "
+        "Add seeds: fedcir is ahead, but that could be chance (95 % interval -1.5 to +3.5). "
+        "About 7 would tell: `--seeds 0,1,2,3,4,5,6`."
+    )
+
+
+def test_the_seeds_to_tell_are_the_fewest_by_students_t() -> None:
+    # The table's t for 6 and 5 degrees of freedom: 2.447 / sqrt(7) = 0.92 < 1 < 1.05 = 2.571 / sqrt(6).
+    assert seeds_to_tell(method("m", 50, 1.0, 2.48, std=0.01)) == 7
+    assert seeds_to_tell(method("m", 50, 0.01, 2.48, std=0.01)) is None
+
+
+def test_a_difference_that_would_take_too_many_seeds_is_none(tmp_path: Path) -> None:
+    said = told(tmp_path, [method("fedavg", 50), method("fedcir", 50.1, 0.1, 2.48)])
+    assert said.endswith("a difference this small would take more than 12 seeds to tell. Treat the two as equal.")
+
+
+def test_with_one_seed_more_are_asked_for_and_fedavg_is_taken_for_now(tmp_path: Path) -> None:
+    said = told(tmp_path, [method("fedavg", 50), method("fedcir", 60, 10.0)], seeds=1)
+    assert said.startswith("Take fedavg for now: one seed cannot tell whether another method is better")
+    assert said.endswith("with one, every difference could be chance. Try `--seeds 0,1,2`.")
+
+
+def test_what_moves_all_data_is_never_taken(tmp_path: Path) -> None:
+    ceiling = replace(method("centralized", 90, 40.0, 1.0), pools=True)
+    assert "Take fedavg" in told(tmp_path, [ceiling, method("fedavg", 50), method("fedcir", 49, -1.0, 0.5)])
+    assert told(tmp_path / "alone", [ceiling]) == ""
+    assert take([method("fedavg", 50), method("fedcir", 60, 10.0, 1.0)], "fedavg").algorithm == "fedcir"
+
+
+def test_one_method_alone_is_told_how_to_compare_it(tmp_path: Path) -> None:
+    said = told(tmp_path, [method("fedcir", 50)], seeds=1)
+    assert said == "Only fedcir was trained: `fedcir compare --algorithms fedavg,fedcir` tells whether it helps."
+
+
+def test_a_domain_far_below_the_others_is_pointed_to_a_diagnosis(tmp_path: Path) -> None:
+    low = replace(method("fedavg", 90), domains={"ink": Estimate(0.9, None), "pen": Estimate(0.7, None)})
+    said = told(tmp_path, [low])
+    assert said == (
+        "pen is 20 points below the mean of the other domains under fedavg: "
+        "`fedcir diagnose fedavg-0` shows how its images and labels differ, and what is mistaken."
+    )
+    assert told(tmp_path / "unseen", [replace(low, unseen=("pen",))]) == ""  # nobody trained on it
