@@ -70,7 +70,7 @@ class Options:
 
         tables = {} if self.config is None else read_toml(self.config)
         given: dict[str, dict[str, Any]] = {}
-        for option, place in _PLACES.items():
+        for option, place in PLACES.items():
             if (value := getattr(self, option)) is not None:
                 section, name = place.split(".")
                 given.setdefault(section, {})[name] = str(value) if isinstance(value, Path) else value
@@ -89,7 +89,7 @@ class Options:
 OWN_DATA = ("arrays", "folders", "hub")
 """Datasets that hold anything, so that any preset may be tried on them."""
 
-_PLACES = {
+PLACES = {
     "dataset": "data.name",
     "data_root": "data.root",
     "image_size": "data.image_size",
@@ -104,6 +104,7 @@ _PLACES = {
     "workers": "run.workers",
     "eval_every": "server.eval_every",
 }
+"""The settings that options stand for."""
 
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:

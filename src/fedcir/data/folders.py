@@ -36,10 +36,10 @@ def scan(root: Path) -> list[Item]:
 def site(root: Path, domain: str) -> Found:
     """The images of one site, DIR/<class>/<image>, named as if DIR were one domain's folder among others."""
     if not root.is_dir():
-        raise InputError(f"data-root: no folder {root}")
+        raise InputError(f"data-root: no folder {root}", public="its data-root is no folder")
     items = _of_domain(os.fspath(root), domain, ())
     if not items:
-        raise InputError(f"data-root: {root} holds no <class>/<image>")
+        raise InputError(f"data-root: {root} holds no <class>/<image>", public="its data-root holds no <class>/<image>")
     return Found(Files(root, items, within=f"{domain}/"))
 
 
@@ -52,7 +52,9 @@ def _of_domain(folder: str, domain: str, above: Inodes) -> list[Item]:
     for item in items:
         if any("\udc80" <= letter <= "\udcff" for letter in item.name):
             path = f"{folder}/{item.name.removeprefix(f'{domain}/')}"
-            raise InputError(f"the name of {os.fsencode(path)!r} is not UTF-8: rename it")
+            raise InputError(
+                f"the name of {os.fsencode(path)!r} is not UTF-8: rename it", public="the name of an image is not UTF-8"
+            )
     return items
 
 

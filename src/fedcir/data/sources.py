@@ -229,7 +229,8 @@ def find(data: DataConfig) -> tuple[Source, Path]:
     if source.root == "folder" and not root.is_dir():
         fetch = f"; `fedcir data prepare {data.name} --data-root {root}` fetches it" if source.downloads else ""
         raise InputError(
-            f"data.root: {root} is a file, not a folder" if root.exists() else f"data.root: no folder {root}{fetch}"
+            f"data.root: {root} is a file, not a folder" if root.exists() else f"data.root: no folder {root}{fetch}",
+            public="its data-root is no folder",
         )
     return source, root
 

@@ -48,7 +48,8 @@ def split_items(
         if not len(test) or len(test) == len(some):
             raise InputError(
                 f"domain {domain!r} has {len(some)} different images, too few to train and to test on: "
-                "add some, or leave the domain out"
+                "add some, or leave the domain out",
+                public=f"it has {len(some)} different images, too few to train and to test on",
             )
         train = np.setdiff1d(np.arange(len(some)), test)
         domains.append(Domain(domain, whole.take(train), whole.take(test)))
