@@ -281,7 +281,7 @@ def test_waiting_in_vain_tells_who_was_there_and_why_others_were_not() -> None:
         Sites(grid, Order(config(), {})).wait(4, patience=0.1)
     said = str(refused.value)
     assert said.startswith("2 of 4 sites were there after 0 s (a, b); node 3: InputError at the site")
-    assert said.endswith("start the others, or lower `sites`")
+    assert said.endswith("Start or mend the others, or lower `sites`")
 
 
 def test_waiting_for_anyone_in_vain_says_that_none_was_there() -> None:

@@ -189,11 +189,18 @@ def _open(data: DataConfig, seed: int, on_file: OnFile | None) -> Domains:
     return domains
 
 
-def open_site(root: Path, domain: str, data: DataConfig, seed: int, classes: Sequence[str] = ()) -> Domains:
+def open_site(
+    root: Path,
+    domain: str,
+    data: DataConfig,
+    seed: int,
+    classes: Sequence[str] = (),
+    on_file: OnFile | None = None,
+) -> Domains:
     """One site's own DIR/<class>/<image>, split as a domain of `folders` would be; of the classes that are agreed."""
     with _without_collection():
         pictures = of_classes(site(root, domain).pictures, classes or None, root, missing=True)
-        prepared = prepare("folders", str(root), pictures, data.image_size or IMAGE_SIZE)
+        prepared = prepare("folders", str(root), pictures, data.image_size or IMAGE_SIZE, on_file)
         domains = split_items("folders", pictures.items, prepared, Splitting(data.test_fraction, seed), classes)
         return _held_back(domains, data, seed)
 

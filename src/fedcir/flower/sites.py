@@ -119,8 +119,8 @@ class Sites:
         if (there := len(self.introductions)) < enough:
             failed = "".join(f"; node {node}: {reason}" for node, reason in self.failures.items())
             raise InputError(
-                f"{there} of {enough} sites were there after {patience:.0f} s ({self._there()}){failed}: "
-                "start the others, or lower `sites`"
+                f"{there} of {enough} sites were there after {patience:.0f} s ({self._there()}){failed}. "
+                "Start or mend the others, or lower `sites`"
             )
 
     def _tell_news(self, said: dict[int, str]) -> None:
