@@ -317,8 +317,8 @@ def test_who_comes_and_who_fails_is_logged_at_once_and_only_once(log: pytest.Log
 def test_every_now_and_then_the_log_says_for_whom_a_run_waits_and_what_to_do(log: pytest.LogCaptureFixture) -> None:
     grid = MemoryGrid({1: introduces(own("a")), 3: fails, 4: silent})
     with pytest.raises(InputError):
-        Sites(grid, Order(config(), {}), remind=0.1).wait(3, patience=0.3)
-    reminder = log.text.partition("1 of 3 sites are there (a), and the run waits 0 s more: ")[2]
+        Sites(grid, Order(config(), {}), remind=0.1).wait(4, patience=0.3)
+    reminder = log.text.partition("1 of 4 sites are there (a), and the run waits 0 s more: ")[2]
     assert "start the others, or stop it by `flwr stop` and start it with a lower `sites`" in reminder
     assert "node 4 has not answered yet" in reminder
     assert "node 3 still cannot take part: InputError at the site" in reminder

@@ -144,11 +144,10 @@ class Sites:
 
     def _remind(self, enough: int, left: float) -> None:
         """Say whom the run waits for, and ask nodes again that have failed: they may be mended by now."""
-        there = len(self.introductions)
+        there, silent = len(self.introductions), set(self._asked.values())
         line = f"{there} of {enough} sites are there ({self._there()}), and the run waits {left:.0f} s more"
         advice = ": start the others, or stop it by `flwr stop` and start it with a lower `sites`"
-        log.info("%s%s", line, advice if there < enough else "")
-        silent = set(self._asked.values())
+        log.info("%s%s", line, advice if there + len(silent - self.failures.keys()) < enough else "")
         for node in sorted(silent):
             log.info("node %s has not answered yet: it may be decoding its images", node)
         for node, reason in self.failures.items():
