@@ -1,5 +1,6 @@
 """The run folder: what it holds, and that no accident on the way leaves it unreadable."""
 
+import fcntl
 import json
 import os
 import re
@@ -7,6 +8,8 @@ import resource
 import shutil
 import subprocess
 import sys
+import threading
+import time
 import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,6 +29,9 @@ from fedcir.types import InputError
 
 Tiny = Callable[..., Config]
 Train = Callable[..., Path]
+
+HURRY = 60
+"""Seconds that a thread may take before a test gives up on it."""
 
 ROUND_KEYS = [
     "round",
@@ -545,6 +551,43 @@ def test_a_second_process_in_the_same_folder_is_refused(tiny: Tiny, options: lis
         assert second.stderr == (f"fedcir: another process is training in {out}: wait for it, or give another --out\n")
         assert snapshot(out) == before
         assert [record.round for record in rounds] == [2, 3]
+
+
+def test_where_nothing_was_written_neither_a_lock_nor_a_new_folder_is_left(tmp_path: Path) -> None:
+    with pytest.raises(InputError), RunFolder(tmp_path / "new").locked():
+        raise InputError("refused")
+    assert not (tmp_path / "new").exists()
+    (tmp_path / "mine").mkdir()
+    with RunFolder(tmp_path / "mine").locked():
+        pass
+    assert list((tmp_path / "mine").iterdir()) == []
+
+
+def test_where_something_was_written_the_lock_stays(tmp_path: Path) -> None:
+    with RunFolder(tmp_path / "run").locked():
+        (tmp_path / "run" / "manifest.json").touch()
+    assert {path.name for path in (tmp_path / "run").iterdir()} == {"manifest.json", RunFolder.LOCK}
+
+
+def test_who_waited_for_a_lock_that_was_then_removed_holds_the_one_in_its_place(tmp_path: Path) -> None:
+    folder, entered, leave = RunFolder(tmp_path / "run"), threading.Event(), threading.Event()
+
+    def second() -> None:
+        with folder.locked():
+            entered.set()
+            leave.wait(HURRY)
+
+    thread = threading.Thread(target=second)
+    with folder.locked():
+        thread.start()
+        time.sleep(0.2)  # it has come to wait for the lock by then
+    try:
+        assert entered.wait(HURRY)
+        with open(folder.path / RunFolder.LOCK) as file, pytest.raises(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    finally:
+        leave.set()
+        thread.join()
 
 
 def test_the_lock_is_free_when_a_run_was_left(tiny: Tiny, train: Train, tmp_path: Path) -> None:

@@ -160,6 +160,7 @@ PLACES = {
     "workers": "run.workers",
     "eval_every": "server.eval_every",
 }
+"""The settings that options stand for."""
 
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:

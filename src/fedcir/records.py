@@ -213,16 +213,27 @@ class RunFolder:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the folder: two processes that train into one would destroy each other's run."""
+        """Hold the folder: two processes that train into one would destroy each other's run.
+
+        If nothing was written in the meantime, nothing is left: no lock, and no folder that was not there before.
+        """
         if self.path.exists() and not self.path.is_dir():
             raise InputError(f"{self.path} is a file: give another --out")
         if not self.exists and self.foreign:
             raise InputError(f"{self.path} is not empty and not a run: give another --out")
-        self.path.mkdir(parents=True, exist_ok=True)
-        with open(self.path / self.LOCK, "w", encoding="utf-8") as file:
-            if not _lock(file, LOCK_PATIENCE):
-                raise InputError(f"another process is training in {self.path}: wait for it, or give another --out")
-            yield
+        lock, new = self.path / self.LOCK, not self.path.exists()
+        file = _take(lock, LOCK_PATIENCE)
+        if file is None:
+            raise InputError(f"another process is training in {self.path}: wait for it, or give another --out")
+        with file:
+            try:
+                yield
+            finally:
+                with contextlib.suppress(OSError):  # another has just begun in it
+                    if list(self.path.iterdir()) == [lock]:
+                        lock.unlink()
+                        if new:
+                            self.path.rmdir()
 
     def _checkpoints(self) -> list[Path]:
         return sorted((self.path / "checkpoint").glob("round-*.safetensors"))
@@ -364,13 +375,35 @@ def _unshared(arrays: Arrays) -> Arrays:
     return apart
 
 
-def _lock(file: IO[str], patience: float) -> bool:
+def _take(lock: Path, patience: float) -> IO[str] | None:
+    """The file of a lock that this process now holds, its folder made if need be; None if another keeps it.
+
+    Whoever held it may have removed it in the meantime. It then locks nobody out, so the one in its place is taken.
+    """
+    until = time.monotonic() + patience
+    while True:
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            file = open(lock, "w", encoding="utf-8")  # noqa: SIM115 (the caller closes it)
+        except FileNotFoundError:  # its folder was removed just now
+            if time.monotonic() > until:
+                raise
+            continue
+        if not _lock(file, until):
+            file.close()
+            return None
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(file.fileno()), os.stat(lock)):
+                return file
+        file.close()
+
+
+def _lock(file: IO[str], until: float) -> bool:
     """An advisory lock that the system releases when the process and its workers have ended, however they ended."""
     try:
         import fcntl
     except ImportError:  # no such locks on Windows
         return True
-    until = time.monotonic() + patience
     while True:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

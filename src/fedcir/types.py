@@ -19,6 +19,11 @@ Modules = dict[str, nn.Module]
 class InputError(ValueError):
     """What the user gave is wrong. The message is one line that names the value and the fix."""
 
+    def __init__(self, message: str, public: str = "") -> None:
+        super().__init__(message)
+        self.public = public
+        """The same without names of files or images: what a site tells the server. Nothing if that cannot be said."""
+
 
 @dataclass(frozen=True)
 class ServerState:

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedcir.flower.deploy import HOST, LocalFederation
+from fedcir.config import dump_toml
+from fedcir.flower.deploy import CONNECTION, HOST, LocalFederation
 
 APP = Path(__file__).parent / "app"
 
@@ -14,7 +15,8 @@ class Simulation(LocalFederation):
     """A SuperLink whose nodes are simulated."""
 
     def start_superlink(self) -> None:
-        config = f'[superlink.federation]\naddress = "{self.address}"\ninsecure = true\n'
+        here = {"address": self.address, "insecure": True}
+        config = dump_toml({"superlink": {CONNECTION: here, "local": here}})  # "local" is what Flower calls its own
         (self.folder / "flwr" / "config.toml").write_text(config, encoding="utf-8")
         options = ["--insecure", "--simulation", "--host", HOST, "--port", self.port]
         self.superlink = self.start(

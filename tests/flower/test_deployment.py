@@ -2,10 +2,13 @@
 
 import importlib
 import json
+import shutil
 import signal
 import socket
+import subprocess
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +24,8 @@ from safetensors.torch import load_file
 import fedcir
 from fedcir.config import config_from, merged, parse_assignment
 from fedcir.flower.certs import make_certificates, make_node_key
-from fedcir.flower.deploy import LocalFederation
+from fedcir.flower.check import Setup, check_site
+from fedcir.flower.deploy import CONNECTION, LocalFederation
 from fedcir.records import RunFolder
 from fedcir.simulate import open_run
 
@@ -118,12 +122,23 @@ def test_in_flowers_simulation_too(simulation: LocalFederation, two_sites: str, 
         assert_same_run(RunFolder(tmp_path / "flower" / method), in_process(two_sites, method, tmp_path / method))
 
 
-def test_the_example_of_an_own_app_learns_and_is_bit_for_bit_what_train_gives(
+def test_the_command_of_the_examples_readme_learns_and_is_bit_for_bit_what_train_gives(
     simulation: LocalFederation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    simulation.submit("example", {"out": str(tmp_path / "model.safetensors")}, EXAMPLE).wait()
-    assert (tmp_path / "model.safetensors").is_file(), log_of(simulation, "example")
-    arrays = load_file(tmp_path / "model.safetensors")
+    shutil.copytree(EXAMPLE, tmp_path / "flower_app")
+    readme = (EXAMPLE / "README.md").read_text(encoding="utf-8")
+    (command,) = [line.removeprefix("$ ") for line in readme.splitlines() if line.startswith("$ flwr run")]
+    done = subprocess.run(
+        command,
+        shell=True,
+        cwd=tmp_path / "flower_app",
+        env=simulation.environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (tmp_path / "flower_app" / "model.safetensors").is_file(), done.stdout + done.stderr
+    arrays = load_file(tmp_path / "flower_app" / "model.safetensors")
     monkeypatch.syspath_prepend(EXAMPLE)
     app = importlib.import_module("app")
     torch.manual_seed(0)
@@ -132,7 +147,7 @@ def test_the_example_of_an_own_app_learns_and_is_bit_for_bit_what_train_gives(
     state = result.model.state_dict()
     assert arrays.keys() == {f"model/{name}" for name in state}
     assert all(torch.equal(arrays[f"model/{name}"], tensor) for name, tensor in state.items())
-    assert "'accuracy': 1.0" in log_of(simulation, "example")
+    assert "'accuracy': 1.0" in done.stdout + done.stderr
 
 
 @pytest.mark.slow
@@ -191,6 +206,42 @@ def test_a_node_of_another_ca_or_with_an_unknown_key_or_without_tls_is_refused(
         del federation.nodes[known:]
 
 
+def test_a_run_whose_sites_cannot_open_their_data_says_so_at_once_and_ends_with_one_line_and_as_failed(
+    federation: LocalFederation, two_sites: str, tmp_path: Path
+) -> None:
+    asked = {"set": f"{two_sites} data.root=nowhere", "out": str(tmp_path / "out"), "wait": 20.0}
+    federation.submit("refused", asked).wait()
+    log = log_of(federation, "refused")
+    told = [line for line in log.splitlines() if "its data-root is no folder; its own log tells more" in line]
+    assert [line.count("cannot take part: site") for line in told] == [1, 1, 0]
+    said, _, after = log.partition("fedcir stopped: 0 of 2 sites were there after 20 s (none); ")
+    assert "Traceback" not in said + after
+    assert after.splitlines()[0].endswith("Start or mend the others, or lower `sites`")
+    assert not "".join(after.splitlines()[1:]).strip()
+    runs = json.loads(federation.flwr("list", "--format", "json", CONNECTION).stdout)["runs"]
+    assert runs[0]["status"] == "finished:failed"
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_check_at_a_site_tells_whether_the_superlink_knows_its_key_and_no_node_appears(
+    federation: LocalFederation, tmp_path: Path
+) -> None:
+    certs, known = federation.folder / "certs", federation.folder / "nodes" / "0.key"
+    make_node_key(tmp_path / "unknown.key")
+    setup = Setup(root_certificates=certs / "ca.crt", superlink=federation.address, key=known)
+    assert {finding.what: finding.ok for finding in check_site(setup)} == {
+        **{"data": None, "certificates": True, "connection": True},
+        **{"TLS": True, "key": True, "registration": True},
+    }
+    before = federation.flwr("supernode", "list", "--format", "json", CONNECTION).stdout
+    *_, last = check_site(replace(setup, key=tmp_path / "unknown.key"))
+    assert (last.what, last.ok) == ("registration", False)
+    assert "`flwr supernode register` its .pub file" in last.said
+    after = federation.flwr("supernode", "list", "--format", "json", CONNECTION).stdout
+    assert [node["status"] for node in json.loads(before)["nodes"]] == ["online", "online"]
+    assert len(json.loads(after)["nodes"]) == 2
+
+
 def test_the_round_goes_on_without_a_site_that_dies_or_sends_what_it_should_not(tmp_path: Path) -> None:
     roots = {name: _pictures(tmp_path / "data" / name, number) for number, name in enumerate(("bonn", "kyiv", "oslo"))}
     (roots["oslo"] / "lying").rename(roots["oslo"] / "laying")  # a class that no other site has
@@ -201,6 +252,7 @@ def test_the_round_goes_on_without_a_site_that_dies_or_sends_what_it_should_not(
         "out": str(tmp_path / "out"),
         "algorithms": "fedcir",
         "sites": 3,
+        "report": True,
         "timeout": 65.0,  # longer than Flower takes a dead node for a living one, which it does not let come back
     }
     with LocalFederation(tmp_path / "flower", nodes) as federation:
@@ -226,6 +278,8 @@ def test_the_round_goes_on_without_a_site_that_dies_or_sends_what_it_should_not(
     assert "only site 'oslo' has 'laying': is it spelt as at the others?" in text
     manifest = (folder.path / "manifest.json").read_text(encoding="utf-8")
     assert ".png" not in manifest  # no name of a file has left a site
+    page = (folder.path / "report.html").read_text(encoding="utf-8")
+    assert "Not measured: fedcir ran across sites, which keep their images" in page
     with socket.socket() as probe:
         assert probe.connect_ex(("127.0.0.1", port)) != 0
 

@@ -1,6 +1,7 @@
 """Who is who: what sites agree on from their introductions, and which node speaks for which client."""
 
 import json
+import logging
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
@@ -281,7 +282,7 @@ def test_waiting_in_vain_tells_who_was_there_and_why_others_were_not() -> None:
         Sites(grid, Order(config(), {})).wait(4, patience=0.1)
     said = str(refused.value)
     assert said.startswith("2 of 4 sites were there after 0 s (a, b); node 3: InputError at the site")
-    assert said.endswith("start the others, or lower `sites`")
+    assert said.endswith("Start or mend the others, or lower `sites`")
 
 
 def test_waiting_for_anyone_in_vain_says_that_none_was_there() -> None:
@@ -293,6 +294,56 @@ def test_a_node_that_does_not_say_who_it_is_is_waited_for_no_longer_than_patienc
     sites = Sites(MemoryGrid({1: introduces(own("a")), 2: silent}), Order(config(), {}))
     sites.wait(1, patience=0.1)
     assert sites.introductions == {1: own("a")}
+
+
+@pytest.fixture
+def log(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> pytest.LogCaptureFixture:
+    """What the server logs; Flower's logger tells nobody above it."""
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    caplog.set_level(logging.INFO)
+    return caplog
+
+
+def test_who_comes_and_who_fails_is_logged_at_once_and_only_once(log: pytest.LogCaptureFixture) -> None:
+    grid = MemoryGrid({1: introduces(own("a")), 3: fails})
+    with pytest.raises(InputError):
+        Sites(grid, Order(config(), {})).wait(2, patience=0.4)
+    assert log.messages == [
+        "site 'a' is there as node 1: 8 images to train on, 2 to test",
+        "node 3 cannot take part: InputError at the site. It is asked again every 30 s; "
+        "if its node-config changes, start its SuperNode again",
+    ]
+
+
+def test_every_now_and_then_the_log_says_for_whom_a_run_waits_and_what_to_do(log: pytest.LogCaptureFixture) -> None:
+    grid = MemoryGrid({1: introduces(own("a")), 3: fails, 4: silent})
+    with pytest.raises(InputError):
+        Sites(grid, Order(config(), {}), remind=0.1).wait(4, patience=0.3)
+    reminder = log.text.partition("1 of 4 sites are there (a), and the run waits 0 s more: ")[2]
+    assert "start the others, or stop it by `flwr stop` and start it with a lower `sites`" in reminder
+    assert "node 4 has not answered yet" in reminder
+    assert "node 3 still cannot take part: InputError at the site" in reminder
+
+
+def test_a_site_that_is_mended_while_the_run_waits_takes_part_though_it_never_disconnected() -> None:
+    grid = MemoryGrid({1: introduces(own("a"))})
+
+    def mended(message: Message) -> Message:
+        grid.nodes[3] = introduces(own("b"))  # from the next time on
+        return fails(message)
+
+    grid.nodes[3] = mended
+    sites = Sites(grid, Order(config(), {}), remind=0.0)
+    sites.wait(2, patience=20)
+    assert sites.introductions == {1: own("a"), 3: own("b")}
+    assert not sites.failures
+
+
+def test_what_a_site_says_of_its_failure_cannot_write_into_the_log_what_it_likes() -> None:
+    def coloured(message: Message) -> Message:
+        return Message(Error(2, "\x1b[31mall is\nwell\u202e"), reply_to=message)
+
+    assert looking(MemoryGrid({5: coloured})).failures == {5: "?[31mall is well?"}
 
 
 def test_clients_are_found_by_name_and_those_that_are_not_there_are_told() -> None:

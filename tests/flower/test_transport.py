@@ -13,7 +13,7 @@ from grid import MemoryGrid, Node, passed, run_of_flower, site  # noqa: F401
 from PIL import Image
 
 from fedcir.config import Config, config_from, config_tables, merged, parse_assignment
-from fedcir.flower.server_app import Settings, open_deployment
+from fedcir.flower.server_app import Settings, in_run_config, open_deployment
 from fedcir.flower.wire import Order
 from fedcir.records import RunFolder
 from fedcir.rounds import Session
@@ -220,7 +220,7 @@ def test_a_run_that_was_stopped_and_resumed_keeps_its_manifest(tiny: Tiny, tmp_p
 
 def test_a_run_that_was_begun_in_process_does_not_go_on_across_sites(tiny: Tiny, train: Train, tmp_path: Path) -> None:
     train(tiny("fedavg"), tmp_path / "run", until=1)
-    with pytest.raises(InputError, match="was begun in process, not across sites: give another --out"):
+    with pytest.raises(InputError, match="was begun in process, not across sites: give another out"):
         across(shares(tmp_path), tiny("fedavg"), tmp_path / "run", resume=True)
 
 
@@ -228,6 +228,25 @@ def test_a_folder_that_holds_a_run_is_refused_before_any_site_is_waited_for(tiny
     across(shares(tmp_path), tiny("fedavg", "server.rounds=1"), tmp_path / "run")
     with pytest.raises(InputError, match="holds a run already"):
         across(MemoryGrid({}), tiny("fedavg", "server.rounds=1"), tmp_path / "run")
+
+
+def test_a_run_that_is_refused_leaves_nothing_where_it_would_have_been(tiny: Tiny, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="0 of 3 sites were there"):
+        across(MemoryGrid({}), tiny("fedavg"), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("continue it with --resume, or give another --out", "continue it with resume=true, or give another out"),
+        ("but there are 3 clients: lower --active", "but there are 3 clients: lower server.active"),
+        ("it does not go with --hold-out", "it does not go with partition.hold_out"),
+        ("give each its own in --node-config", "give each its own in --node-config"),
+    ],
+)
+def test_errors_name_what_a_run_config_has_and_not_options_of_the_command_line(said: str, told: str) -> None:
+    assert in_run_config(said) == told
 
 
 def metrics(**values: float) -> Change:
@@ -379,49 +398,44 @@ def log(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> py
     return caplog
 
 
-@pytest.mark.parametrize("make", [broken, without_images, not_there, a_file])
-def test_an_error_at_a_site_is_told_there_and_the_server_hears_of_no_path(
-    tiny: Tiny, tmp_path: Path, log: pytest.LogCaptureFixture, make: Callable[[Path], None]
+FAULTS = {
+    broken: "of its 11 images 1 cannot be read",
+    without_images: "its data-root holds no <class>/<image>",
+    not_there: "its data-root is no folder",
+    a_file: "its data-root is no folder",
+}
+
+
+@pytest.mark.parametrize(("make", "told"), FAULTS.items(), ids=lambda value: getattr(value, "__name__", ""))
+def test_the_server_hears_what_is_wrong_with_a_sites_folder_and_of_no_path(
+    tiny: Tiny, tmp_path: Path, log: pytest.LogCaptureFixture, make: Callable[[Path], None], told: str
 ) -> None:
     folder = tmp_path / "ward-9"
     make(folder)
     reply = ask(site(domain="clinic", data_root=str(folder)), of_folders(tiny("fedavg")))
-    assert str(reply.error.reason).endswith("Error at the site, whose own log tells more")
+    assert reply.error.reason == f"site 'clinic': {told}; its own log tells more"
     for secret in ("ward-9", "patient-4711", str(tmp_path)):
         assert secret not in repr(reply)
     assert str(folder) in log.text
-
-
-@pytest.mark.parametrize("make", [broken, without_images, pytest.param(not_there), pytest.param(a_file)])
-def test_what_is_wrong_with_a_sites_folder_is_told_there_in_one_line(
-    tiny: Tiny, tmp_path: Path, log: pytest.LogCaptureFixture, make: Callable[[Path], None]
-) -> None:
-    make(tmp_path / "ward-9")
-    reply = ask(site(domain="clinic", data_root=str(tmp_path / "ward-9")), of_folders(tiny("fedavg")))
-    assert reply.error.reason == "InputError at the site, whose own log tells more"
     assert "Traceback" not in log.text
 
 
-NODE_CONFIGS: dict[str, dict[str, Any]] = {
-    "data-root": {"domain": "clinic"},
-    "partition-id": {},
-    "partition-id is 3, but there are 3 clients": {"partition_id": 3},
+NODE_CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
+    "names a domain but no data-root": ({"domain": "clinic"}, "site 'clinic': its node-config names no data-root"),
+    "must hold data-root and domain": ({}, "its node-config names neither a domain nor a partition-id"),
+    "partition-id is 3": ({"partition_id": 3}, "site 3: partition-id is 3, but there are 3 clients"),
+    "whole number, got 'two'": ({"partition_id": "two"}, "site 'two': its partition-id is not a whole number"),
 }
 
 
-@pytest.mark.parametrize(("word", "node"), NODE_CONFIGS.items())
-def test_a_node_config_that_does_not_say_which_data_are_meant_is_refused_there(
-    tiny: Tiny, log: pytest.LogCaptureFixture, word: str, node: dict[str, Any]
+@pytest.mark.parametrize(("words", "case"), NODE_CONFIGS.items())
+def test_a_node_config_that_does_not_say_which_data_are_meant_is_refused_there_and_the_server_hears_why(
+    tiny: Tiny, log: pytest.LogCaptureFixture, words: str, case: tuple[dict[str, Any], str]
 ) -> None:
+    node, told = case
     reply = ask(site(**node), tiny("fedavg"))
-    assert reply.error.reason == "InputError at the site, whose own log tells more"
-    assert word in log.text
-
-
-def test_a_partition_id_that_is_not_a_number_is_refused_there(tiny: Tiny, log: pytest.LogCaptureFixture) -> None:
-    reply = ask(site(partition_id="two"), tiny("fedavg"))
-    assert str(reply.error.reason).startswith("InputError")
-    assert "partition-id" in log.text
+    assert reply.error.reason == f"{told}; its own log tells more"
+    assert words in log.text
 
 
 def test_an_error_in_a_round_that_nobody_thought_of_is_told_by_its_kind_only(tiny: Tiny, tmp_path: Path) -> None:
@@ -429,7 +443,7 @@ def test_an_error_in_a_round_that_nobody_thought_of_is_told_by_its_kind_only(tin
     (tmp_path / "state").mkdir()
     (tmp_path / "state" / "1").write_text("a file where the site's folder should be")
     across(grid, tiny("fedsr", "server.rounds=1"), tmp_path / "run")
-    assert dropped(tmp_path / "run") == [{"1": "NotADirectoryError at the site, whose own log tells more"}]
+    assert dropped(tmp_path / "run") == [{"1": "NotADirectoryError at the site; its own log tells more"}]
 
 
 def test_a_server_cannot_have_a_site_run_a_file_that_the_site_has_not_named(
@@ -454,7 +468,7 @@ def test_a_server_cannot_have_a_site_run_a_file_that_the_site_has_not_named(
         return reply
 
     grid.nodes = {17: answer}
-    with pytest.raises(InputError, match="client 1: InputError at the site"):
+    with pytest.raises(InputError, match="client 1: its node-config names no copy of the file"):
         across(grid, tiny(str(method), "server.rounds=1"), tmp_path / "run", sites=1)
     assert "name your copy of it in --node-config" in log.text
 

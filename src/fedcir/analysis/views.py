@@ -71,6 +71,10 @@ def data_of_run(folder: RunFolder, data_root: str | None = None) -> tuple[Config
     if data_root is not None:
         config = replace(config, data=replace(config.data, root=data_root))
     root = config.data.root
+    if root is None and "key" in folder.manifest() and SOURCES[config.data.name].root == "folder":
+        raise InputError(
+            f"{folder.path} ran across sites, which keep their images: give --data-root if a folder here holds them all"
+        )
     if SOURCES[config.data.name].root == "folder" and root is not None and not Path(root).is_dir():
         raise InputError(f"{folder.path} ran on {root}, which is no folder now: name it with --data-root")
     domains, shares = deal(config)

@@ -82,6 +82,39 @@ def certs(
     print(f"{paths['server.crt']}, {paths['server.key']}: for the SuperLink alone")
 
 
+@deploy.command()
+def check(
+    superlink: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Where the server is.")] = None,
+    root_certificates: Annotated[Path | None, typer.Option(help="The server's ca.crt.")] = None,
+    key: Annotated[Path | None, typer.Option(help="The site's private key.")] = None,
+    data_root: Annotated[Path | None, typer.Option(help="The site's <class>/<image>.")] = None,
+    domain: Annotated[str | None, typer.Option(help="The site's name.")] = None,
+    image_size: Annotated[int | None, typer.Option(help="Pixels of a side; 128 by default.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
+) -> None:
+    """Try at a site, before the first run: its data, the certificates, the way to the server, its key."""
+    _need_flower()
+    from fedcir.flower.check import Setup, check_site
+    from fedcir.progress import Meter
+    from fedcir.types import InputError
+
+    if all(each is None for each in (superlink, root_certificates, key, data_root, domain)):
+        raise InputError(
+            "nothing to try: give --superlink, --root-certificates, --key, --data-root with --domain, or some"
+        )
+    with Meter("decoding images", quiet) as meter:
+        data = Options(dataset="folders", image_size=image_size).to_config().data
+        setup = Setup(data_root, domain, root_certificates, superlink, key, data, meter.show)
+        failed = []
+        for finding in check_site(setup):
+            meter.close()
+            result = {True: "ok", False: "FAILED", None: "not tried"}[finding.ok]
+            print(f"{finding.what:<13} {result:<10} {finding.said}", flush=True)
+            failed += [finding.what] if finding.ok is False else []
+    if failed:
+        raise InputError(f"this site is not ready: {', '.join(failed)} failed, see above")
+
+
 @deploy.command("app")
 def app_(folder: Annotated[Path, typer.Argument(help="A new folder.")]) -> None:
     """Write the Flower app that `flwr run` takes into a folder."""

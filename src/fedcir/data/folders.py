@@ -44,11 +44,11 @@ def scan(root: Path) -> Found:
 def site(root: Path, domain: str) -> Found:
     """The images of one site, DIR/<class>/<image>, named as if DIR were one domain's folder among others."""
     if not root.is_dir():
-        raise InputError(f"data-root: no folder {root}")
+        raise InputError(f"data-root: no folder {root}", public="its data-root is no folder")
     unused = Counts()
     items, notes = _agreed(_of_domain(domain, [top_level(root, f"{domain}/")], unused))
     if not items:
-        raise InputError(f"data-root: {root} holds no <class>/<image>")
+        raise InputError(f"data-root: {root} holds no <class>/<image>", public="its data-root holds no <class>/<image>")
     return Found(Files(root, items, within=f"{domain}/"), notes, unused_files(unused))
 
 
@@ -81,7 +81,9 @@ def _utf8(folder: Level, name: str) -> str:
         whole.encode()
     except UnicodeEncodeError:
         path = os.fsencode(f"{folder.path}/{name}")
-        raise InputError(f"the name of {path!r} is not UTF-8: rename it") from None
+        raise InputError(
+            f"the name of {path!r} is not UTF-8: rename it", public="the name of an image is not UTF-8"
+        ) from None
     return whole
 
 

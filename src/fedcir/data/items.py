@@ -74,7 +74,9 @@ class Files:
                 status = os.stat(self._path(root, item))
             except OSError as error:
                 path = self._path(os.fspath(self.root), item)
-                raise InputError(f"{path} is missing, or a link that leads nowhere") from error
+                raise InputError(
+                    f"{path} is missing, or a link that leads nowhere", public="an image is a link that leads nowhere"
+                ) from error
             digest.update(f"\0{item.name}\0{status.st_size}\0{status.st_mtime_ns}".encode())
         return digest.hexdigest()
 

@@ -192,12 +192,19 @@ def _open(data: DataConfig, seed: int, on_file: OnFile | None) -> Domains:
     return domains
 
 
-def open_site(root: Path, domain: str, data: DataConfig, seed: int, classes: Sequence[str] = ()) -> Domains:
+def open_site(
+    root: Path,
+    domain: str,
+    data: DataConfig,
+    seed: int,
+    classes: Sequence[str] = (),
+    on_file: OnFile | None = None,
+) -> Domains:
     """One site's own DIR/<class>/<image>, split as a domain of `folders` would be; of the classes that are agreed."""
     with _without_collection():
         found = site(root, domain)
         pictures = of_classes(found.pictures, classes or None, root, missing=True)
-        prepared = prepare("folders", str(root), pictures, data.image_size or IMAGE_SIZE)
+        prepared = prepare("folders", str(root), pictures, data.image_size or IMAGE_SIZE, on_file)
         domains = split_items("folders", pictures.items, prepared, Splitting(data.test_fraction, seed), classes)
         notes = (*found.notes, *notes_on_unused(found.unused), *domains.notes)
         return _held_back(replace(domains, notes=notes), data, seed)
@@ -236,7 +243,8 @@ def find(data: DataConfig) -> tuple[Source, Path]:
     if source.root == "folder" and not root.is_dir():
         fetch = f"; `fedcir data prepare {data.name} --data-root {root}` fetches it" if source.downloads else ""
         raise InputError(
-            f"data.root: {root} is a file, not a folder" if root.exists() else f"data.root: no folder {root}{fetch}"
+            f"data.root: {root} is a file, not a folder" if root.exists() else f"data.root: no folder {root}{fetch}",
+            public="its data-root is no folder",
         )
     return source, root
 

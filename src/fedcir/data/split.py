@@ -51,7 +51,8 @@ def split_items(
                 )
             raise InputError(
                 f"domain {domain!r} has {len(some)} different images, too few to train and to test on: "
-                "add some, or leave the domain out"
+                "add some, or leave the domain out",
+                public=f"it has {len(some)} different images, too few to train and to test on",
             )
         domains.append(Domain(domain, whole.take(train), whole.take(test), whole.take(aside) if len(aside) else None))
     return Domains(name, classes, tuple(domains), prepared.content, _notes(items, prepared.digests, len(kept)))

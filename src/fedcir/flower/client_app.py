@@ -35,6 +35,7 @@ app = ClientApp()
 
 VERSIONS = f"fedcir {__version__}, torch {torch.__version__.partition('+')[0]}"
 CRASHED = 2  # Flower's code for a ClientApp that raised an exception
+NAMELESS = "its node-config names neither a domain nor a partition-id"
 
 
 @dataclass(frozen=True)
@@ -97,12 +98,16 @@ def answer(
     place: Callable[[Order, Context], Place],
     algorithm: type[Algorithm] | None = None,
 ) -> Message:
-    """Do what a message asks for. What goes wrong is logged here; the server is told no more than its kind."""
+    """Do what a message asks for. What goes wrong is logged here; the server hears what names no file, or its kind."""
     try:
         return Message(_content(msg, context, place, algorithm), reply_to=msg)
     except Exception as error:
         logging.getLogger("flwr").error("fedcir: %s", error, exc_info=not isinstance(error, InputError))
-        reason = f"{type(error).__name__} at the site, whose own log tells more"
+        public = error.public if isinstance(error, InputError) else ""
+        reason = f"{public or f'{type(error).__name__} at the site'}; its own log tells more"
+        who = context.node_config.get("domain", context.node_config.get("partition-id"))
+        if msg.metadata.message_type == MessageType.QUERY and who is not None:
+            reason = f"site {who!r}: {reason}"
         return Message(Error(CRASHED, reason), reply_to=msg)
 
 
@@ -144,11 +149,16 @@ def _open(order: Order, context: Context) -> Place:
     root = node.get("data-root")
     if "domain" in node:
         if root is None:
-            raise InputError('--node-config names a domain but no data-root="DIR" with its <class>/<image>')
+            raise InputError(
+                '--node-config names a domain but no data-root="DIR" with its <class>/<image>',
+                public="its node-config names no data-root",
+            )
         classes = order.classes or tuple(config.data.classes or ())
         return _own(_text(config), Path(str(root)).expanduser(), str(node["domain"]), classes)
     if "partition-id" not in node:
-        raise InputError("--node-config must hold data-root and domain, or the partition-id of a shared dataset")
+        raise InputError(
+            "--node-config must hold data-root and domain, or the partition-id of a shared dataset", public=NAMELESS
+        )
     if root is not None:
         config = replace(config, data=replace(config.data, root=str(Path(str(root)).expanduser())))
     return _share(_text(config), _partition(context))
@@ -177,7 +187,8 @@ def _shared(text: str) -> Federation:
 def _share(text: str, number: int) -> Place:
     federation = _shared(text)
     if not 0 <= number < len(federation.clients):
-        raise InputError(f"partition-id is {number}, but there are {len(federation.clients)} clients")
+        wrong = f"partition-id is {number}, but there are {len(federation.clients)} clients"
+        raise InputError(wrong, public=wrong)
     client, card = federation.clients[number], federation.card
     about = Introduction(
         client.domain,
@@ -206,13 +217,18 @@ def _name(context: Context) -> tuple[str, int]:
         return str(node["domain"]), -1
     if "partition-id" in node:
         return f"client-{node['partition-id']}", _partition(context)
-    raise InputError('--node-config must name the site, as in domain="hospital-a", or hold its partition-id')
+    raise InputError(
+        '--node-config must name the site, as in domain="hospital-a", or hold its partition-id', public=NAMELESS
+    )
 
 
 def _partition(context: Context) -> int:
     number = context.node_config["partition-id"]
     if isinstance(number, bool) or not isinstance(number, int):
-        raise InputError(f"partition-id in --node-config must be a whole number, got {number!r}")
+        raise InputError(
+            f"partition-id in --node-config must be a whole number, got {number!r}",
+            public="its partition-id is not a whole number",
+        )
     return number
 
 
@@ -222,6 +238,9 @@ def _algorithm(config: Config, context: Context) -> Algorithm:
     if name.endswith(".py"):
         own = str(context.node_config.get("algorithm", ""))
         if Path(own).name != Path(name).name:
-            raise InputError(f"the run's method is in {name}: name your copy of it in --node-config, as algorithm")
+            raise InputError(
+                f"the run's method is in {name}: name your copy of it in --node-config, as algorithm",
+                public="its node-config names no copy of the file that the run's method is in",
+            )
         name = own
     return make_algorithm(AlgorithmConfig(name, config.algorithm.fields))

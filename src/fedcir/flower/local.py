@@ -57,6 +57,7 @@ def run_locally(
         settings = Path(work, "fedcir.toml")
         settings.write_text(dump_toml(config_tables(config)), encoding="utf-8")
         asked = {"config": str(settings), "out": str(out.resolve()), "resume": True, "sites": sites, "timeout": timeout}
+        asked["report"] = False  # whoever watches the rounds writes it
         with LocalFederation(Path(work), nodes) as flower:
             on_note(f"a SuperLink at {flower.address} and {sites} SuperNodes, with TLS and authentication")
             yield from _watch(flower.submit("run", asked), folder, flower.log("run"))

@@ -4,6 +4,7 @@ The run folder is that of a run in process, so a ServerApp that was killed goes 
 """
 
 import logging
+import re
 import shlex
 import sys
 from collections.abc import Iterator, Mapping
@@ -22,7 +23,7 @@ from fedcir.flower.sites import Sites, agree, roster_of
 from fedcir.flower.transport import GridTransport
 from fedcir.flower.wire import Order
 from fedcir.machine import keep_memory, threads
-from fedcir.options import Options
+from fedcir.options import PLACES, Options
 from fedcir.records import RunFolder
 from fedcir.rounds import Session, run
 from fedcir.simulate import Rounds, check_statistics, keeps_statistics, open_session, resolve
@@ -48,6 +49,8 @@ class Settings:
     """Seconds to wait for them."""
     timeout: float
     """Seconds that the clients of a round have to answer."""
+    report: bool = True
+    """Whether the run folder gets a report.html."""
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> "Settings":
@@ -61,9 +64,9 @@ class Settings:
             whole = name != "sites" or isinstance(number, int)
             if isinstance(number, bool) or not isinstance(number, int | float) or number <= 0 or not whole:
                 raise InputError(f"{name} must be a {'whole ' * (name == 'sites')}number above 0, got {number!r}")
-        resume = bool(given.get("resume", False))
+        resume, page = bool(given.get("resume", False)), bool(given.get("report", True))
         sites, wait, timeout = numbers.values()
-        return cls(options.to_config(), out, resume, int(sites), float(wait), float(timeout))
+        return cls(options.to_config(), out, resume, int(sites), float(wait), float(timeout), page)
 
 
 @app.main()
@@ -75,11 +78,15 @@ def main(grid: Grid, context: Context) -> None:
                 log.warning("note: %s", note)
             for record in rounds:
                 log.info(_line(record, session.config.server.rounds))
-    except InputError as error:
-        told = str(error).replace("--resume", "resume=true").replace("--out", "out")  # the run-config's words
-        log.error("%s%s", STOPPED, told)
-        raise
-    log.info("kept in %s", settings.out)
+    except (InputError, OSError) as error:
+        if isinstance(error, OSError) and error.filename is None:
+            raise
+        stopped = InputError(in_run_config(_told(error)))
+        log.error("%s%s", STOPPED, stopped)
+        _say_no_more(stopped)
+        raise stopped from None
+    page = ", with a report.html to open" if settings.report and _wrote_report(settings.out) else ""
+    log.info("kept in %s%s", settings.out, page)
 
 
 @contextmanager
@@ -111,6 +118,13 @@ def open_deployment(grid: Grid, settings: Settings) -> Iterator[tuple[Session, R
             rounds.close()  # saves the last whole round if the caller stops early
 
 
+def in_run_config(text: str) -> str:
+    """What an error says, in the run-config's words for the command line's options, which `flwr run` does not have."""
+    words = {"resume": "resume=true", "out": "out", "set": "set", "preset": "preset"}
+    words |= {option.replace("_", "-"): place for option, place in PLACES.items()}
+    return re.sub(r"--([a-z]+(-[a-z]+)*)", lambda found: words.get(found[1], found[0]), text)
+
+
 def check_deployable(config: Config, algorithm: Algorithm) -> None:
     """Refuse what cannot be done without moving data."""
     if algorithm.pools:
@@ -122,15 +136,41 @@ def check_deployable(config: Config, algorithm: Algorithm) -> None:
         raise InputError("model.weights does not go with model.batchnorm=local across sites: leave one of them out")
 
 
+def _told(error: InputError | OSError) -> str:
+    return f"{error.strerror}: {error.filename}" if isinstance(error, OSError) else str(error)
+
+
+def _say_no_more(stopped: InputError) -> None:
+    """Keep Flower's traceback and exit code from the log, which has one line on it already. The run still fails."""
+
+    def is_news(record: logging.LogRecord) -> bool:
+        told = record.exc_info is not None and record.exc_info[1] is stopped
+        return not told and not record.getMessage().startswith("Exit Code")
+
+    log.addFilter(is_news)
+
+
+def _wrote_report(out: Path) -> bool:
+    """Write the report of a finished run. What is wrong with it is a note: the run is done."""
+    from fedcir.report.report import report  # not for every message at every site, which imports this module
+
+    try:
+        report([RunFolder(out)], out / "report.html")
+    except Exception as error:
+        log.warning("note: no report.html: %s", error)
+        return False
+    return True
+
+
 def _saved_manifest(folder: RunFolder, resume: bool) -> dict[str, Any] | None:
     """That of a run to go on with, told before any site is waited for."""
     if not folder.exists:
         return None
     if not resume:
-        raise InputError(f"{folder.path} holds a run already: continue it with --resume, or give another --out")
+        raise InputError(f"{folder.path} holds a run already: continue it with resume=true, or give another out")
     manifest = folder.manifest()
     if "key" not in manifest:
-        raise InputError(f"{folder.path} was begun in process, not across sites: give another --out")
+        raise InputError(f"{folder.path} was begun in process, not across sites: give another out")
     return manifest
 
 

@@ -5,9 +5,10 @@ Flower draws a node's number anew for every federation, so clients are told apar
 
 import hashlib
 import json
+import logging
 import secrets
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -20,6 +21,8 @@ from fedcir.federation import image_card
 from fedcir.flower.wire import CONFIG, NO_REPLY, ORDER, Order, reason_of
 from fedcir.models.task import Task, image_task
 from fedcir.types import InputError
+
+log = logging.getLogger("flwr")
 
 POLL = 0.25
 """Seconds between two looks for replies."""
@@ -72,6 +75,8 @@ class Sites:
     """By node."""
     failures: dict[int, str] = field(default_factory=dict)
     """Nodes that could not introduce themselves, and why."""
+    remind: float = 30.0
+    """Seconds of waiting after which the log says for whom, and nodes that failed are asked again."""
     _asked: dict[str, int] = field(default_factory=dict)
     """Nodes by the message that they have not answered yet."""
 
@@ -79,12 +84,7 @@ class Sites:
         """Ask nodes that are new who they are, and read what has been answered; gives the nodes that are connected."""
         connected = set(self.grid.get_node_ids())
         asked = {*self.introductions, *self.failures, *self._asked.values()}
-        messages = [
-            Message(RecordDict({CONFIG: ConfigRecord({ORDER: self.order.to_json()})}), node, MessageType.QUERY)
-            for node in sorted(connected - asked)
-        ]
-        if messages:
-            self._asked |= push(self.grid, messages)
+        self._ask(connected - asked)
         for message in self.grid.pull_messages(list(self._asked)) if self._asked else ():
             node = self._asked.pop(message.metadata.reply_to_message_id, None)
             if node is not None:
@@ -101,23 +101,61 @@ class Sites:
         return bool(self._asked)
 
     def wait(self, enough: int, patience: float) -> None:
-        """Until so many sites are there and no node is left that has not answered."""
-        until = time.monotonic() + patience
+        """Until so many sites are there and no node is left that has not answered. The log tells how it goes."""
+        begun = reminded = time.monotonic()
+        said: dict[int, str] = {}
         while True:
-            connected = self.look()
-            there = [node for node in self.introductions if node in connected]
-            if len(there) >= enough and not set(self._asked.values()) & connected:
+            self.look()
+            self._tell_news(said)
+            now = time.monotonic()
+            if len(self.introductions) >= enough and not self._asked:
                 return
-            if time.monotonic() > until:
+            if now > begun + patience:
                 break
+            if now > reminded + self.remind:
+                reminded = now
+                self._remind(enough, begun + patience - now)
             time.sleep(POLL)
-        names = ", ".join(sorted(self.introductions[node].domain for node in there)) or "none"
-        failed = "".join(f"; node {node}: {reason}" for node, reason in self.failures.items())
-        if len(there) < enough:
+        if (there := len(self.introductions)) < enough:
+            failed = "".join(f"; node {node}: {reason}" for node, reason in self.failures.items())
             raise InputError(
-                f"{len(there)} of {enough} sites were there after {patience:.0f} s ({names}){failed}: "
-                "start the others, or lower `sites`"
+                f"{there} of {enough} sites were there after {patience:.0f} s ({self._there()}){failed}. "
+                "Start or mend the others, or lower `sites`"
             )
+
+    def _tell_news(self, said: dict[int, str]) -> None:
+        """Say what has become known of a node since the last time."""
+        news = {
+            node: f"site {site.domain!r} is there as node {node}: {site.train} images to train on, {site.test} to test"
+            for node, site in self.introductions.items()
+        }
+        for node, reason in self.failures.items():
+            news[node] = (
+                f"node {node} cannot take part: {reason}. It is asked again every {self.remind:g} s; "
+                "if its node-config changes, start its SuperNode again"
+            )
+        for node in said.keys() - news.keys() - set(self._asked.values()):
+            del said[node]
+            log.warning("node %s has gone", node)
+        for node, line in news.items():
+            if said.get(node) != line:
+                said[node] = line
+                log.log(logging.WARNING if node in self.failures else logging.INFO, line)
+
+    def _remind(self, enough: int, left: float) -> None:
+        """Say whom the run waits for, and ask nodes again that have failed: they may be mended by now."""
+        there, silent = len(self.introductions), set(self._asked.values())
+        line = f"{there} of {enough} sites are there ({self._there()}), and the run waits {left:.0f} s more"
+        advice = ": start the others, or stop it by `flwr stop` and start it with a lower `sites`"
+        log.info("%s%s", line, advice if there + len(silent - self.failures.keys()) < enough else "")
+        for node in sorted(silent):
+            log.info("node %s has not answered yet: it may be decoding its images", node)
+        for node, reason in self.failures.items():
+            log.warning("node %s still cannot take part: %s", node, reason)
+        self._ask(self.failures.keys() - silent)
+
+    def _there(self) -> str:
+        return ", ".join(sorted(site.domain for site in self.introductions.values())) or "none"
 
     def nodes(self, clients: Sequence[dict[str, Any]]) -> tuple[dict[int, int], dict[int, str]]:
         """The nodes of the manifest's clients, and why others of them have none."""
@@ -136,6 +174,14 @@ class Sites:
                 missing.pop(client["id"], None)
         return found, missing
 
+    def _ask(self, nodes: Set[int]) -> None:
+        messages = [
+            Message(RecordDict({CONFIG: ConfigRecord({ORDER: self.order.to_json()})}), node, MessageType.QUERY)
+            for node in sorted(nodes)
+        ]
+        if messages:
+            self._asked |= push(self.grid, messages)
+
     def _read(self, node: int, message: Message) -> None:
         if message.has_error():
             if (reason := reason_of(message)) != NO_REPLY:  # or it is asked again
@@ -143,6 +189,7 @@ class Sites:
             return
         try:
             self.introductions[node] = Introduction.from_message(message)
+            self.failures.pop(node, None)  # it was mended
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             self.failures[node] = "it answered something that is not an introduction: install the same fedcir"
 

@@ -61,9 +61,8 @@ class Order:
     def from_json(cls, text: str) -> "Order":
         values = json.loads(text)
         if values.get("format") != FORMAT:
-            raise InputError(
-                f"the server speaks format {values.get('format')} and this site {FORMAT}: install the same fedcir"
-            )
+            wrong = f"the server speaks format {values.get('format')} and this site {FORMAT}: install the same fedcir"
+            raise InputError(wrong, public=wrong)
         clients = {int(node): int(number) for node, number in values["clients"].items()}
         key = str(values["key"])
         if not all(letter in "0123456789abcdef" for letter in key):  # it names a folder
@@ -147,7 +146,9 @@ def _others(groups: Groups, trained: Iterable[str]) -> Iterable[tuple[str, Tenso
 
 
 def _line(text: object) -> str:
-    return " ".join(str(text).split())[:200]
+    """What others have said, as a log can show it."""
+    words = " ".join(str(text).split())[:200]
+    return "".join(letter if letter.isprintable() else "?" for letter in words)
 
 
 def _grouped(named: Arrays, names: Iterable[str] = ()) -> Groups:

@@ -1,0 +1,180 @@
+"""What `fedcir deploy check` finds at a site, against a real TLS server."""
+
+import contextlib
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import datetime, timedelta, tzinfo
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from PIL import Image
+
+from fedcir.flower import certs
+from fedcir.flower.certs import make_certificates, make_node_key
+from fedcir.flower.check import Finding, Setup, check_site
+
+Fedcir = Callable[..., Any]
+HOST = "127.0.0.1"
+
+
+@contextlib.contextmanager
+def listening(paths: dict[str, Path] | None) -> Iterator[str]:
+    """The address of a server with these certificates, or of one that greets its callers without TLS."""
+    context = None
+    if paths is not None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(paths["server.crt"], paths["server.key"])
+    server = socket.create_server((HOST, 0))
+
+    def serve() -> None:
+        while True:
+            try:
+                plain, _ = server.accept()
+            except OSError:  # closed
+                return
+            with plain, contextlib.suppress(OSError):
+                if context is None:
+                    plain.sendall(b"hello, who is there?\n")
+                else:
+                    context.wrap_socket(plain, server_side=True).close()
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        yield f"{HOST}:{server.getsockname()[1]}"
+    finally:
+        server.shutdown(socket.SHUT_RDWR)
+        server.close()
+        thread.join()
+
+
+def found(setup: Setup) -> dict[str, Finding]:
+    return {finding.what: finding for finding in check_site(setup)}
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Path:
+    root = tmp_path / "images"
+    for number, label in enumerate(("cat", "dog")):
+        (root / label).mkdir(parents=True)
+        for image in range(5 + number):
+            pixels = np.full((8, 8, 3), 40 * number + image, np.uint8)
+            Image.fromarray(pixels).save(root / label / f"{image}.png")
+    return root
+
+
+def test_images_are_counted_by_class_and_opened_as_a_run_would(images: Path) -> None:
+    data = found(Setup(data_root=images, domain="clinic"))["data"]
+    assert data.ok
+    assert data.said == "11 images, 9 to train on and 2 to test on, of 2 classes: cat 5, dog 6"
+
+
+def test_what_is_wrong_with_the_images_is_named(images: Path) -> None:
+    setup = Setup(data_root=images, domain="clinic")
+    (images / "dog" / "0.png").write_bytes(b"no image")
+    assert "dog/0.png is not a readable image" in found(setup)["data"].said
+    (images / "dog").rename(images.parent / "dog")
+    assert found(setup)["data"] == Finding(
+        "data", False, f"{images} holds one class only (cat 5): add images of another"
+    )
+    assert found(replace(setup, data_root=images / "nowhere"))["data"].ok is False
+
+
+def test_a_server_that_its_certificate_names_is_trusted(tmp_path: Path) -> None:
+    paths = make_certificates([HOST], tmp_path, days=30)
+    with listening(paths) as address:
+        every = found(Setup(root_certificates=paths["ca.crt"], superlink=address))
+    assert [every[what].ok for what in ("certificates", "connection", "TLS")] == [True, True, True]
+    assert every["certificates"].said.endswith("is valid for 29 more days")
+    assert every["registration"] == Finding("registration", None, "give --key")
+
+
+def test_a_server_of_another_ca_or_under_another_name_or_without_tls_is_not(tmp_path: Path) -> None:
+    paths, other = make_certificates([HOST], tmp_path / "one"), make_certificates([HOST], tmp_path / "two")
+    with listening(paths) as address:
+        setup = Setup(root_certificates=other["ca.crt"], superlink=address)
+        assert "is not signed by" in found(setup)["TLS"].said
+        away = replace(setup, root_certificates=paths["ca.crt"], superlink=address.replace(HOST, "127.1"))
+        assert "does not name 127.1: make one that does" in found(away)["TLS"].said
+    with listening(None) as address:
+        plain = found(replace(setup, superlink=address))["TLS"]
+    assert plain.ok is False
+    assert "does not speak TLS" in plain.said
+
+
+def test_certificates_that_have_expired_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class LastYear(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> "LastYear":
+            then = datetime.now(tz) - timedelta(days=365)
+            return cls(*then.timetuple()[:6], tzinfo=tz)
+
+    monkeypatch.setattr(certs, "datetime", LastYear)
+    paths = make_certificates([HOST], tmp_path, days=30)
+    every = found(Setup(root_certificates=paths["ca.crt"], superlink=f"{HOST}:1"))
+    assert "has expired: get a new one" in every["certificates"].said
+
+
+REACHED = {
+    f"{HOST}:1": "refuses: is the SuperLink running there",
+    "nowhere.invalid:8000": "no machine is known by the name nowhere.invalid",
+    "https://fl.example.org": "--superlink must be HOST:PORT",
+    "fl.example.org": "--superlink must be HOST:PORT",
+}
+
+
+@pytest.mark.parametrize(("address", "said"), REACHED.items())
+def test_why_the_server_cannot_be_reached_is_told_and_what_needs_it_is_not_tried(
+    tmp_path: Path, address: str, said: str
+) -> None:
+    paths = make_certificates([HOST], tmp_path)
+    make_node_key(tmp_path / "site.key")
+    every = found(Setup(root_certificates=paths["ca.crt"], superlink=address, key=tmp_path / "site.key"))
+    assert every["connection"].ok is False
+    assert said in every["connection"].said
+    assert every["TLS"] == Finding("TLS", None, "connection comes first")
+    assert every["key"].ok
+    assert every["registration"] == Finding("registration", None, "TLS comes first")
+
+
+def test_a_key_that_others_can_read_or_that_is_of_another_kind_is_refused(tmp_path: Path) -> None:
+    key, public = tmp_path / "site.key", make_node_key(tmp_path / "site.key")
+    assert found(Setup(key=key))["key"].ok
+    assert "is no private key in OpenSSH's format" in found(Setup(key=public))["key"].said
+    key.chmod(0o640)
+    assert f"chmod 600 {key}" in found(Setup(key=key))["key"].said
+    curve = ec.generate_private_key(ec.SECP384R1())
+    sec1 = tmp_path / "sec1.key"
+    sec1.write_bytes(curve.private_bytes(Encoding.PEM, PrivateFormat.TraditionalOpenSSL, NoEncryption()))
+    assert "ssh-keygen -t ecdsa -b 384" in found(Setup(key=sec1))["key"].said
+
+
+def test_the_command_has_a_line_for_each_check_and_exit_code_2_if_one_failed(
+    fedcir: Fedcir, images: Path, tmp_path: Path
+) -> None:
+    good = ["deploy", "check", "--data-root", images, "--domain", "clinic", "--quiet"]
+    said = fedcir(*good)
+    assert (said.code, said.err) == (0, "")
+    assert [line.split()[0] for line in said.out.splitlines()] == [
+        *("data", "certificates", "connection"),
+        *("TLS", "key", "registration"),
+    ]
+    assert said.out.splitlines()[0].startswith("data          ok         11 images")
+    assert said.out.splitlines()[4] == "key           not tried  give --key"
+    said = fedcir(*good, "--key", tmp_path / "no.key")
+    assert said.code == 2
+    assert said.err == "fedcir: this site is not ready: key failed, see above\n"
+    assert f"key           FAILED     No such file or directory: {tmp_path / 'no.key'}" in said.out
+
+
+def test_the_command_without_anything_to_try_says_what_to_give(fedcir: Fedcir) -> None:
+    said = fedcir("deploy", "check")
+    assert (said.code, said.out) == (2, "")
+    assert said.err.startswith("fedcir: nothing to try: give --superlink")
