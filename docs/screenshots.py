@@ -21,16 +21,14 @@ def main() -> None:
         page.goto(address)
         for name in ("fedprox", "fedgen", "fedsr", "fedreg", "fedalign"):  # few enough to show the bands
             page.get_by_role("button", name=name, exact=True).click()
-        page.get_by_role("heading", name="Training").scroll_into_view_if_needed()
-        page.evaluate("window.scrollTo(0, document.querySelector('#s2').offsetTop - 70)")
+        page.get_by_role("heading", name="Training").evaluate("(node) => scrollTo(0, node.offsetTop - 70)")
         chart = page.locator("figure.chart svg").filter(has=page.locator("polyline")).first.bounding_box()
         page.mouse.move(chart["x"] + 0.4 * chart["width"], chart["y"] + 120)
         page.screenshot(path=DOCS / "report.png")
         phone = browser.new_page(viewport={"width": 390, "height": 844}, color_scheme="dark", device_scale_factor=1.5)
         phone.goto(address)
-        phone.get_by_text("Proxy A-distance of clients", exact=True).scroll_into_view_if_needed()
-        top = "document.querySelectorAll('figure.chart')[5].getBoundingClientRect().top + scrollY - 70"
-        phone.evaluate(f"window.scrollTo(0, {top})")
+        distances = phone.locator("figure.chart").filter(has_text="Proxy A-distance of clients").first
+        distances.evaluate("(node) => scrollTo(0, node.getBoundingClientRect().top + scrollY - 70)")
         phone.wait_for_timeout(300)
         phone.screenshot(path=DOCS / "report-phone.png")
         browser.close()

@@ -1,6 +1,7 @@
 import json
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,14 +16,16 @@ def record(round: int, accuracy: float | None) -> RoundRecord:
     return RoundRecord(round, {}, None, accuracy, accuracy, accuracy, 100, 10, 0, {}, {})
 
 
-def run(path: Path, accuracies: list[float]) -> RunFolder:
+def run(path: Path, accuracies: list[float], **more: Any) -> RunFolder:
     """A finished run with this mean accuracy in each round, in two domains that are 0.1 to both sides of it."""
     path.mkdir(parents=True)
     lines = [json.dumps(asdict(record(i, accuracy))) for i, accuracy in enumerate(accuracies, start=1)]
     (path / "rounds.jsonl").write_text("".join(line + "\n" for line in lines))
     mean = accuracies[-1]
-    final = {"accuracy_mean": mean, "accuracy_worst": mean - 0.1, "accuracy": {"a": mean - 0.1, "b": mean + 0.1}}
-    (path / "summary.json").write_text(json.dumps({"final": final}))
+    means = {"accuracy_mean": mean, "accuracy_weighted": mean, "accuracy_worst": mean - 0.1}
+    final = {"round": len(accuracies), **means, "accuracy": {"a": mean - 0.1, "b": mean + 0.1}, **more}
+    about = {"algorithm": "fedavg", "dataset": "arrays", "seed": 0, "rounds": len(accuracies), "cost": {}}
+    (path / "summary.json").write_text(json.dumps({**about, "final": final, "best": final}))
     return RunFolder(path)
 
 
@@ -101,6 +104,16 @@ def test_one_seed_has_a_difference_without_an_interval(tmp_path: Path) -> None:
     runs = {"fedavg": {0: run(tmp_path / "a", [0.5])}, "fedcir": {0: run(tmp_path / "b", [0.75])}}
     ours = compare(runs, "fedavg")[1]
     assert (ours.difference, ours.half_width) == (Estimate(0.25, None), None)
+
+
+def test_domains_that_nobody_trains_on_are_named_with_their_mean(tmp_path: Path) -> None:
+    apart = [{"unseen": ["b"], "accuracy_unseen": value} for value in (0.2, 0.4)]
+    runs = {"fedavg": {seed: run(tmp_path / f"{seed}", [0.5], **apart[seed]) for seed in (0, 1)}}
+    (ours,) = compare(runs, "fedavg")
+    assert ours.unseen == ("b",)
+    assert ours.unseen_mean == Estimate(pytest.approx(0.3), pytest.approx(0.02**0.5))
+    (plain,) = compare({"fedavg": {0: run(tmp_path / "plain", [0.5])}}, "fedavg")
+    assert (plain.unseen, plain.unseen_mean) == ((), None)
 
 
 def test_a_target_of_ones_own_counts_for_all_seeds(tmp_path: Path) -> None:

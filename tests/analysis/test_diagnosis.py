@@ -178,6 +178,24 @@ def test_a_run_seen_again_is_as_accurate_as_its_last_round_says(tiny: Tiny, trai
     assert diagnose_run(folder).aligned is not None
 
 
+def test_distances_are_of_a_sample_and_all_else_of_every_test_image(tiny: Tiny, train: Train, tmp_path: Path) -> None:
+    folder = RunFolder(train(tiny("fedcir"), tmp_path / "run"))
+    some = diagnose_run(folder, limit=8)
+    assert {view.domain: len(view.labels) for view in some.sample} == {"ink": 8, "pen": 8, "wax": 8}
+    assert {view.domain: view.accuracy for view in some.views} == folder.records()[-1].accuracy
+    assert some.bound is not None
+    assert some.bound.risk == pytest.approx(folder.records()[-1].risk_mean, rel=1e-5)
+
+
+def test_a_domain_that_nobody_trains_on_is_in_no_mean(tiny: Tiny, train: Train, tmp_path: Path) -> None:
+    folder = RunFolder(train(tiny("fedavg", "partition.hold_out=pen"), tmp_path / "run"))
+    made, last = diagnose_run(folder), folder.records()[-1]
+    assert made.unseen == ("pen",)
+    assert made.mean_accuracy.value == pytest.approx(last.accuracy_mean)
+    assert made.bound is not None
+    assert made.bound.risk == pytest.approx(last.risk_mean, rel=1e-5)
+
+
 def test_data_are_told_by_their_pixels(tiny: Tiny) -> None:
     made = diagnose_data(tiny())
     assert made.pixels is not None

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import Array, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
-from grid import MemoryGrid, Node, passed, run_of_flower, site  # noqa: F401
+from grid import MemoryGrid, Node, context_of, passed, run_of_flower, site  # noqa: F401
 from PIL import Image
 
-from fedcir.config import Config, config_from, config_tables, merged, parse_assignment
+from fedcir.config import Config, config_from, config_tables, dump_toml, merged, parse_assignment
+from fedcir.flower import server_app
 from fedcir.flower.server_app import Settings, in_run_config, open_deployment
 from fedcir.flower.wire import Order
 from fedcir.records import RunFolder
@@ -153,6 +154,25 @@ def test_a_node_whose_replies_cannot_be_used_is_dropped_and_named_and_the_run_go
         assert record["dropped"]["1"].startswith(reason)
         assert len(record["accuracy"]) == 3
     assert RunFolder(tmp_path / "run").finished
+
+
+def test_a_run_leaves_a_report_and_one_that_cannot_be_written_is_a_note(
+    tiny: Tiny, tmp_path: Path, log: pytest.LogCaptureFixture
+) -> None:
+    settings, page = tmp_path / "run.toml", tmp_path / "run" / "report.html"
+    settings.write_text(dump_toml(config_tables(tiny("fedavg", "server.rounds=1"))), encoding="utf-8")
+    context = context_of({})
+    context.run_config = {"config": str(settings), "out": str(tmp_path / "run"), "sites": 3}
+    log.set_level(logging.INFO)
+    server_app.main(shares(tmp_path), context)
+    assert "Distances between clients" in page.read_text(encoding="utf-8")
+    assert log.messages[-1] == f"kept in {tmp_path / 'run'}, with a report.html to open"
+    page.unlink()
+    page.mkdir()
+    context.run_config["resume"] = True
+    server_app.main(shares(tmp_path), context)
+    assert log.messages[-2].startswith("note: no report.html: ")
+    assert log.messages[-1] == f"kept in {tmp_path / 'run'}"
 
 
 def test_a_node_that_does_not_answer_in_time_is_dropped_and_named(tiny: Tiny, tmp_path: Path) -> None:

@@ -155,9 +155,10 @@ def test_a_run_whose_distances_cannot_be_measured_is_named_and_the_others_are_me
     said = fedcir("report", *runs, "-o", tmp_path / "r.html")
     assert said.code == 0, said.err
     (line,) = said.err.splitlines()
-    assert line.startswith(f"note: distances not measured for fedavg-0: {runs[0]}/model.safetensors is damaged")
+    assert line.startswith("note: distances not measured for fedavg-0: ")
+    assert str(runs[0] / "model.safetensors") in line
     text = text_of(tmp_path / "r.html")
-    assert "Not measured for fedavg-0: fedavg-0/model.safetensors is damaged" in text
+    assert re.search("Not measured for fedavg-0: [^/]*fedavg-0/model.safetensors", text)
     assert "under the model of fedavg-1" in text
     assert "1 seed" not in text  # its accuracies are told
 

@@ -152,9 +152,9 @@ def _say_no_more(stopped: InputError) -> None:
 
 def _wrote_report(out: Path) -> bool:
     """Write the report of a finished run. What is wrong with it is a note: the run is done."""
-    from fedcir.report.report import report  # not for every message at every site, which imports this module
-
     try:
+        from fedcir.report.report import report  # not for every message at every site, which imports this module
+
         report([RunFolder(out)], out / "report.html")
     except Exception as error:
         log.warning("note: no report.html: %s", error)
