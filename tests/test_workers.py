@@ -169,7 +169,7 @@ def test_what_the_user_did_wrong_is_said_as_without_workers() -> None:
             return torch.zeros(4), 7 if number == 3 else 1
 
     sites = [(Odd(), Odd()) for _ in range(4)]
-    with pytest.raises(fedcir.InputError, match="gives the label 7, num_classes is 2"):
+    with pytest.raises(fedcir.InputError, match="gives the label 7: with num_classes=2"):
         fedcir.train(sites, encoder=nn.Linear(4, 4), num_classes=2, rounds=1, workers=3, device="cpu")
     assert children() == []
 
