@@ -27,6 +27,10 @@ class Faulty(fedcir.FedAvg):
         raise RuntimeError("it was never going to work")
 '''
 
+MENDED = FAULTY.replace(
+    'raise RuntimeError("it was never going to work")', "return super().local_loss(modules, x, y, ctx)"
+)
+
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -69,6 +73,9 @@ def test_a_method_that_fails_leaves_the_others_their_table_and_report(
     assert (place / "all" / "report.html").is_file()
     assert (place / "all" / "curves.png").is_file()
     assert "difference to" in said.out
+    (place / "faulty.py").write_text(MENDED)
+    assert fedcir(*command, "--resume").code == 0
+    assert len(json.loads((place / "all" / "comparison.json").read_text())) == 1 + len(baseline)
 
 
 def test_a_comparison_of_methods_that_all_fail_says_why(fedcir: Command, options: list[str], place: Path) -> None:
@@ -77,11 +84,7 @@ def test_a_comparison_of_methods_that_all_fail_says_why(fedcir: Command, options
 
 
 def test_all_and_a_file_together_are_understood(fedcir: Command, options: list[str], place: Path) -> None:
-    (place / "mine.py").write_text(
-        FAULTY.replace(
-            'raise RuntimeError("it was never going to work")', "return super().local_loss(modules, x, y, ctx)"
-        )
-    )
+    (place / "mine.py").write_text(MENDED)
     said = fedcir(
         "compare", *options, "--rounds", 1, "--algorithms", "all,./mine.py", "--out", "all", "--json", "--quiet"
     )

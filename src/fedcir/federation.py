@@ -165,7 +165,9 @@ def federation_of(
     for whose, other in others:
         check_features(task, other, whose)
     manifest = _hashed({"clients": [{"id": c.id, "domain": c.domain, "train": len(c.train or ())} for c in clients]})
-    return Federation("own", tuple(clients), task, {"classes": [str(i) for i in range(num_classes)]}, manifest)
+    card = {"classes": [str(i) for i in range(num_classes)]}
+    unseen = tuple(client.domain for client in clients if client.train is None)
+    return Federation("own", tuple(clients), task, card, manifest, unseen=unseen)
 
 
 def pooled(federation: Federation) -> Federation:

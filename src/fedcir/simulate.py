@@ -275,9 +275,9 @@ def differing(one: Config, other: Config) -> dict[str, tuple[Any, Any]]:
 
 
 def _check_file(folder: RunFolder, config: Config) -> None:
-    """An algorithm of the user's own is the one that the run was begun with, wherever its file lies now."""
+    """An algorithm of the user's own is the one that the run's rounds were done with, wherever its file lies now."""
     begun, path = folder.algorithm_hash(), Path(config.algorithm.name)
-    if begun is not None and path.suffix == ".py" and file_hash(path) != begun:
+    if begun is not None and path.suffix == ".py" and file_hash(path) != begun and folder.records():
         raise InputError(
             f"{path} is not as it was when {folder.path} was begun: give another --out "
             f"(that run's copy is {folder.path / Path(folder.config().algorithm.name).name})"

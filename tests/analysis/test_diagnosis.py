@@ -328,7 +328,10 @@ def test_runs_that_cannot_be_seen_again_are_refused(
     (tmp_path / "other" / "model.safetensors").write_bytes(b"damaged")
     refused(fedcir("diagnose", tmp_path / "other", *out), "cannot read")
     (tmp_path / "other" / "model.safetensors").unlink()
-    refused(fedcir("diagnose", tmp_path / "other", *out), "other/model.safetensors: No such file; delete summary.json")
+    refused(
+        fedcir("diagnose", tmp_path / "other", *out),
+        "other/model.safetensors: No such file; continue the run with --resume",
+    )
     wide = train(tiny("fedcir", "model.width=3", "server.rounds=1"), tmp_path / "wide")
     shutil.copy(wide / "model.safetensors", tmp_path / "other")
     refused(fedcir("diagnose", tmp_path / "other", *out), "other/model.safetensors is not of this run: model/")

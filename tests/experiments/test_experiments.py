@@ -24,10 +24,14 @@ def run(path: Path, accuracies: Sequence[float]) -> RunFolder:
         for i, a in enumerate(accuracies, start=1)
     ]
     (path / "rounds.jsonl").write_text("".join(json.dumps(asdict(each)) + "\n" for each in records))
-    summary = {"final": {"accuracy_mean": accuracies[-1]}, "cost": {"peak_memory": 5 * 10**8}}
+    last = accuracies[-1]
+    names = ("accuracy_mean", "accuracy_weighted", "accuracy_worst")
+    final = {"round": len(accuracies), **dict.fromkeys(names, last), "accuracy": {"one": last}}
+    about = {"algorithm": "any", "dataset": "any", "seed": 0, "rounds": len(accuracies)}
+    summary = {**about, "final": final, "best": final, "cost": {"peak_memory": 5 * 10**8}}
     (path / "summary.json").write_text(json.dumps(summary))
     clients = [{"id": 0, "domain": "a", "train": ["x"]}, {"id": 1, "domain": "b", "train": ["y"]}]
-    (path / "manifest.json").write_text(json.dumps({"clients": clients}))
+    (path / "manifest.json").write_text(json.dumps({"clients": clients, "hash": ""}))
     return RunFolder(path)
 
 

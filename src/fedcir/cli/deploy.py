@@ -90,9 +90,9 @@ def check(
     data_root: Annotated[Path | None, typer.Option(help="The site's <class>/<image>.")] = None,
     domain: Annotated[str | None, typer.Option(help="The site's name.")] = None,
     image_size: Annotated[int | None, typer.Option(help="Pixels of a side; 128 by default.")] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False,
 ) -> None:
-    """Try at a site, before the first run: its data, the certificates, the way to the server, its key."""
+    """Check a site before the first run. It tries the data, the certificates, the way to the server and the key."""
     _need_flower()
     from fedcir.flower.check import Setup, check_site
     from fedcir.progress import Meter
