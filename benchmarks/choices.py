@@ -13,12 +13,12 @@ from pathlib import Path
 
 import numpy as np
 
-from fedcir.compare import Estimate
 from fedcir.config import config_from
-from fedcir.records import RunFolder
-from fedcir.report.tables import markdown, percent
+from fedcir.engine.folder import RunFolder
+from fedcir.insight.report.tables import markdown, percent
 from fedcir.rng import numpy_rng
-from fedcir.sweep import Job, sweep
+from fedcir.runs.compare import Estimate
+from fedcir.runs.sweep import Job, sweep
 
 CHOICES: list[tuple[str, dict[str, object]]] = [
     ("fedavg", {}),

@@ -55,9 +55,9 @@ TRAIN = """
 import json, resource, sys
 import torch
 from fedcir.config import config_from
-from fedcir.federation import Client, Federation
+from fedcir.data.federation import Client, Federation
 from fedcir.models.task import image_task
-from fedcir.simulate import open_run, open_rounds, resolve
+from fedcir.engine.simulate import open_run, open_rounds, resolve
 from fedcir.algorithms import make_algorithm
 
 class OneBatch:

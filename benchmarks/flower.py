@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fedcir.flower.deploy import LocalFederation
-from fedcir.records import RunFolder
+from fedcir.engine.folder import RunFolder
+from fedcir.flower.processes import LocalFederation
 
 BARE = Path(__file__).parent / "contestants" / "bare_flower"
 

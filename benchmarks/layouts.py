@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 
 from fedcir.config import ModelConfig
-from fedcir.machine import keep_memory
+from fedcir.engine.machine import keep_memory
+from fedcir.models.optim import SGD
 from fedcir.models.task import image_task
-from fedcir.optim import SGD
 
 BATCH = 32
 

@@ -23,7 +23,7 @@ BATCH = 32
 
 
 def prepared_step(algorithm: Algorithm, task: Task, size: int) -> Callable[[], None]:
-    """One SGD step as in fedcir.local.fit, in a round in which everything that can be received has been."""
+    """One SGD step as in fedcir.engine.client.fit, in a round in which everything that can be received has been."""
     modules = algorithm.build(task)
     for module in modules.values():
         module.to(memory_format=torch.channels_last)

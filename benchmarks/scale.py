@@ -20,7 +20,7 @@ import json, sys, time
 started = time.perf_counter()
 from pathlib import Path
 from fedcir.config import config_from
-from fedcir.simulate import open_run
+from fedcir.engine.simulate import open_run
 config = config_from(json.loads(sys.argv[1]))
 began = time.perf_counter()
 with open_run(config, Path(sys.argv[2])) as (session, rounds):

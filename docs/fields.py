@@ -4,9 +4,9 @@ import re
 from pathlib import Path
 
 from fedcir.algorithms import algorithm_class, names
-from fedcir.describe import describe, travels
-from fedcir.report.tables import markdown
-from fedcir.settings import settings
+from fedcir.insight.describe import describe, travels
+from fedcir.insight.report.tables import markdown
+from fedcir.insight.settings import settings
 
 DOCS = Path(__file__).parent
 PAGES = [*sorted((DOCS / "methods").glob("*.md")), DOCS / "deploy.md", DOCS / "settings.md"]

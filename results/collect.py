@@ -8,7 +8,7 @@ import sys
 import tomllib
 from pathlib import Path
 
-from fedcir.records import RunFolder
+from fedcir.engine.folder import RunFolder
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from fedcir.algorithms import algorithm_class
 from fedcir.config import Config, config_from, merged, parse_assignment
-from fedcir.simulate import open_run
+from fedcir.engine.simulate import open_run
 
 
 @pytest.fixture(scope="session", autouse=True)

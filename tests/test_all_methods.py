@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from fedcir.algorithms import make_algorithm, names
-from fedcir.arrays import not_finite
 from fedcir.config import Config
 from fedcir.data.examples import Examples, ImageExamples, Positions
-from fedcir.federation import Federation, open_federation, pooled
-from fedcir.rounds import Session, run
-from fedcir.simulate import SerialTransport, make_worker, open_session, resolve
+from fedcir.data.federation import Federation, open_federation, pooled
+from fedcir.engine.rounds import Session, run
+from fedcir.engine.simulate import SerialTransport, make_worker, open_session, resolve
+from fedcir.models.tensors import not_finite
 from fedcir.types import Arrays, ClientReply, LocalContext, ServerState
 
 Tiny = Callable[..., Config]

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedcir.arrays import (
+from fedcir.models.tensors import (
     RunningMean,
     clone,
     difference,

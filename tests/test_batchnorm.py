@@ -10,12 +10,12 @@ import torch.nn.functional as F
 
 from fedcir.algorithms import make_algorithm
 from fedcir.algorithms.fedavg import FedAvg
-from fedcir.arrays import is_statistic, mean, pooled_variances, second_moments
 from fedcir.config import AlgorithmConfig, Config, LocalConfig, ModelConfig, PartitionConfig, ServerConfig
-from fedcir.federation import Client, open_federation
-from fedcir.local import evaluate
-from fedcir.rounds import Session, run
-from fedcir.simulate import SerialTransport, make_worker, open_run, open_session, resolve
+from fedcir.data.federation import Client, open_federation
+from fedcir.engine.client import evaluate
+from fedcir.engine.rounds import Session, run
+from fedcir.engine.simulate import SerialTransport, make_worker, open_run, open_session, resolve
+from fedcir.models.tensors import is_statistic, mean, pooled_variances, second_moments
 from fedcir.types import Arrays, ClientReply, InputError, ServerContext, ServerState
 
 Tiny = Callable[..., Config]

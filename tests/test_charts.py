@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from fedcir.charts import accuracy, curve, risk, spread, training_loss
-from fedcir.records import RunFolder
+from fedcir.engine.folder import RunFolder
+from fedcir.insight.charts import accuracy, curve, risk, spread, training_loss
 from fedcir.types import RoundRecord
 
 

@@ -18,8 +18,8 @@ from typer.main import get_command
 from fedcir import __version__, algorithms
 from fedcir.cli import app
 from fedcir.cli.reproduce import IDS
-from fedcir.experiments import ids
-from fedcir.records import RunFolder
+from fedcir.engine.folder import RunFolder
+from fedcir.insight.experiments import ids
 
 Command = Callable[..., Any]
 

@@ -12,8 +12,8 @@ import pytest
 from PIL import Image
 
 from fedcir.cli.data import _save
-from fedcir.progress import Meter
-from fedcir.records import RunFolder
+from fedcir.cli.progress import Meter
+from fedcir.engine.folder import RunFolder
 from fedcir.types import InputError
 
 Command = Callable[..., Any]

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedcir.compare import Estimate, Method, ToTarget, compare, half_width
-from fedcir.records import RunFolder
+from fedcir.engine.folder import RunFolder
+from fedcir.runs.compare import Estimate, Method, ToTarget, compare, half_width
 from fedcir.types import RoundRecord
 
 

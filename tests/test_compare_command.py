@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fedcir import algorithms
-from fedcir.records import RunFolder
+from fedcir.engine.folder import RunFolder
 
 Command = Callable[..., Any]
 

@@ -16,7 +16,7 @@ from fedcir.config import (
     parse_assignment,
     read_toml,
 )
-from fedcir.records import RunFolder
+from fedcir.engine.folder import RunFolder
 from fedcir.types import InputError
 
 CHANGED = Config(

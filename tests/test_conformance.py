@@ -13,8 +13,8 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from fedcir.algorithm import Algorithm
 from fedcir.algorithms import algorithm_class, names
+from fedcir.algorithms.algorithm import Algorithm
 from fedcir.algorithms.fedavg import FedAvg
 from fedcir.conformance import (
     CHECKS,

@@ -3,7 +3,7 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from fedcir.cost import Counter, ledger, peak_memory, to_target
+from fedcir.engine.cost import Counter, ledger, peak_memory, to_target
 from fedcir.models.resnet import ResNet18
 from fedcir.types import RoundRecord
 

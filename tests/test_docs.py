@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from fedcir.experiments import experiment, ids
-from fedcir.experiments.plan import cases
+from fedcir.insight.experiments import experiment, ids
+from fedcir.insight.experiments.plan import cases
 
 DOCS = Path(__file__).parents[1] / "docs"
 spec = importlib.util.spec_from_file_location("docs_fields", DOCS / "fields.py")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fedcir.cli.failure import told
-from fedcir.records import RunFolder
+from fedcir.engine.folder import RunFolder
 
 Command = Callable[..., Any]
 

@@ -16,7 +16,7 @@ from PIL import Image
 
 from fedcir.config import Config
 from fedcir.data.examples import ImageExamples
-from fedcir.federation import deal, manifest_of, open_federation
+from fedcir.data.federation import deal, manifest_of, open_federation
 
 Make = Callable[..., Config]
 
@@ -121,8 +121,8 @@ def test_the_hash_does_not_depend_on_where_the_data_lie(
 def test_the_manifest_does_not_depend_on_the_process(data_root: Path, tree: Path) -> None:
     script = (
         "import json, sys\n"
-        "from fedcir.federation import deal, manifest_of\n"
-        "from fedcir.options import Options\n"
+        "from fedcir.data.federation import deal, manifest_of\n"
+        "from fedcir.cli.options import Options\n"
         "for name, root in (('arrays', sys.argv[1]), ('folders', sys.argv[2])):\n"
         "    options = Options(dataset=name, data_root=root, clients=6, set=['data.val_fraction=0.2'])\n"
         "    print(json.dumps(manifest_of(*deal(options.to_config()))))\n"

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedcir.optim import SGD, Adam
+from fedcir.models.optim import SGD, Adam
 
 
 def losses(parameters: list[nn.Parameter], begin: Callable[[], None], step: Callable[[], None], steps: int) -> None:

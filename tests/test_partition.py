@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from fedcir.config import PartitionConfig
-from fedcir.partition import Share, by_domain, dirichlet_within_domain, iid, partition
+from fedcir.data.partition import Share, by_domain, dirichlet_within_domain, iid, partition
 from fedcir.types import InputError
 
 LABELS = {

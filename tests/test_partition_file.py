@@ -10,8 +10,8 @@ import pytest
 from PIL import Image
 
 from fedcir.config import Config
-from fedcir.federation import deal, open_federation
-from fedcir.records import RunFolder
+from fedcir.data.federation import deal, open_federation
+from fedcir.engine.folder import RunFolder
 
 Tiny = Callable[..., Config]
 Train = Callable[..., Path]

@@ -3,9 +3,9 @@
 import pytest
 
 from fedcir.algorithms import make_algorithm
+from fedcir.cli.options import Options
 from fedcir.config import Config, config_from, merged
-from fedcir.options import Options
-from fedcir.presets import names, read_preset
+from fedcir.config.presets import names, read_preset
 from fedcir.types import InputError
 
 # FedProx mu; FedGen kd, reg; FedSR l2r, cmi; FedAlign's and FedCiR's align (FedReg's and FedCiR's reg is 0.5)

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from fedcir.config import Config
-from fedcir.profiling import Profile
-from fedcir.records import RunFolder
-from fedcir.simulate import open_run
+from fedcir.engine.folder import RunFolder
+from fedcir.engine.profiling import Profile
+from fedcir.engine.simulate import open_run
 
 Tiny = Callable[..., Config]
 Train = Callable[..., Path]

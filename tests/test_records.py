@@ -23,8 +23,8 @@ from safetensors.torch import save_file
 
 import fedcir
 from fedcir.config import Config
-from fedcir.records import FORMAT, RunFolder, write
-from fedcir.simulate import open_run
+from fedcir.engine.folder import FORMAT, RunFolder, write
+from fedcir.engine.simulate import open_run
 from fedcir.types import InputError
 
 Tiny = Callable[..., Config]

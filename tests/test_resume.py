@@ -16,7 +16,7 @@ import pytest
 
 from fedcir import algorithms
 from fedcir.config import Config
-from fedcir.records import RunFolder
+from fedcir.engine.folder import RunFolder
 from fedcir.types import InputError
 
 Tiny = Callable[..., Config]

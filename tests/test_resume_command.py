@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fedcir.config import Config
-from fedcir.records import RunFolder
+from fedcir.engine.folder import RunFolder
 
 Tiny = Callable[..., Config]
 Train = Callable[..., Path]

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from fedcir.algorithms import make_algorithm
-from fedcir.arrays import same_tensors
 from fedcir.config import Config
-from fedcir.federation import open_federation
-from fedcir.local import Worker
-from fedcir.rounds import Session, Transport, run, sample_cohort, summarise
-from fedcir.simulate import SerialTransport, open_session, resolve
+from fedcir.data.federation import open_federation
+from fedcir.engine.client import Worker
+from fedcir.engine.rounds import Session, Transport, run, sample_cohort, summarise
+from fedcir.engine.simulate import SerialTransport, open_session, resolve
+from fedcir.models.tensors import same_tensors
 from fedcir.types import ClientReply, Dropped, Groups, InputError, ServerState
 
 Tiny = Callable[..., Config]

@@ -10,7 +10,7 @@ from typer.main import get_command
 
 from fedcir.cli import app
 from fedcir.config import SECTIONS, Config, config_from, merged, parse_assignment
-from fedcir.settings import settings
+from fedcir.insight.settings import settings
 
 SETTINGS = {each.name: each for each in settings()}
 

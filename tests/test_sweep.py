@@ -5,8 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from fedcir.config import Config
-from fedcir.records import RunFolder
-from fedcir.sweep import Job, sweep
+from fedcir.engine.folder import RunFolder
+from fedcir.runs.sweep import Job, sweep
 
 Tiny = Callable[..., Config]
 

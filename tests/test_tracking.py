@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from fedcir.config import Config
-from fedcir.records import RunFolder
-from fedcir.simulate import open_run
-from fedcir.tracking import TRACKERS, open_track, values_of
+from fedcir.engine.folder import RunFolder
+from fedcir.engine.simulate import open_run
+from fedcir.runs.tracking import TRACKERS, open_track, values_of
 from fedcir.types import InputError
 
 Command = Callable[..., Any]

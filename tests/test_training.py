@@ -506,7 +506,7 @@ def test_dir_lists_every_method_and_imports_no_torch() -> None:
 
 def test_a_new_file_in_algorithms_is_exported_by_itself(tmp_path: Path) -> None:
     shutil.copytree(SOURCE / "fedcir", tmp_path / "fedcir", ignore=shutil.ignore_patterns("__pycache__"))
-    method = 'from fedcir.algorithm import Algorithm\n\n\nclass FedNew(Algorithm):\n    """New."""\n'
+    method = 'from fedcir.algorithms.algorithm import Algorithm\n\n\nclass FedNew(Algorithm):\n    """New."""\n'
     (tmp_path / "fedcir" / "algorithms" / "fednew.py").write_text(method, encoding="utf-8")
     code = "import fedcir; assert 'FedNew' in dir(fedcir); from fedcir import *; print(FedNew.__module__)"
     assert in_a_process_of_its_own(code, tmp_path) == "fedcir.algorithms.fednew\n"

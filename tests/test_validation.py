@@ -14,11 +14,11 @@ from safetensors.torch import load_file
 from fedcir import algorithms
 from fedcir.algorithms.fedavg import FedAvg
 from fedcir.config import Config, DataConfig
+from fedcir.data.federation import open_federation
 from fedcir.data.sources import open_dataset
-from fedcir.federation import open_federation
-from fedcir.records import RunFolder
-from fedcir.rounds import summarise
-from fedcir.simulate import open_run
+from fedcir.engine.folder import RunFolder
+from fedcir.engine.rounds import summarise
+from fedcir.engine.simulate import open_run
 from fedcir.types import InputError
 
 Tiny = Callable[..., Config]

@@ -13,14 +13,14 @@ import pytest
 import torch
 
 from fedcir import algorithms
-from fedcir.arena import Arena
 from fedcir.config import Config
-from fedcir.records import RunFolder
-from fedcir.rounds import run
-from fedcir.simulate import make_worker, open_federation, open_session, resolve
-from fedcir.streams import StreamTransport
+from fedcir.engine.folder import RunFolder
+from fedcir.engine.rounds import run
+from fedcir.engine.simulate import make_worker, open_federation, open_session, resolve
+from fedcir.engine.transports.arena import Arena
+from fedcir.engine.transports.processes import WorkerTransport
+from fedcir.engine.transports.threads import StreamTransport
 from fedcir.types import ClientReply
-from fedcir.workers import WorkerTransport
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="worker processes need Linux")
 
@@ -64,7 +64,7 @@ def opened(tiny: Tiny, tmp_path: Path) -> Iterator[Callable[[int], tuple[WorkerT
 
     def start(workers: int, *settings: str) -> tuple[WorkerTransport, object]:
         from fedcir.algorithms import make_algorithm
-        from fedcir.records import ClientStore
+        from fedcir.engine.folder import ClientStore
 
         config = tiny("fedsr", *settings)
         algorithm, federation = make_algorithm(config.algorithm), open_federation(config)
@@ -195,7 +195,7 @@ def test_threads_with_networks_of_their_own_give_the_same_bits(
 ) -> None:
     """As on several GPUs, but on the CPU."""
     from fedcir.algorithms import make_algorithm
-    from fedcir.records import ClientStore
+    from fedcir.engine.folder import ClientStore
 
     config = tiny(name)
     whole = RunFolder(train(config, tmp_path / "whole")).records()
@@ -210,7 +210,7 @@ def test_threads_with_networks_of_their_own_give_the_same_bits(
 
 def test_an_error_in_a_thread_reaches_the_caller(tiny: Tiny) -> None:
     from fedcir.algorithms import make_algorithm
-    from fedcir.records import ClientStore
+    from fedcir.engine.folder import ClientStore
 
     config = tiny("fedavg")
     algorithm, federation = make_algorithm(config.algorithm), open_federation(config)

@@ -23,14 +23,14 @@ def _methods() -> dict[str, str]:
 
 _EXPORTS = {
     **_methods(),
-    "Algorithm": "fedcir.algorithm",
+    "Algorithm": "fedcir.algorithms.algorithm",
     "Config": "fedcir.config",
     "InputError": "fedcir.types",
     "Losses": "fedcir.types",
-    "Result": "fedcir.training",
+    "Result": "fedcir.engine.train",
     "RoundRecord": "fedcir.types",
-    "RunFolder": "fedcir.records",
-    "train": "fedcir.training",
+    "RunFolder": "fedcir.engine.folder",
+    "train": "fedcir.engine.train",
 }
 
 __all__ = [  # noqa: PLE0604 (names, all of them)
@@ -39,7 +39,7 @@ __all__ = [  # noqa: PLE0604 (names, all of them)
 ]
 
 if TYPE_CHECKING:  # for editors and type checkers; a method that is not here is exported all the same
-    from fedcir.algorithm import Algorithm as Algorithm
+    from fedcir.algorithms.algorithm import Algorithm as Algorithm
     from fedcir.algorithms.centralized import Centralized as Centralized
     from fedcir.algorithms.fedalign import FedAlign as FedAlign
     from fedcir.algorithms.fedavg import FedAvg as FedAvg
@@ -50,9 +50,9 @@ if TYPE_CHECKING:  # for editors and type checkers; a method that is not here is
     from fedcir.algorithms.fedreg import FedReg as FedReg
     from fedcir.algorithms.fedsr import FedSR as FedSR
     from fedcir.config import Config as Config
-    from fedcir.records import RunFolder as RunFolder
-    from fedcir.training import Result as Result
-    from fedcir.training import train as train
+    from fedcir.engine.folder import RunFolder as RunFolder
+    from fedcir.engine.train import Result as Result
+    from fedcir.engine.train import train as train
     from fedcir.types import InputError as InputError
     from fedcir.types import Losses as Losses
     from fedcir.types import RoundRecord as RoundRecord

@@ -17,14 +17,14 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from fedcir.algorithm import Algorithm
-from fedcir.arrays import clone
+from fedcir.algorithms.algorithm import Algorithm
 from fedcir.config import AlgorithmConfig, Config, LocalConfig, RunConfig, ServerConfig
-from fedcir.federation import Federation, federation_of, pooled
-from fedcir.machine import threads
+from fedcir.data.federation import Federation, federation_of, pooled
+from fedcir.engine.machine import threads
+from fedcir.engine.rounds import Session, run, take_step
+from fedcir.engine.simulate import SerialTransport, hyper_parameters, make_worker, open_rounds, open_session, resolve
 from fedcir.models.cnn import CNN
-from fedcir.rounds import Session, run, take_step
-from fedcir.simulate import SerialTransport, hyper_parameters, make_worker, open_rounds, open_session, resolve
+from fedcir.models.tensors import clone
 from fedcir.types import ClientReply, Groups, ServerState
 
 CLASSES = 3

@@ -10,10 +10,10 @@ from torch.utils.data import TensorDataset
 
 import fedcir
 from fedcir.config import AlgorithmConfig, Config, LocalConfig, ModelConfig, RunConfig, ServerConfig
-from fedcir.federation import federation_of, pooled
+from fedcir.data.federation import federation_of, pooled
+from fedcir.engine.rounds import Session
+from fedcir.engine.simulate import SerialTransport, hyper_parameters, make_worker, open_session, resolve
 from fedcir.models.task import Task, module_task
-from fedcir.rounds import Session
-from fedcir.simulate import SerialTransport, hyper_parameters, make_worker, open_session, resolve
 
 CLASSES = 3
 

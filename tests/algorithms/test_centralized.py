@@ -11,8 +11,8 @@ from torch.utils.data import Dataset
 import fedcir
 from fedcir import FedAvg
 from fedcir.algorithms.centralized import Centralized
-from fedcir.rounds import run
-from fedcir.simulate import open_run
+from fedcir.engine.rounds import run
+from fedcir.engine.simulate import open_run
 
 
 class Recorded(Dataset):

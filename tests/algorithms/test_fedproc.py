@@ -11,8 +11,8 @@ from torch import Tensor
 
 from fedcir import FedAvg, InputError
 from fedcir.algorithms.fedproc import FedProc, merged_prototypes
+from fedcir.engine.rounds import run
 from fedcir.models.task import Task
-from fedcir.rounds import run
 from fedcir.types import Arrays, ClientReply, LocalContext, ServerContext, ServerState
 
 X, Y = torch.randn(6, 5, generator=torch.Generator().manual_seed(0)), torch.arange(6) % 3

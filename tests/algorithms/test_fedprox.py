@@ -9,8 +9,8 @@ import torch
 
 from fedcir import FedAvg, InputError
 from fedcir.algorithms.fedprox import FedProx
-from fedcir.arrays import snapshot
 from fedcir.models.task import Task
+from fedcir.models.tensors import snapshot
 from fedcir.types import LocalContext, Modules
 
 

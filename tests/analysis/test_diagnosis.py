@@ -23,10 +23,10 @@ from fedcir.analysis.divergence import Divergences
 from fedcir.analysis.views import View
 from fedcir.analysis.words import change_of_accuracy, change_of_distance
 from fedcir.config import Config
-from fedcir.federation import deal
+from fedcir.data.federation import deal
+from fedcir.engine.folder import RunFolder
+from fedcir.engine.train import train as train_own
 from fedcir.models.task import image_task
-from fedcir.records import RunFolder
-from fedcir.training import train as train_own
 from fedcir.types import InputError
 
 Tiny = Callable[..., Config]

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from fedcir.config import DataConfig
-from fedcir.data.arrays import arrays
 from fedcir.data.domains import Domains
+from fedcir.data.npz import arrays
 from fedcir.data.sources import open_dataset
 from fedcir.types import InputError
 

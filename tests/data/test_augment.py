@@ -15,11 +15,11 @@ from torch.utils.data import TensorDataset
 import fedcir as library
 from fedcir.config import Config
 from fedcir.data.augment import _colour, _crop, _flip, augment
-from fedcir.federation import open_federation
-from fedcir.local import Worker, evaluate, fit
-from fedcir.records import RunFolder
+from fedcir.data.federation import open_federation
+from fedcir.engine.client import Worker, evaluate, fit
+from fedcir.engine.folder import RunFolder
+from fedcir.engine.simulate import make_worker, open_run
 from fedcir.rng import numpy_rng, torch_rng
-from fedcir.simulate import make_worker, open_run
 
 Tiny = Callable[..., Config]
 Train = Callable[..., Path]

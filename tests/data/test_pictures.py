@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from fedcir.data.decode import FEW, Look, Rows, decode_files
-from fedcir.data.pictures import read_picture
+from fedcir.data.square import read_picture
 from fedcir.types import InputError
 
 HURRY = 30  # seconds until a process that should have ended is given up

@@ -6,7 +6,7 @@ import pytest
 
 from fedcir.config import Config, DataConfig, ServerConfig
 from fedcir.data.sources import open_dataset
-from fedcir.simulate import open_run
+from fedcir.engine.simulate import open_run
 
 DIGITS = Path(__file__).parents[3] / "shared" / "data" / "digits"
 

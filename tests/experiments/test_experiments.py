@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from fedcir.charts import Lines
-from fedcir.experiments import experiment, ids, paper
-from fedcir.experiments.experiment import METHODS, Case, Point, Results
-from fedcir.experiments.plan import cases, locate
-from fedcir.records import RunFolder
+from fedcir.engine.folder import RunFolder
+from fedcir.insight.charts import Lines
+from fedcir.insight.experiments import experiment, ids, paper
+from fedcir.insight.experiments.experiment import METHODS, Case, Point, Results
+from fedcir.insight.experiments.plan import cases, locate
 from fedcir.types import InputError, RoundRecord
 
 

@@ -14,8 +14,8 @@ from typing import Any
 import psutil
 import pytest
 
-from fedcir.experiments import ids
-from fedcir.records import RunFolder
+from fedcir.engine.folder import RunFolder
+from fedcir.insight.experiments import ids
 
 Command = Callable[..., Any]
 

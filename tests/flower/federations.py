@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcir.config import dump_toml
-from fedcir.flower.deploy import CONNECTION, HOST, LocalFederation
+from fedcir.flower.processes import CONNECTION, HOST, LocalFederation
 
 APP = Path(__file__).parent / "app"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fedcir.flower.deploy import write_app
+from fedcir.flower.processes import write_app
 from fedcir.flower.server_app import Settings
 from fedcir.types import InputError
 

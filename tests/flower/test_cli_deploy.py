@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from fedcir.records import RunFolder
+from fedcir.engine.folder import RunFolder
 
 Fedcir = Callable[..., Any]
 

@@ -23,11 +23,11 @@ from safetensors.torch import load_file
 
 import fedcir
 from fedcir.config import config_from, merged, parse_assignment
+from fedcir.engine.folder import RunFolder
+from fedcir.engine.simulate import open_run
 from fedcir.flower.certs import make_certificates, make_node_key
 from fedcir.flower.check import Setup, check_site
-from fedcir.flower.deploy import CONNECTION, LocalFederation
-from fedcir.records import RunFolder
-from fedcir.simulate import open_run
+from fedcir.flower.processes import CONNECTION, LocalFederation
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "flower_app"
 METHODS = ["fedcir", "fedsr", "fedgen"]

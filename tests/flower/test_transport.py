@@ -13,11 +13,11 @@ from grid import MemoryGrid, Node, context_of, passed, run_of_flower, site  # no
 from PIL import Image
 
 from fedcir.config import Config, config_from, config_tables, dump_toml, merged, parse_assignment
+from fedcir.engine.folder import RunFolder
+from fedcir.engine.rounds import Session
 from fedcir.flower import server_app
 from fedcir.flower.server_app import Settings, in_run_config, open_deployment
 from fedcir.flower.wire import Order
-from fedcir.records import RunFolder
-from fedcir.rounds import Session
 from fedcir.types import InputError
 
 Tiny = Callable[..., Config]
@@ -474,7 +474,7 @@ def test_a_server_cannot_have_a_site_run_a_file_that_the_site_has_not_named(
     method.write_text(
         "from pathlib import Path\n"
         "from dataclasses import dataclass\n"
-        "from fedcir.algorithm import Algorithm\n\n\n"
+        "from fedcir.algorithms.algorithm import Algorithm\n\n\n"
         f"Path({str(touched)!r}).touch()\n\n\n"
         "@dataclass(frozen=True)\nclass Method(Algorithm):\n    pass\n"
     )

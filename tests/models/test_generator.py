@@ -3,8 +3,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedcir.arrays import snapshot
 from fedcir.models.generator import Generator, all_classes
+from fedcir.models.tensors import snapshot
 
 CLASSES, LATENT, NOISE, HIDDEN = 3, 4, 2, 6
 Y = torch.tensor([0, 1, 2, 2, 1])

@@ -11,8 +11,8 @@ import pytest
 from PIL import Image
 
 from fedcir.config import config_from
-from fedcir.records import RunFolder
-from fedcir.report.report import report
+from fedcir.engine.folder import RunFolder
+from fedcir.insight.report.report import report
 
 DOMAINS = ("<img src=x onerror=alert(1)>", "\"quotes' & {braces}", "日本 ünï")
 CLASSES = ("<script>alert(2)", "cat & dog", "<b>bold")

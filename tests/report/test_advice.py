@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedcir.compare import Estimate, Method, ToTarget
-from fedcir.records import RunFolder
-from fedcir.report.advice import advice, rise, seeds_to_tell, take
+from fedcir.engine.folder import RunFolder
+from fedcir.insight.report.advice import advice, rise, seeds_to_tell, take
+from fedcir.runs.compare import Estimate, Method, ToTarget
 from fedcir.types import RoundRecord
 
 

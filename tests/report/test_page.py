@@ -4,8 +4,8 @@ import json
 import re
 from html.parser import HTMLParser
 
-from fedcir.charts import Heat, Lines, Series
-from fedcir.report.page import Figure, Listing, Section, Table, Words, page, places
+from fedcir.insight.charts import Heat, Lines, Series
+from fedcir.insight.report.page import Figure, Listing, Section, Table, Words, page, places
 
 EVIL = "</script><script>alert('1')</script> & \"x\" <img src=x>\u2028"
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fedcir.report.quantities import duration, flops, size, time_unit_of, unit_of
+from fedcir.insight.report.quantities import duration, flops, size, time_unit_of, unit_of
 
 
 @pytest.mark.parametrize(

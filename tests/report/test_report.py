@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from scipy.stats import binomtest
 
-from fedcir.records import RunFolder
-from fedcir.report.sections import mean_interval, wilson
+from fedcir.engine.folder import RunFolder
+from fedcir.insight.report.sections import mean_interval, wilson
 
 Command = Callable[..., Any]
 

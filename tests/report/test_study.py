@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from fedcir.config import Config
-from fedcir.records import RunFolder
-from fedcir.report.study import shareable, study_of
+from fedcir.engine.folder import RunFolder
+from fedcir.insight.report.study import shareable, study_of
 from fedcir.types import InputError
 
 Tiny = Callable[..., Config]

@@ -1,8 +1,8 @@
 import csv
 from dataclasses import replace
 
-from fedcir.compare import Estimate, Method, ToTarget
-from fedcir.report.tables import comma_separated, comparison_numbers, comparison_rows, latex, markdown
+from fedcir.insight.report.tables import comma_separated, comparison_numbers, comparison_rows, latex, markdown
+from fedcir.runs.compare import Estimate, Method, ToTarget
 
 METHODS = [
     Method(

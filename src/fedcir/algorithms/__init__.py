@@ -11,7 +11,7 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 from types import ModuleType
 
-from fedcir.algorithm import Algorithm
+from fedcir.algorithms.algorithm import Algorithm
 from fedcir.config import AlgorithmConfig, build, nearest
 from fedcir.types import InputError
 
@@ -21,7 +21,7 @@ _OWN = "fedcir_file_"
 
 def names() -> list[str]:
     """Every method that comes with the package."""
-    return sorted(module.name for module in pkgutil.iter_modules(__path__))
+    return sorted(module.name for module in pkgutil.iter_modules(__path__) if module.name != "algorithm")
 
 
 def algorithm_class(name: str) -> type[Algorithm]:
@@ -62,7 +62,7 @@ def line_of_own(error: BaseException) -> str | None:
         module = frame.f_globals.get("__name__", "")
         if module.startswith(_OWN):
             place = f"{_as_named(frame.f_code.co_filename)}, line {line}, in {frame.f_code.co_name}"
-        elif module == "fedcir.replies":  # a line that takes replies is not where clients went wrong
+        elif module == "fedcir.engine.replies":  # a line that takes replies is not where clients went wrong
             place = None
     return place
 

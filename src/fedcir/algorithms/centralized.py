@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedcir.algorithm import Algorithm
+from fedcir.algorithms.algorithm import Algorithm
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from fedcir.algorithm import Algorithm
+from fedcir.algorithms.algorithm import Algorithm
 
 
 @dataclass(frozen=True)

@@ -12,14 +12,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedcir.algorithm import Algorithm
-from fedcir.arrays import snapshot
+from fedcir.algorithms.algorithm import Algorithm
 from fedcir.config import require_at_least, require_not_negative, require_positive
 from fedcir.losses import class_gaussians, gaussian_kl, mixture_nll
 from fedcir.models.encoder import GaussianClassifier, sample
 from fedcir.models.generator import Generator, all_classes, logits_of_heads
+from fedcir.models.optim import Adam
 from fedcir.models.task import Task
-from fedcir.optim import Adam
+from fedcir.models.tensors import snapshot
 from fedcir.types import Arrays, ClientReply, InputError, LocalContext, Losses, Modules, ServerContext, ServerState
 
 

@@ -11,14 +11,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedcir.algorithm import Algorithm, Batch
-from fedcir.arrays import snapshot
+from fedcir.algorithms.algorithm import Algorithm, Batch
 from fedcir.config import require_at_least, require_not_negative, require_positive
 from fedcir.losses import distillation_kl, diversity, teacher_loss
 from fedcir.models.encoder import Classifier
 from fedcir.models.generator import Generator, logits_of_heads
+from fedcir.models.optim import Adam
 from fedcir.models.task import Task
-from fedcir.optim import Adam
+from fedcir.models.tensors import snapshot
 from fedcir.types import Arrays, ClientReply, Groups, LocalContext, Losses, Modules, ServerContext, ServerState
 
 

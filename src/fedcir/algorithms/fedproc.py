@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedcir.algorithm import Algorithm, Batch
+from fedcir.algorithms.algorithm import Algorithm, Batch
 from fedcir.config import require_share
 from fedcir.losses import prototype_contrast
 from fedcir.models.encoder import Classifier

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fedcir.algorithm import Algorithm
+from fedcir.algorithms.algorithm import Algorithm
 from fedcir.config import require_not_negative
 from fedcir.losses import proximal
 from fedcir.types import LocalContext, Losses, Modules

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedcir.algorithm import Algorithm
+from fedcir.algorithms.algorithm import Algorithm
 from fedcir.config import require_not_negative, require_positive
 from fedcir.losses import gaussian_kl, l2_norm
 from fedcir.models.encoder import GaussianClassifier, sample

@@ -5,7 +5,7 @@ from fedcir.analysis.bootstrap import Interval
 from fedcir.analysis.bound import Bound, average_risk, risks
 from fedcir.analysis.diagnosis import Diagnosis, diagnose_data, diagnose_run, verdict
 from fedcir.analysis.divergence import Divergences, distance, divergences, proxy_a_distance
-from fedcir.cost import to_target
+from fedcir.engine.cost import to_target
 
 __all__ = [
     "Alignment",

@@ -8,8 +8,8 @@ import torch
 
 from fedcir.analysis.bootstrap import RESAMPLES, Draws, Interval, interval, mean_of, weights
 from fedcir.analysis.views import View
+from fedcir.engine.folder import RunFolder
 from fedcir.losses import gaussian_kl
-from fedcir.records import RunFolder
 from fedcir.types import Arrays
 
 

@@ -15,9 +15,9 @@ from fedcir.analysis.views import SEED, data_of_run, views_of, views_under
 from fedcir.analysis.words import verdict
 from fedcir.config import Config
 from fedcir.data.domains import Domains
-from fedcir.federation import deal, federation_from
-from fedcir.partition import Share
-from fedcir.records import RunFolder
+from fedcir.data.federation import deal, federation_from
+from fedcir.data.partition import Share
+from fedcir.engine.folder import RunFolder
 from fedcir.types import InputError
 
 __all__ = ["Diagnosis", "Pixels", "as_json", "diagnose_data", "diagnose_run", "same_data", "verdict"]

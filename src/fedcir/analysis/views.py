@@ -11,17 +11,17 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 
 from fedcir.algorithms import make_algorithm
-from fedcir.arrays import difference
 from fedcir.config import Config
 from fedcir.data.domains import Domains
 from fedcir.data.examples import Examples
+from fedcir.data.federation import Federation, deal, manifest_of
+from fedcir.data.partition import Share
 from fedcir.data.sources import SOURCES
-from fedcir.federation import Federation, deal, manifest_of
-from fedcir.local import EVALUATION_BATCH
-from fedcir.machine import threads
+from fedcir.engine.client import EVALUATION_BATCH
+from fedcir.engine.folder import REWRITE, RunFolder
+from fedcir.engine.machine import threads
 from fedcir.models.encoder import Classifier, GaussianClassifier
-from fedcir.partition import Share
-from fedcir.records import REWRITE, RunFolder
+from fedcir.models.tensors import difference
 from fedcir.rng import numpy_rng
 from fedcir.types import InputError
 

@@ -16,8 +16,8 @@ from fedcir.cli.failure import DEBUG, fail
 from fedcir.cli.methods import algorithms
 from fedcir.cli.report import report
 from fedcir.cli.reproduce import reproduce
+from fedcir.cli.run import compare, run
 from fedcir.cli.settings import settings
-from fedcir.cli.train import compare, run
 
 app = App("Train one classifier across sites whose data look different, without moving the data.")
 

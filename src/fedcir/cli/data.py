@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedcir.cli.app import App
+from fedcir.cli.options import BETA, SET
 from fedcir.cli.tables import print_table
-from fedcir.options import BETA, SET, Options
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -70,8 +70,8 @@ def check(
     """Look at every image and say whether training can begin. Names counts, sizes, copies and damaged files."""
     from dataclasses import fields
 
+    from fedcir.cli.progress import Meter
     from fedcir.data.check import check as look
-    from fedcir.progress import Meter
     from fedcir.types import InputError
 
     config = _config(name, data_root, image_size, set)
@@ -106,9 +106,9 @@ def show(
     set: Settings = None,
 ) -> None:
     """Draw a contact sheet: domains as rows, classes as columns."""
+    from fedcir.cli.progress import Meter
     from fedcir.data.sheet import MOST, contact_sheet
     from fedcir.data.sources import open_dataset
-    from fedcir.progress import Meter
 
     config = _config(name, data_root, image_size, set)
     path = out or Path(f"{name}.png")
@@ -133,9 +133,9 @@ def prepare(
     name: Name, data_root: Root = None, image_size: Size = None, quiet: Quiet = False, set: Settings = None
 ) -> None:
     """Fetch and decode a dataset ahead of the first run. Not every dataset can be fetched: see `data list`."""
+    from fedcir.cli.progress import Meter
     from fedcir.data.cache import cache_entries
     from fedcir.data.sources import SOURCES, open_dataset
-    from fedcir.progress import Meter
 
     config = _config(name, data_root, image_size, set)
     if name in SOURCES and SOURCES[name].downloads and data_root is not None:
@@ -169,9 +169,9 @@ def partition(
     set: Settings = None,
 ) -> None:
     """Show which client would hold what. --json prints the manifest that a run would have."""
-    from fedcir.federation import deal, manifest_of
-    from fedcir.progress import Meter
-    from fedcir.report.plots import clients_by_classes
+    from fedcir.cli.progress import Meter
+    from fedcir.data.federation import deal, manifest_of
+    from fedcir.insight.report.plots import clients_by_classes
     from fedcir.types import InputError
 
     path = out or Path(f"{name}-clients.png")
@@ -179,9 +179,8 @@ def partition(
         _check_picture(path, PLOTS)
     elif out is not None:
         raise InputError(f"--out {out} is the picture that --plot draws: add --plot")
-    options = Options(dataset=name, data_root=data_root, image_size=image_size, clients=clients, beta=beta, set=set)
-    options.hold_out = hold_out
-    config = options.to_config(seed=seed)
+    more = {"clients": clients, "beta": beta, "hold_out": hold_out, "seed": seed}
+    config = _config(name, data_root, image_size, set, **more)
     with Meter("decoding images", quiet) as meter:
         domains, shares = deal(config, meter.show)
     _print_notes(domains.notes)
@@ -221,15 +220,20 @@ def cache(
     print(f"{_megabytes(sum(entry.bytes for entry in entries))} in {cache_folder()}")
 
 
-def _config(name: str, data_root: Path | None, image_size: int | None, set: list[str] | None) -> "Config":
-    return Options(dataset=name, data_root=data_root, image_size=image_size, set=set).to_config()
+def _config(
+    name: str, data_root: Path | None, image_size: int | None, set: list[str] | None, **more: object
+) -> "Config":
+    from fedcir.config import Asked
+
+    given = {"dataset": name, "data_root": data_root, "image_size": image_size, **more}
+    return Asked(options=given, assignments=set or ()).config()
 
 
 def _fetch(name: str, root: Path, quiet: bool) -> None:
     """Get what is not there yet."""
+    from fedcir.cli.progress import Meter
     from fedcir.data.download import NoAnswer, fetch
     from fedcir.data.sources import SOURCES
-    from fedcir.progress import Meter
 
     source = SOURCES[name]
     for download in source.downloads:
@@ -258,7 +262,7 @@ def _check_picture(path: Path, endings: Collection[str]) -> None:
 
 def _save(picture: "Image.Image", path: Path) -> None:
     """Write a picture whole or not at all, in the format that its name ends in."""
-    from fedcir.records import write
+    from fedcir.engine.folder import write
     from fedcir.types import InputError
 
     drawn = BytesIO()

@@ -9,8 +9,8 @@ import typer
 
 from fedcir.cli.app import App
 from fedcir.cli.interrupt import Interrupted
-from fedcir.cli.train import print_note, print_run
-from fedcir.options import Options, run_name, with_options
+from fedcir.cli.options import Options, run_name, with_options
+from fedcir.cli.run import print_note, print_run
 
 deploy = App("Train across machines, on Flower.")
 
@@ -28,10 +28,10 @@ def local(
 ) -> None:
     """Try it on this machine. Starts a SuperLink and a SuperNode for each client, with TLS and authentication."""
     _need_flower()
-    from fedcir.flower.local import run_locally
-    from fedcir.progress import Display, Meter
-    from fedcir.records import RunFolder
-    from fedcir.tracking import check_tracker, open_track
+    from fedcir.cli.progress import Display, Meter
+    from fedcir.engine.folder import RunFolder
+    from fedcir.flower.locally import run_locally
+    from fedcir.runs.tracking import check_tracker, open_track
     from fedcir.types import InputError
 
     check_tracker(options.track)
@@ -94,8 +94,9 @@ def check(
 ) -> None:
     """Check a site before the first run. It tries the data, the certificates, the way to the server and the key."""
     _need_flower()
+    from fedcir.cli.progress import Meter
+    from fedcir.config import Asked
     from fedcir.flower.check import Setup, check_site
-    from fedcir.progress import Meter
     from fedcir.types import InputError
 
     if all(each is None for each in (superlink, root_certificates, key, data_root, domain)):
@@ -103,7 +104,7 @@ def check(
             "nothing to try: give --superlink, --root-certificates, --key, --data-root with --domain, or some"
         )
     with Meter("decoding images", quiet) as meter:
-        data = Options(dataset="folders", image_size=image_size).to_config().data
+        data = Asked(options={"dataset": "folders", "image_size": image_size}).config().data
         setup = Setup(data_root, domain, root_certificates, superlink, key, data, meter.show)
         failed = []
         for finding in check_site(setup):
@@ -119,7 +120,7 @@ def check(
 def app_(folder: Annotated[Path, typer.Argument(help="A new folder.")]) -> None:
     """Write the Flower app that `flwr run` takes into a folder."""
     _need_flower()
-    from fedcir.flower.deploy import write_app
+    from fedcir.flower.processes import write_app
 
     write_app(folder)
     print(f"{folder / 'pyproject.toml'} names the run's settings; start it by `flwr run {folder} CONNECTION --stream`")

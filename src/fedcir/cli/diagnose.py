@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fedcir.cli.options import BETA, SET
 from fedcir.cli.tables import print_table
-from fedcir.options import BETA, SET, Options
 
 if TYPE_CHECKING:
     from fedcir.analysis.diagnosis import Diagnosis
@@ -39,8 +39,9 @@ def diagnose(
     """Measure how far clients are apart, in data or in runs. Takes a dataset before any training, one run, or two."""
     from fedcir.analysis.diagnosis import as_json, diagnose_data, diagnose_run, same_data, verdict
     from fedcir.analysis.views import run_folders
-    from fedcir.progress import Meter
-    from fedcir.report.diagnosis import check_picture, diagnosis
+    from fedcir.cli.progress import Meter
+    from fedcir.config import Asked
+    from fedcir.insight.report.diagnosis import check_picture, diagnosis
     from fedcir.types import InputError
 
     own: dict[str, object] = {"--dataset": dataset, "--image-size": image_size, "--model": model, "--set": set}
@@ -61,9 +62,14 @@ def diagnose(
             if len({each.name for each in found}) < len(found):
                 found = [replace(each, name=str(folder.path)) for each, folder in zip(found, folders, strict=True)]
         else:
-            options = Options(dataset=dataset, data_root=data_root, image_size=image_size, model=model, set=set)
-            options.clients, options.beta = clients, beta
-            found = [diagnose_data(options.to_config(seed=seed), samples, meter.show)]
+            asked: dict[str, object] = {
+                "dataset": dataset,
+                "data_root": data_root,
+                "image_size": image_size,
+                "model": model,
+            }
+            asked |= {"clients": clients, "beta": beta, "seed": seed}
+            found = [diagnose_data(Asked(options=asked, assignments=set or ()).config(), samples, meter.show)]
     said = verdict(found[0], *found[1:])
     diagnosis(found, out, projection)
     if json:

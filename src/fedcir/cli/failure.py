@@ -42,7 +42,7 @@ def told(error: BaseException) -> tuple[str, int]:
 
     if isinstance(error, InputError):
         return str(error), 2
-    from fedcir.workers import too_little_memory
+    from fedcir.engine.transports.processes import too_little_memory
 
     if too_little_memory(error):
         return "there is too little memory: lower --workers, --batch-size or --image-size", 2

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 from fedcir.cli.failure import debugging
 from fedcir.cli.interrupt import Interrupted
-from fedcir.options import Options
+from fedcir.cli.options import Options
 
 if TYPE_CHECKING:
-    from fedcir.algorithm import Algorithm
+    from fedcir.algorithms.algorithm import Algorithm
     from fedcir.config import AlgorithmConfig
-    from fedcir.federation import Federation
-    from fedcir.sweep import Job
+    from fedcir.data.federation import Federation
+    from fedcir.runs.sweep import Job
 
 
 def parse_algorithms(text: str) -> list[str]:
@@ -59,7 +59,7 @@ def cores(options: Options) -> int:
 
 def check_place(out: Path) -> None:
     """Refuse a folder that holds something else than runs."""
-    from fedcir.sweep import SETTINGS
+    from fedcir.runs.sweep import SETTINGS
     from fedcir.types import InputError
 
     if out.exists() and not out.is_dir():
@@ -82,11 +82,11 @@ def prepare(jobs: "list[Job]", options: Options) -> "dict[str, Federation]":
 
     Gives the datasets of runs that are not done yet.
     """
-    from fedcir.federation import open_federation
-    from fedcir.progress import Meter
-    from fedcir.records import RunFolder
-    from fedcir.simulate import check_data, check_settings
-    from fedcir.tracking import check_tracker
+    from fedcir.cli.progress import Meter
+    from fedcir.data.federation import open_federation
+    from fedcir.engine.folder import RunFolder
+    from fedcir.engine.simulate import check_data, check_settings
+    from fedcir.runs.tracking import check_tracker
     from fedcir.types import InputError
 
     check_tracker(options.track)
@@ -116,8 +116,8 @@ def prepare(jobs: "list[Job]", options: Options) -> "dict[str, Federation]":
 
 def run_all(jobs: "list[Job]", options: Options) -> dict[str, str]:
     """Do the runs that are not done yet, showing how they go. Gives why each failed that did, by its folder's name."""
-    from fedcir.progress import Display
-    from fedcir.sweep import sweep
+    from fedcir.cli.progress import Display
+    from fedcir.runs.sweep import sweep
 
     failures = {}
     with Display(options.quiet, runs=len(jobs)) as display:

@@ -15,7 +15,7 @@ def algorithms(
 ) -> None:
     """List the methods, or show one's fields. NAME may be a file such as ./mine.py."""
     from fedcir.algorithms import algorithm_class, names
-    from fedcir.describe import describe, travels
+    from fedcir.insight.describe import describe, travels
 
     if check:
         _check(name)
@@ -43,8 +43,8 @@ def algorithms(
 def _check(name: str | None) -> None:
     """Run the conformance checks, a line each."""
     from fedcir.algorithms import algorithm_class
+    from fedcir.cli.progress import Meter
     from fedcir.conformance import CHECKS, fault
-    from fedcir.progress import Meter
     from fedcir.types import InputError
 
     if name is None:

@@ -10,7 +10,7 @@ import typer
 from fedcir.cli.jobs import check_target
 
 if TYPE_CHECKING:
-    from fedcir.records import RunFolder
+    from fedcir.engine.folder import RunFolder
 
 
 def report(
@@ -42,8 +42,8 @@ def report(
 
 def write_report(folders: "Sequence[RunFolder]", path: Path, quiet: bool, **options: Any) -> tuple[str, ...]:
     """The page, showing how far it is. Gives what could not be read or measured."""
-    from fedcir.progress import Meter
-    from fedcir.report.report import report as make
+    from fedcir.cli.progress import Meter
+    from fedcir.insight.report.report import report as make
 
     with Meter("measuring distances, runs", quiet) as meter:
         return make(folders, path, on_run=meter.show, **options)

@@ -19,14 +19,14 @@ from fedcir.cli.jobs import (
     run_all,
     tell_failures,
 )
+from fedcir.cli.options import Options, latest, unused, with_options
 from fedcir.cli.tables import print_table
-from fedcir.options import Options, latest, unused, with_options
 
 if TYPE_CHECKING:
     from fedcir.config import Config
-    from fedcir.experiments.experiment import Case, Outcome
-    from fedcir.federation import Federation
-    from fedcir.sweep import Job
+    from fedcir.data.federation import Federation
+    from fedcir.insight.experiments.experiment import Case, Outcome
+    from fedcir.runs.sweep import Job
 
 IDS = (
     "table1, table2, table3, fig-clients, fig-convergence, fig-divergence, fig-heterogeneity, fig-local-steps "
@@ -49,14 +49,14 @@ def reproduce(
     plan: Annotated[bool, typer.Option("--plan", help="Say which runs it takes and how long, and stop.")] = False,
 ) -> None:
     """Make a table or figure of the paper. Plans its runs, does those that are left and writes what came out."""
+    from fedcir.cli.progress import Meter
     from fedcir.config import nearest
-    from fedcir.experiments import experiment
-    from fedcir.experiments.experiment import SCALES, Results
-    from fedcir.experiments.plan import cases
-    from fedcir.progress import Meter
-    from fedcir.records import RunFolder
-    from fedcir.report.report import reproduction
-    from fedcir.sweep import Job
+    from fedcir.engine.folder import RunFolder
+    from fedcir.insight.experiments import experiment
+    from fedcir.insight.experiments.experiment import SCALES, Results
+    from fedcir.insight.experiments.plan import cases
+    from fedcir.insight.report.report import reproduction
+    from fedcir.runs.sweep import Job
     from fedcir.types import InputError
 
     made = experiment(id)
@@ -67,7 +67,7 @@ def reproduce(
         raise InputError(f"--target is for table3, not for {id}: leave it out")
     chosen = None if algorithms is None else parse_algorithms(algorithms)
     numbers = None if seeds is None else parse_seeds(seeds)
-    given = options.given()
+    given = options.asked().tables()
     roots = _datasets(given.get("data", {}), scale, made.datasets)
     planned = cases(made, scale, list(roots), chosen, numbers, given)
     usual = Path("runs", f"{id}-{scale}")
@@ -106,7 +106,7 @@ def reproduce(
 
 def _datasets(given: "Mapping[str, Any]", scale: str, papers: tuple[str, ...]) -> "Mapping[str, str | None]":
     """The datasets by name and where each lies: those asked for, at smoke scale the embedded one, or the paper's."""
-    from fedcir.experiments.plan import locate
+    from fedcir.insight.experiments.plan import locate
     from fedcir.types import InputError
 
     asked = [name.strip() for name in given.get("name", "").split(",") if name.strip()]
@@ -128,9 +128,9 @@ def _datasets(given: "Mapping[str, Any]", scale: str, papers: tuple[str, ...]) -
 
 def _config(options: Options, case: "Case", scale: str, roots: "Mapping[str, str | None]") -> "Config":
     from fedcir.config import merged
+    from fedcir.config.presets import names
     from fedcir.data.sources import SOURCES
-    from fedcir.experiments.experiment import SCALES
-    from fedcir.presets import names
+    from fedcir.insight.experiments.experiment import SCALES
 
     preset = options.preset or (case.dataset if case.dataset in names() else None)
     root = roots[case.dataset]
@@ -138,11 +138,11 @@ def _config(options: Options, case: "Case", scale: str, roots: "Mapping[str, str
     base = {section: dict(values) for section, values in SCALES[scale].items()}
     if case.dataset in SOURCES and SOURCES[case.dataset].arrays is not None:  # they have a size of their own
         base.get("data", {}).pop("image_size", None)
-    return own.to_config(case.algorithm, case.seed, merged(base, case.point.settings))
+    return own.asked(algorithm=case.algorithm, seed=case.seed).config(merged(base, case.point.settings))
 
 
 def _tell_plan(jobs: "list[Job]", opened: "Mapping[str, Federation]", workers: int, out: Path) -> None:
-    from fedcir.experiments.plan import estimate
+    from fedcir.insight.experiments.plan import estimate
 
     left = [job for job in jobs if not job.done]
     print(f"{len(jobs)} runs in {out}, {len(jobs) - len(left)} of them done", file=sys.stderr)
@@ -153,9 +153,9 @@ def _tell_plan(jobs: "list[Job]", opened: "Mapping[str, Federation]", workers: i
 
 
 def _write(id: str, title: str, outcome: "Outcome", out: Path) -> None:
-    from fedcir.records import write
-    from fedcir.report import tables
-    from fedcir.report.plots import draw
+    from fedcir.engine.folder import write
+    from fedcir.insight.report import tables
+    from fedcir.insight.report.plots import draw
 
     notes = "".join(f"\n{note}\n" for note in outcome.notes)
     write(out / f"{id}.md", f"{title[0].upper()}{title[1:]}.\n\n{tables.markdown(outcome.rows)}{notes}")

@@ -15,7 +15,7 @@ def settings(
     """List the settings, with what each takes, default and meaning."""
     from dataclasses import asdict
 
-    from fedcir.settings import settings as find
+    from fedcir.insight.settings import settings as find
 
     found = find(name)
     if json:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from PIL import Image, UnidentifiedImageError
 
-from fedcir.data.pictures import read_picture
+from fedcir.data.square import read_picture
 
 FEW = 256
 """So many files are decoded before a process would have started."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fedcir.data.items import Files, Found, Item, Part
 from fedcir.data.levels import PARTS, Counts, Level, split_level, top_level
-from fedcir.data.pictures import SUFFIXES
+from fedcir.data.square import SUFFIXES
 from fedcir.data.unused import kind_of, unused_files
 from fedcir.types import InputError
 

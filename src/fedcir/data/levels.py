@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from fedcir.data.items import Part
-from fedcir.data.pictures import SUFFIXES
+from fedcir.data.square import SUFFIXES
 from fedcir.data.unused import OF_SYSTEMS, kind_of
 from fedcir.types import InputError
 

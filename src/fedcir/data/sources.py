@@ -11,7 +11,6 @@ import numpy as np
 from PIL import Image
 
 from fedcir.config import DataConfig, nearest
-from fedcir.data.arrays import arrays
 from fedcir.data.cache import prepare
 from fedcir.data.decode import OnFile
 from fedcir.data.domains import Domains, Images, Split
@@ -30,6 +29,7 @@ from fedcir.data.named import (
     pacs,
     verify,
 )
+from fedcir.data.npz import arrays
 from fedcir.data.spelling import notes_on_spelling
 from fedcir.data.split import Splitting, split_items, with_validation
 from fedcir.data.unused import notes_on_unused

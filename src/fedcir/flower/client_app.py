@@ -15,21 +15,21 @@ from flwr.clientapp import ClientApp
 from torch import nn
 
 from fedcir import __version__
-from fedcir.algorithm import Algorithm
 from fedcir.algorithms import make_algorithm
+from fedcir.algorithms.algorithm import Algorithm
 from fedcir.config import AlgorithmConfig, Config, build, config_from, config_tables
+from fedcir.data.federation import Client, Federation, federation_from, federation_of, open_federation
 from fedcir.data.folders import site
+from fedcir.data.partition import Share
 from fedcir.data.sources import open_site
-from fedcir.federation import Client, Federation, federation_from, federation_of, open_federation
+from fedcir.engine.folder import GENERATIONS, ClientStore
+from fedcir.engine.machine import keep_memory, pick_device, threads
+from fedcir.engine.simulate import worker_of
+from fedcir.engine.transports.processes import What, attend
 from fedcir.flower.sites import Introduction
 from fedcir.flower.wire import CONFIG, ORDER, Order, pack_reply, unpack_task
-from fedcir.machine import keep_memory, pick_device, threads
 from fedcir.models.task import Task
-from fedcir.partition import Share
-from fedcir.records import GENERATIONS, ClientStore
-from fedcir.simulate import worker_of
 from fedcir.types import InputError
-from fedcir.workers import What, attend
 
 app = ClientApp()
 

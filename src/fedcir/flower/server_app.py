@@ -16,17 +16,16 @@ from typing import Any
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from fedcir.algorithm import Algorithm
 from fedcir.algorithms import make_algorithm
-from fedcir.config import Config
+from fedcir.algorithms.algorithm import Algorithm
+from fedcir.config import OPTIONS, Asked, Config
+from fedcir.engine.folder import RunFolder
+from fedcir.engine.machine import keep_memory, threads
+from fedcir.engine.rounds import Session, run
+from fedcir.engine.simulate import Rounds, check_statistics, keeps_statistics, open_session, resolve
 from fedcir.flower.sites import Sites, agree, roster_of
 from fedcir.flower.transport import GridTransport
 from fedcir.flower.wire import Order
-from fedcir.machine import keep_memory, threads
-from fedcir.options import PLACES, Options
-from fedcir.records import RunFolder
-from fedcir.rounds import Session, run
-from fedcir.simulate import Rounds, check_statistics, keeps_statistics, open_session, resolve
 from fedcir.types import InputError, RoundRecord
 
 app = ServerApp()
@@ -55,9 +54,8 @@ class Settings:
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> "Settings":
         file, preset = str(given.get("config", "")), str(given.get("preset", ""))
-        options = Options(
-            config=_find(file) if file else None, preset=preset or None, set=shlex.split(str(given.get("set", "")))
-        )
+        assignments = shlex.split(str(given.get("set", "")))
+        asked = Asked(preset or None, _find(file) if file else None, assignments=assignments)
         out = Path(str(given.get("out") or "runs/flower")).expanduser()
         numbers = {name: given.get(name, default) for name, default in (("sites", 2), ("wait", 600), ("timeout", 3600))}
         for name, number in numbers.items():
@@ -66,7 +64,7 @@ class Settings:
                 raise InputError(f"{name} must be a {'whole ' * (name == 'sites')}number above 0, got {number!r}")
         resume, page = bool(given.get("resume", False)), bool(given.get("report", True))
         sites, wait, timeout = numbers.values()
-        return cls(options.to_config(), out, resume, int(sites), float(wait), float(timeout), page)
+        return cls(asked.config(), out, resume, int(sites), float(wait), float(timeout), page)
 
 
 @app.main()
@@ -121,7 +119,7 @@ def open_deployment(grid: Grid, settings: Settings) -> Iterator[tuple[Session, R
 def in_run_config(text: str) -> str:
     """What an error says, in the run-config's words for the command line's options, which `flwr run` does not have."""
     words = {"resume": "resume=true", "out": "out", "set": "set", "preset": "preset"}
-    words |= {option.replace("_", "-"): place for option, place in PLACES.items()}
+    words |= {option.replace("_", "-"): place for option, place in OPTIONS.items()}
     return re.sub(r"--([a-z]+(-[a-z]+)*)", lambda found: words.get(found[1], found[0]), text)
 
 
@@ -153,7 +151,9 @@ def _say_no_more(stopped: InputError) -> None:
 def _wrote_report(out: Path) -> bool:
     """Write the report of a finished run. What is wrong with it is a note: the run is done."""
     try:
-        from fedcir.report.report import report  # not for every message at every site, which imports this module
+        from fedcir.insight.report.report import (
+            report,  # not for every message at every site, which imports this module
+        )
 
         report([RunFolder(out)], out / "report.html")
     except Exception as error:

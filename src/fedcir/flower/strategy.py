@@ -9,19 +9,19 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from torch import Tensor, nn
 
-from fedcir.algorithm import Algorithm
+from fedcir.algorithms.algorithm import Algorithm
 from fedcir.algorithms.fedcir import FedCiR
-from fedcir.arrays import difference
 from fedcir.config import AlgorithmConfig, Config, DataConfig, LocalConfig, RunConfig, ServerConfig
+from fedcir.engine.machine import threads
+from fedcir.engine.replies import tally
+from fedcir.engine.rounds import Session, take_step
+from fedcir.engine.simulate import hyper_parameters, open_session, resolve
 from fedcir.flower.server_app import check_deployable
 from fedcir.flower.sites import SiteRoster, Sites, entries, in_order
 from fedcir.flower.transport import GridTransport
 from fedcir.flower.wire import Order, pack_arrays, unpack_arrays
-from fedcir.machine import threads
 from fedcir.models.task import module_task
-from fedcir.replies import tally
-from fedcir.rounds import Session, take_step
-from fedcir.simulate import hyper_parameters, open_session, resolve
+from fedcir.models.tensors import difference
 from fedcir.types import ClientReply, Dropped, InputError
 
 log = logging.getLogger("flwr")

@@ -7,11 +7,11 @@ from typing import Any
 
 from flwr.app import ConfigRecord, Message, MessageType
 
-from fedcir.arrays import same_tensors
-from fedcir.cost import peak_memory
+from fedcir.engine.cost import peak_memory
+from fedcir.engine.rounds import Session
 from fedcir.flower.sites import POLL, Sites, push
 from fedcir.flower.wire import NO_REPLY, pack_task, unpack_reply
-from fedcir.rounds import Session
+from fedcir.models.tensors import same_tensors
 from fedcir.types import ClientReply, Dropped, Groups, ServerState
 
 

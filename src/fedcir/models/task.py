@@ -14,12 +14,12 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from fedcir.arrays import difference
 from fedcir.config import ModelConfig
 from fedcir.models.cnn import CNN
 from fedcir.models.encoder import Classifier, GaussianClassifier, GaussianEncoder
 from fedcir.models.generator import Generator
 from fedcir.models.resnet import ResNet18
+from fedcir.models.tensors import difference
 from fedcir.rng import seeded_init
 from fedcir.types import Arrays, InputError
 

@@ -1,0 +1,88 @@
+"""What a federated algorithm is: hooks whose defaults are FedAvg.
+
+A method is a frozen dataclass of hyper-parameters in one file, and overrides what it does differently.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import ClassVar, TypeVar
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedcir.models.task import Task
+from fedcir.models.tensors import RunningMean, pooled_variances, second_moments, snapshot
+from fedcir.types import ClientReply, Groups, LocalContext, Losses, Modules, ServerContext, ServerState
+
+T = TypeVar("T")
+Batch = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """Hyper-parameters and no other state. `local_*` runs on a client, `server_*` on the server."""
+
+    trains: ClassVar[tuple[str, ...]] = ("model",)
+    """The modules that clients train, upload, and the server averages."""
+    keeps: ClassVar[tuple[str, ...]] = ()
+    """The modules that clients train and keep to themselves from round to round."""
+    pools: ClassVar[bool] = False
+    """Whether all data go to one client, which takes as many steps as all together."""
+    sends: ClassVar[tuple[str, ...]] = ()
+    """The groups that `local_summary` adds to the upload."""
+    uses_total_rounds: ClassVar[bool] = False
+    """Whether the number of rounds enters the method, so that a finished run cannot be extended."""
+
+    def build(self, task: Task) -> Modules:
+        """The networks, with their first weights."""
+        return {"model": task.classifier()}
+
+    def start(self, modules: Modules, ctx: ServerContext) -> ServerState:
+        """The state before round 1, from the networks as built."""
+        return ServerState(round=0, shared={name: snapshot(modules[name]) for name in self.trains})
+
+    def local_loss(self, modules: Modules, x: Tensor, y: Tensor, ctx: LocalContext) -> Losses:
+        """What one SGD step minimises on one batch."""
+        loss = F.cross_entropy(modules["model"](x), y)
+        return Losses(loss, {"ce": loss})
+
+    def local_summary(self, modules: Modules, data: Iterable[Batch], ctx: LocalContext) -> Groups:
+        """Further groups to upload after training, as `sends` declares.
+
+        `data` goes once over the client's training set in batches; the networks are in evaluation mode. Without any
+        data it gives groups of the same names and shapes, which replies are checked against.
+        """
+        return {}
+
+    def server_step(
+        self, state: ServerState, replies: Iterable[ClientReply], modules: Modules, ctx: ServerContext
+    ) -> ServerState:
+        """The next state. Replies come once, in client order; `state.private` is a copy that may be written to."""
+        means, _ = self.merge(replies, ctx, keep=lambda reply: None)
+        return replace(state, round=ctx.round, shared={**state.shared, **means})
+
+    def predict(self, modules: Modules, x: Tensor, ctx: LocalContext) -> Tensor:
+        """Logits (or log-probabilities) of a batch, with the networks in evaluation mode.
+
+        Of what the server shares, only the groups that `trains` names are received for it.
+        """
+        logits: Tensor = modules["model"](x)
+        return logits
+
+    def merge(
+        self, replies: Iterable[ClientReply], ctx: ServerContext, keep: Callable[[ClientReply], T]
+    ) -> tuple[Groups, list[T]]:
+        """The mean of what clients train, folded as replies come, and what `keep` picks out of each reply."""
+        means = {name: RunningMean() for name in self.trains}
+        kept = []
+        for reply in replies:
+            weight = float(reply.num_examples) if ctx.weighting == "samples" else 1.0
+            for name in self.trains:
+                bag = reply.arrays[name]
+                means[name].add(second_moments(bag) if ctx.batchnorm == "pooled" else bag, weight)
+            kept.append(keep(reply))
+        averaged = {name: running.value() for name, running in means.items()}
+        if ctx.batchnorm == "pooled":
+            averaged = {name: pooled_variances(bag) for name, bag in averaged.items()}
+        ctx.merged(averaged)
+        return averaged, kept

@@ -1,0 +1,80 @@
+"""What a user asked for: a preset, a file, options and assignments, over the defaults."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedcir.config.presets import read_preset
+from fedcir.config.settings import Config
+from fedcir.config.tables import config_from, config_tables, merged, parse_assignment, read_toml
+from fedcir.types import InputError
+
+OPTIONS = {
+    "dataset": "data.name",
+    "data_root": "data.root",
+    "image_size": "data.image_size",
+    "model": "model.name",
+    "rounds": "server.rounds",
+    "local_steps": "local.steps",
+    "lr": "local.lr",
+    "batch_size": "local.batch_size",
+    "clients": "partition.clients",
+    "active": "server.active",
+    "beta": "partition.beta",
+    "hold_out": "partition.hold_out",
+    "device": "run.device",
+    "workers": "run.workers",
+    "eval_every": "server.eval_every",
+    "algorithm": "algorithm.name",
+    "seed": "run.seed",
+}
+"""The settings that have a name of their own, on the command line and in Python."""
+
+OWN_DATA = ("arrays", "folders", "hub")
+"""Datasets that hold anything, so that any preset may be tried on them."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Settings of a run, each kind counting over the one before it."""
+
+    preset: str | None = None
+    file: Path | None = None
+    """A TOML file."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """By the names of OPTIONS; None is as good as not given."""
+    assignments: Sequence[str] = ()
+    """Such as `local.lr=0.1`."""
+
+    def config(self, under: Mapping[str, Any] | None = None) -> Config:
+        """The settings asked for; `under` lies between the preset and the file."""
+        preset = {} if self.preset is None else read_preset(self.preset)
+        config = config_from(self.tables(merged(preset, under or {})))
+        if preset and config.data.name not in (preset["data"]["name"], *OWN_DATA):
+            raise InputError(
+                f"preset {self.preset!r} is for the dataset {preset['data']['name']}, not {config.data.name}: "
+                "leave one of the two out"
+            )
+        return config
+
+    def config_over(self, saved: Config) -> Config:
+        """A run's settings, over which those asked for count."""
+        name = saved.algorithm.name
+        # The fields of its algorithm lie where both ways of naming one count over them.
+        own: dict[str, Any] = {"algorithm": {"name": name}, "algorithms": {name: dict(saved.algorithm.fields)}}
+        preset = {} if self.preset is None else read_preset(self.preset)
+        return config_from(self.tables(merged({**config_tables(saved), **own}, preset)))
+
+    def tables(self, under: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """What the file, the options and the assignments say, over other tables."""
+        tables = merged(under or {}, {} if self.file is None else read_toml(self.file))
+        given = {name: value for name, value in self.options.items() if value is not None}
+        if "clients" in given or "beta" in given:
+            tables = merged({"partition": {"scheme": "dirichlet"}}, tables)  # unless the file says otherwise
+        for name, value in given.items():
+            section, field = OPTIONS[name].split(".")
+            tables = merged(tables, {section: {field: str(value) if isinstance(value, Path) else value}})
+        for assignment in self.assignments:
+            tables = merged(tables, parse_assignment(assignment))
+        return tables

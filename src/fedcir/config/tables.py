@@ -1,0 +1,189 @@
+"""Settings to and from nested tables, as TOML has them, and `section.field=value`.
+
+A key that does not exist or a value of the wrong type is an error that names the nearest right one.
+"""
+
+import dataclasses
+import difflib
+import functools
+import math
+import reprlib
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints, is_typeddict
+
+import tomli_w
+
+from fedcir.config.settings import DEFAULT_ALGORITHM, SECTIONS, AlgorithmConfig, Config
+from fedcir.types import InputError
+
+T = TypeVar("T")
+
+
+def nearest(name: str, choices: Iterable[str]) -> str:
+    """The hint at the end of an error about a name: the nearest one if there is one, else all."""
+    names = sorted(choices)
+    close = difflib.get_close_matches(name, names, n=1)
+    return f"did you mean {close[0]!r}?" if close else f"choose from {', '.join(names)}"
+
+
+def build(cls: type[T], values: Mapping[str, Any], section: str) -> T:
+    """A dataclass from a mapping: every key must be a field of the class and every value of its type."""
+    hints = _hints(cls)  # type: ignore[arg-type]
+    fields = {f.name: f for f in dataclasses.fields(cls) if f.init}  # type: ignore[arg-type]
+    for name in values:
+        if name not in fields:
+            hint = nearest(name, fields) if fields else "it takes none"
+            raise InputError(f"[{section}] has no field {name!r}; {hint}")
+    for name, each in fields.items():
+        if name not in values and each.default is each.default_factory is dataclasses.MISSING:
+            raise InputError(f"{section}.{name} is missing")
+    return cls(**{name: typed(value, hints[name], f"{section}.{name}") for name, value in values.items()})
+
+
+def config_from(tables: Mapping[str, Any]) -> Config:
+    """A config from nested tables as TOML gives them.
+
+    `[algorithms.fedcir]` holds fields that count where the algorithm is fedcir: one file serves several methods.
+    """
+    sections: dict[str, Any] = {}
+    for name, values in tables.items():
+        if name == "fedcir":  # a run's config.toml says there which fedcir wrote it
+            continue
+        if name not in SECTIONS and name != "algorithms":
+            raise InputError(f"no section [{name}]; {nearest(name, SECTIONS)}")
+        if not isinstance(values, Mapping):
+            raise InputError(f"{name} must be a section [{name}], got {values!r}")
+        if name not in ("algorithm", "algorithms"):
+            sections[name] = build(SECTIONS[name], values, name)
+    chosen = dict(tables.get("algorithm", {}))
+    algorithm = typed(chosen.pop("name", DEFAULT_ALGORITHM), str, "algorithm.name")
+    own = tables.get("algorithms", {}).get(algorithm, {})
+    if not isinstance(own, Mapping):
+        raise InputError(f"algorithms.{algorithm} must be a section [algorithms.{algorithm}], got {own!r}")
+    sections["algorithm"] = AlgorithmConfig(algorithm, {**own, **chosen})
+    return Config(**sections)
+
+
+def config_tables(config: Config) -> dict[str, dict[str, Any]]:
+    """The inverse of `config_from`; fields that are None are left out, since TOML has no such value."""
+    tables = {
+        name: {key: value for key, value in dataclasses.asdict(getattr(config, name)).items() if value is not None}
+        for name in SECTIONS
+    }
+    tables["algorithm"] = {"name": config.algorithm.name, **config.algorithm.fields}
+    return tables
+
+
+def differing(one: Config, other: Config) -> dict[str, tuple[Any, Any]]:
+    """The settings in which two configs differ, by section.field, a section's name first."""
+    first, second = config_tables(one), config_tables(other)
+    found = {}
+    for section in first:
+        for name in sorted(first[section].keys() | second[section].keys(), key=lambda name: (name != "name", name)):
+            old, new = first[section].get(name), second[section].get(name)
+            if old != new:
+                found[f"{section}.{name}"] = old, new
+    return found
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The tables of a TOML file."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise InputError(f"cannot read the config {path}: {error}") from error
+
+
+def dump_toml(tables: Mapping[str, Any]) -> str:
+    return tomli_w.dumps(dict(tables))
+
+
+def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested tables with the second's values over the first's. Naming another algorithm drops the first's fields."""
+    result = {name: dict(values) if isinstance(values, Mapping) else values for name, values in base.items()}
+    for name, values in over.items():
+        if isinstance(values, Mapping) and isinstance(result.get(name), dict):
+            old = result[name].get("name", DEFAULT_ALGORITHM)
+            another = name == "algorithm" and values.get("name", old) != old
+            result[name] = dict(values) if another else merged(result[name], values)
+        elif isinstance(values, Mapping) and name in result:
+            raise InputError(f"{name} must be a section [{name}], got {result[name]!r}")
+        else:
+            result[name] = values
+    return result
+
+
+def parse_assignment(text: str) -> dict[str, Any]:
+    """`local.lr=0.1` as tables. The value is read as TOML, and as a plain string where that fails."""
+    key, equals, value = text.partition("=")
+    *sections, name = key.strip().split(".")
+    if not (equals and sections and all(sections) and name):
+        raise InputError(f"--set takes section.field=value, got {text!r}")
+    try:
+        parsed = tomllib.loads(f"value = {value.strip()}")
+    except tomllib.TOMLDecodeError:
+        parsed = {}
+    tables: dict[str, Any] = {name: parsed["value"] if len(parsed) == 1 else value.strip()}
+    for section in reversed(sections):
+        tables = {section: tables}
+    return tables
+
+
+def typed(value: Any, hint: Any, name: str) -> Any:
+    """A value read from a file if it is of the type, which may be nested; the error names the part that is not."""
+    if type(value) is hint:  # nearly always, and files are read often
+        return value
+    if isinstance(hint, UnionType):
+        (inner,) = (arg for arg in get_args(hint) if arg is not NoneType)
+        return None if value is None and NoneType in get_args(hint) else typed(value, inner, name)
+    if dataclasses.is_dataclass(hint):
+        return build(hint, typed(value, dict, name), name)  # type: ignore[arg-type]
+    if is_typeddict(hint):
+        hints = _hints(hint)
+        if missing := sorted(hint.__required_keys__ - typed(value, dict, name).keys()):
+            raise InputError(f"{name}.{missing[0]} is missing")
+        return {key: typed(each, hints.get(key, object), f"{name}.{key}") for key, each in value.items()}
+    return _several(value, hint, name) if get_origin(hint) in (dict, list, tuple) else _single(value, hint, name)
+
+
+def _several(value: Any, hint: Any, name: str) -> Any:
+    inner = get_args(hint)[-1 if get_origin(hint) is dict else 0]  # dict[str, X], list[X], tuple[X, ...]
+    if get_origin(hint) is dict:
+        return {key: typed(each, inner, f"{name}.{key}") for key, each in typed(value, dict, name).items()}
+    if get_origin(hint) is list:
+        return [typed(each, inner, f"{name}[{place}]") for place, each in enumerate(typed(value, list, name))]
+    if isinstance(value, str):  # --set data.classes=cat,dog
+        value = [each.strip() for each in value.split(",") if each.strip()]
+    if not isinstance(value, list | tuple):
+        raise InputError(f"{name} must be a list, got {value!r}")
+    if inner is str and (number := next((each for each in value if not isinstance(each, str)), None)) is not None:
+        raise InputError(f'{name} holds names, got {number!r}; write each in quotes, ["{number}", ...]')
+    return tuple(typed(each, inner, name) for each in value)
+
+
+def _single(value: Any, hint: Any, name: str) -> Any:
+    if get_origin(hint) is Literal:
+        if value not in get_args(hint):
+            raise InputError(f"{name} cannot be {value!r}; {nearest(str(value), get_args(hint))}")
+        return value
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value) if abs(value) < 2**1023 else math.copysign(math.inf, value)
+    if not isinstance(value, hint) or (isinstance(value, bool) and hint not in (bool, object)):
+        quote = f'; write it in quotes, "{value}"' if hint is str else ""
+        raise InputError(f"{name} must be {_WORDS.get(hint, hint)}, got {reprlib.repr(value)}{quote}")
+    return value
+
+
+_hints = functools.cache(get_type_hints)
+
+_WORDS = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "a string",
+    list: "a list",
+    dict: "an object",
+}

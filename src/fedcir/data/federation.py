@@ -1,0 +1,268 @@
+"""Who takes part: the clients with their data, the task they share, and the manifest that names every sample."""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from fedcir.config import Config
+from fedcir.data.datasets import examples_of
+from fedcir.data.decode import OnFile
+from fedcir.data.domains import Domain, Domains
+from fedcir.data.examples import Examples, ImageExamples, Normalisation, PooledExamples
+from fedcir.data.partition import Share, partition, read_owners
+from fedcir.data.sources import open_dataset
+from fedcir.models.cnn import SMALLEST
+from fedcir.models.task import Task, check_features, image_task, module_task
+from fedcir.types import InputError
+
+Pairs = Mapping[str, tuple[Any, Any]] | Iterable[tuple[Any, Any]]
+"""Clients of the caller: a (train, test) pair of Datasets each, either of which may be None, by name or one by one."""
+
+
+@dataclass(frozen=True)
+class Client:
+    """A site: its training data, and the test data of its domain. Without the first it only evaluates."""
+
+    id: int
+    domain: str
+    train: Examples | None
+    test: Examples | None
+    """Without it nobody tests there."""
+    validation: Examples | None = None
+    """What the best round is picked on, where images were set aside for it."""
+
+
+class Roster(Protocol):
+    """Who takes part and in what, as a server knows it, which need not hold any data."""
+
+    @property
+    def task(self) -> Task: ...
+
+    @property
+    def card(self) -> dict[str, Any]: ...
+
+    @property
+    def manifest(self) -> dict[str, Any]: ...
+
+    @property
+    def notes(self) -> tuple[str, ...]: ...
+
+    @property
+    def trainers(self) -> tuple[int, ...]: ...
+
+    @property
+    def evaluators(self) -> dict[int, str]: ...
+
+    @property
+    def unseen(self) -> tuple[str, ...]: ...
+
+
+@dataclass(frozen=True)
+class Federation:
+    dataset: str
+    clients: tuple[Client, ...]
+    task: Task
+    card: dict[str, Any]
+    """What a user of the model must know: classes, size, normalisation. It goes into the model's file."""
+    manifest: dict[str, Any]
+    notes: tuple[str, ...] = ()
+    """What its user should know about the data."""
+    unseen: tuple[str, ...] = ()
+    """The domains that nobody trains on."""
+
+    @property
+    def trainers(self) -> tuple[int, ...]:
+        return tuple(client.id for client in self.clients if client.train is not None)
+
+    @property
+    def evaluators(self) -> dict[int, str]:
+        """One client a domain, the first that holds its test set."""
+        first: dict[str, int] = {}
+        for client in self.clients:
+            if client.test is not None:
+                first.setdefault(client.domain, client.id)
+        return {client: domain for domain, client in first.items()}
+
+
+def deal(config: Config, on_file: OnFile | None = None) -> tuple[Domains, list[Share]]:
+    """The configured dataset, and who holds what of it."""
+    seed = config.run.seed
+    domains = open_dataset(config.data, seed, on_file)
+    held_out = config.partition.hold_out
+    if held_out in domains.names:  # nothing is picked on it
+        kept = tuple(replace(d, validation=None) if d.name == held_out else d for d in domains)
+        domains = replace(domains, domains=kept)
+    ids = {domain.name: domain.train.ids for domain in domains}
+    shares = partition(config.partition, {domain.name: domain.train.labels for domain in domains}, seed, ids)
+    if config.partition.file is not None:
+        domains = replace(domains, notes=(*domains.notes, *_unmatched(config.partition.file, domains, held_out)))
+    return domains, shares
+
+
+def open_federation(config: Config, on_file: OnFile | None = None) -> Federation:
+    """Open the configured dataset and deal it out."""
+    return federation_from(config, *deal(config, on_file))
+
+
+def federation_from(config: Config, domains: Domains, shares: Sequence[Share]) -> Federation:
+    """The federation of a dataset that is dealt out already."""
+    height, width, channels = domains.image_shape
+    if config.model.name == "cnn" and min(height, width) < SMALLEST:
+        raise InputError(
+            f"cnn takes images from {SMALLEST} pixels on, {domains.name} has {height}x{width}: use resnet18"
+        )
+    normalisation = Normalisation.of_channels(channels)
+    shared = {
+        domain.name: (
+            ImageExamples(domain.test, normalisation),
+            None if domain.validation is None else ImageExamples(domain.validation, normalisation),
+        )
+        for domain in domains
+    }
+    clients = []
+    for number, share in enumerate(shares):
+        train = _examples(domains, share, normalisation) if share.rows else None
+        clients.append(Client(number, share.domain, train, *shared[share.domain]))
+    card = image_card(domains.classes, height, channels)
+    task = image_task(config.model, len(domains.classes), channels, config.run.seed)
+    manifest, unseen = manifest_of(domains, shares), unseen_of(domains, shares)
+    return Federation(domains.name, tuple(clients), task, card, manifest, domains.notes, unseen)
+
+
+def unseen_of(domains: Domains, shares: Sequence[Share]) -> tuple[str, ...]:
+    """The domains that nobody trains on, such as a held-out one."""
+    return tuple(name for name in domains.names if not any(name in share.rows for share in shares))
+
+
+def image_card(classes: Sequence[str], image_size: int, channels: int) -> dict[str, Any]:
+    """What a user of a model of images must know."""
+    normalisation = Normalisation.of_channels(channels)
+    return {
+        "classes": list(classes),
+        "image_size": image_size,
+        "channels": channels,
+        "mean": list(normalisation.mean),
+        "std": list(normalisation.std),
+    }
+
+
+def federation_of(
+    pairs: Pairs, encoder: torch.nn.Module, num_classes: int, latent: int | None, seed: int
+) -> Federation:
+    """A federation of the caller's own (train, test) Datasets and encoder."""
+    named = _named(pairs)
+    clients = [_own_client(number, name, named[name], num_classes) for number, name in enumerate(named)]
+    if all(client.train is None for client in clients):
+        raise InputError("clients must hold at least one (train, test) pair with a train Dataset, got none")
+    (first, example), *others = _first_batches(clients).items()
+    task = module_task(encoder, example, num_classes, latent, seed, first)
+    for whose, other in others:
+        check_features(task, other, whose)
+    manifest = _hashed({"clients": [{"id": c.id, "domain": c.domain, "train": len(c.train or ())} for c in clients]})
+    card = {"classes": [str(i) for i in range(num_classes)]}
+    unseen = tuple(client.domain for client in clients if client.train is None)
+    return Federation("own", tuple(clients), task, card, manifest, unseen=unseen)
+
+
+def pooled(federation: Federation) -> Federation:
+    """The same with all training data at the first client; the others only evaluate."""
+    everything = PooledExamples([client.train for client in federation.clients if client.train is not None])
+    clients = [replace(client, train=everything if client.id == 0 else None) for client in federation.clients]
+    return replace(federation, clients=tuple(clients))
+
+
+def _examples(domains: Domains, share: Share, normalisation: Normalisation) -> Examples:
+    parts = [ImageExamples(domains[name].train.take(rows), normalisation) for name, rows in share.rows.items()]
+    return parts[0] if len(parts) == 1 else PooledExamples(parts)
+
+
+def _named(pairs: Pairs) -> dict[str, Any]:
+    """Clients by name: those of a list are numbered."""
+    if isinstance(pairs, Mapping):
+        if (wrong := next((name for name in pairs if not isinstance(name, str) or not name), None)) is not None:
+            raise InputError(f"clients must be named by strings, got {wrong!r}")
+        return dict(pairs)
+    if not isinstance(pairs, Iterable):
+        raise InputError(
+            f"clients must be a list of (train, test) pairs, or a dict of them by name, got {type(pairs).__name__}"
+        )
+    return {f"client-{number}": pair for number, pair in enumerate(pairs)}
+
+
+def _own_client(number: int, name: str, pair: Any, num_classes: int) -> Client:
+    if not isinstance(pair, tuple | list) or len(pair) != 2:
+        what = f"{type(pair).__name__} of {len(pair)}" if isinstance(pair, tuple | list) else type(pair).__name__
+        raise InputError(
+            f"client {name!r} is of type {what}: give (train, test), or (train, None) where there is no test set"
+        )
+    train, test = (
+        None if dataset is None else examples_of(dataset, num_classes, f"the {part} Dataset of {name!r}")
+        for part, dataset in zip(("train", "test"), pair, strict=True)
+    )
+    if train is None and test is None:
+        raise InputError(f"client {name!r} has neither a train nor a test Dataset: leave it out")
+    return Client(number, name, train, test)
+
+
+def _first_batches(clients: Sequence[Client]) -> dict[str, torch.Tensor]:
+    """Two inputs of each shape and type that there is, by what gives them: the first of each Dataset is looked at."""
+    found: dict[tuple[torch.Size, torch.dtype], tuple[str, torch.Tensor]] = {}
+    for client in clients:
+        for part, examples in (("train", client.train), ("test", client.test)):
+            if examples is not None:
+                x, _ = examples.batch(np.zeros(1, dtype=np.int64), torch.device("cpu"), torch.contiguous_format)
+                found.setdefault((x.shape, x.dtype), (f"the {part} Dataset of {client.domain!r}", x[[0, 0]]))
+    return dict(found.values())
+
+
+def manifest_of(domains: Domains, shares: Sequence[Share]) -> dict[str, Any]:
+    """Every client's samples by name, and a hash of it all: the same for the same data, settings and seed anywhere."""
+    clients = []
+    for number, share in enumerate(shares):
+        ids = [domains[name].train.ids[i] for name, rows in share.rows.items() for i in rows]
+        name = {"name": share.name} if share.name else {}
+        clients.append({"id": number, **name, "domain": share.domain, "train": ids})
+    manifest: dict[str, Any] = {
+        "dataset": domains.name,
+        "content": domains.content or "-".join(_content_hash(domain) for domain in domains),
+        "clients": clients,
+        "test": {domain.name: list(domain.test.ids) for domain in domains},
+    }
+    aside = {domain.name: list(domain.validation.ids) for domain in domains if domain.validation is not None}
+    return _hashed({**manifest, "validation": aside} if aside else manifest)
+
+
+def _unmatched(file: str, domains: Domains, held_out: str | None) -> list[str]:
+    """What a file of owners leaves open."""
+    owners = read_owners(Path(file))
+    known = {
+        name for d in domains for split in (d.train, d.test, d.validation) if split is not None for name in split.ids
+    }
+    notes = []
+    if unknown := [name for name in owners if name not in known]:
+        notes.append(f"paths in {file} that are not there or left out: {len(unknown)}, the first is {unknown[0]!r}")
+    trained = {name for domain in domains if domain.name != held_out for name in domain.train.ids}
+    if unowned := sorted(trained - owners.keys()):
+        notes.append(f"training images in no row of {file}: {len(unowned)}, the first is {unowned[0]!r}")
+    return notes
+
+
+def _content_hash(domain: Domain) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for split in (domain.train, domain.test, *([domain.validation] if domain.validation is not None else [])):
+        for start in range(0, len(split), 1024):  # a little at a time, since it may be large
+            some = np.arange(start, min(start + 1024, len(split)))
+            digest.update(np.ascontiguousarray(split.pixels(some)).data)
+        digest.update(np.ascontiguousarray(split.labels).data)
+    return digest.hexdigest()
+
+
+def _hashed(manifest: dict[str, Any]) -> dict[str, Any]:
+    text = json.dumps(manifest, sort_keys=True)
+    return {**manifest, "hash": hashlib.blake2b(text.encode(), digest_size=16).hexdigest()}

@@ -1,0 +1,1 @@
+"""A federation at work: clients, server, rounds, the run folder, and how messages travel."""

@@ -1,0 +1,134 @@
+"""What clients answer: checked, put in client order and counted; what cannot be used is dropped and named."""
+
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedcir.models.tensors import difference, not_finite, tensor_bytes
+from fedcir.types import ClientReply, Dropped, Groups, InputError
+
+Counts = dict[str, tuple[int, int]]
+"""Correct answers and samples by domain."""
+
+
+class Collected:
+    """What is counted while replies pass on their way to the server's step."""
+
+    def __init__(self, round: int, template: Groups, min_replies: int) -> None:
+        self.round, self.template, self.min_replies = round, template, min_replies
+        self.dropped: dict[str, str] = {}
+        self.bytes_up = self.flops = self.count = 0
+        self._losses: dict[str, list[float]] = {}
+
+    def usable(self, replies: Iterable[ClientReply | Dropped], cohort: Sequence[int]) -> Iterator[ClientReply]:
+        """The replies that are as they should be, in client order; the others are dropped and counted."""
+        for reply in _in_order(replies, cohort):
+            reason = reply.reason if isinstance(reply, Dropped) else self._fault(reply)
+            if reason is not None or isinstance(reply, Dropped):
+                self.dropped[str(reply.client_id)] = str(reason)
+                continue
+            self.count += 1
+            self.bytes_up += tensor_bytes(reply.arrays)
+            self.flops += int(reply.metrics.get("flops", 0))
+            for name, value in reply.metrics.items():
+                if name.startswith("loss/"):
+                    self._losses.setdefault(name.removeprefix("loss/"), []).append(value)
+            yield reply
+        least = min(self.min_replies, len(cohort))
+        if self.count < least:
+            reasons = "; ".join(
+                f"{_clients(client for client, other in self.dropped.items() if other == reason)}: {reason}"
+                for reason in dict.fromkeys(self.dropped.values())
+            )
+            raise InputError(
+                f"round {self.round}: {self.count} of {len(cohort)} replies usable, {least} needed ({reasons})"
+            )
+
+    def losses(self) -> dict[str, float]:
+        return {name: sum(values) / len(values) for name, values in self._losses.items()}
+
+    def _fault(self, reply: ClientReply) -> str | None:
+        if (reason := difference(reply.arrays, self.template)) is not None:
+            return reason
+        if (name := not_finite(reply.arrays)) is not None:
+            return f"{name} is not finite; a lower local.lr may help"
+        if reply.num_examples < 1:
+            return f"num_examples is {reply.num_examples}"
+        wrong = [name for name, value in reply.metrics.items() if not math.isfinite(value)]
+        return f"metric {wrong[0]} is not finite" if wrong else None
+
+
+def _clients(numbers: Iterable[str]) -> str:
+    named = list(numbers)
+    return f"client{'s' * (len(named) > 1)} {', '.join(named)}"
+
+
+def _in_order(replies: Iterable[ClientReply | Dropped], cohort: Sequence[int]) -> Iterator[ClientReply | Dropped]:
+    """Replies in cohort order, each as soon as those before it are there; a client that never answered is dropped."""
+    waiting: dict[int, ClientReply | Dropped] = {}
+    place = 0
+    for reply in replies:
+        waiting.setdefault(reply.client_id, reply)
+        while place < len(cohort) and cohort[place] in waiting:
+            yield waiting.pop(cohort[place])
+            place += 1
+    for client in cohort[place:]:
+        yield waiting.pop(client, Dropped(client, "no reply"))
+    for client in set(waiting) - set(cohort):
+        yield Dropped(client, "not in this round's cohort")
+
+
+@dataclass
+class Tests:
+    """Correct answers and samples by domain, in the order of the clients that test."""
+
+    counts: Counts = field(default_factory=dict)
+    aside: Counts = field(default_factory=dict)
+    """Of the validation images."""
+    risk: dict[str, float] = field(default_factory=dict)
+    """Mean loss on the test images."""
+
+    def accuracy(self) -> dict[str, float]:
+        return {domain: correct / count for domain, (correct, count) in self.counts.items()}
+
+    def accuracies(self, unseen: Collection[str]) -> dict[str, Any]:
+        """The fields of a round's record. Domains that nobody trains on have a mean of their own."""
+        each = self.accuracy()
+        seen = {domain: value for domain, value in each.items() if domain not in unseen}
+        apart = [domain for domain in each if domain in unseen]
+        every = sum(self.counts[domain][1] for domain in seen)
+        return {
+            "accuracy": each or None,
+            "accuracy_mean": sum(seen.values()) / len(seen) if seen else None,
+            "accuracy_weighted": sum(self.counts[domain][0] for domain in seen) / every if every else None,
+            "accuracy_worst": min(seen.values(), default=None),
+            "unseen": apart or None,
+            "accuracy_unseen": sum(each[domain] for domain in apart) / len(apart) if apart else None,
+        }
+
+
+def tally(evaluators: Mapping[int, str], replies: Iterable[ClientReply | Dropped], dropped: dict[str, str]) -> Tests:
+    """What the clients that test, by their domains, have found; those that could not be used go into `dropped`."""
+    tests = Tests()
+    for reply in _in_order(replies, sorted(evaluators)):
+        if isinstance(reply, ClientReply) and not _counted(reply.metrics):
+            reply = Dropped(reply.client_id, "its counts make no sense")  # noqa: PLW2901
+        if isinstance(reply, Dropped):
+            dropped.setdefault(str(reply.client_id), f"evaluation: {reply.reason}")
+            continue
+        domain, metrics = evaluators[reply.client_id], reply.metrics
+        tests.counts[domain] = int(metrics["correct"]), int(metrics["count"])
+        if math.isfinite(loss := metrics.get("loss", math.nan)):
+            tests.risk[domain] = loss
+        if "validation/count" in metrics:
+            tests.aside[domain] = int(metrics["validation/correct"]), int(metrics["validation/count"])
+    return tests
+
+
+def _counted(metrics: Mapping[str, float]) -> bool:
+    """Whether all counts are there, and none is above what was counted."""
+    pairs = [(metrics.get("correct", -1.0), metrics.get("count", 0.0))]
+    if "validation/count" in metrics:
+        pairs.append((metrics.get("validation/correct", -1.0), metrics["validation/count"]))
+    return all(0 <= correct <= count < math.inf and count > 0 for correct, count in pairs)

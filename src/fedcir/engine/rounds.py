@@ -1,0 +1,240 @@
+"""The one round loop, whatever carries the messages."""
+
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Protocol
+
+import torch
+
+from fedcir.algorithms.algorithm import Algorithm
+from fedcir.config import Config
+from fedcir.engine.cost import ledger
+from fedcir.engine.folder import RunFolder
+from fedcir.engine.replies import Collected, Tests, tally
+from fedcir.models.tensors import clone, not_finite, tensor_bytes
+from fedcir.rng import numpy_rng, torch_rng
+from fedcir.types import (
+    ClientReply,
+    Dropped,
+    Groups,
+    InputError,
+    LocalContext,
+    Modules,
+    RoundRecord,
+    ServerContext,
+    ServerState,
+)
+
+
+class Transport(Protocol):
+    """Carries a state to clients and their replies back, in any order."""
+
+    def train(self, state: ServerState, cohort: Sequence[int]) -> Iterable[ClientReply | Dropped]: ...
+
+    def evaluate(self, state: ServerState, cohort: Sequence[int]) -> Iterable[ClientReply | Dropped]: ...
+
+    def evaluate_early(self, state: ServerState, cohort: Sequence[int]) -> None:
+        """Begin to evaluate a state that is likely the one that `evaluate` will be asked for, if that can be done."""
+        ...
+
+    def peak_memory(self) -> int:
+        """Bytes that all processes of this machine together have held at most."""
+        ...
+
+
+@dataclass
+class Session:
+    """A run under way: what is fixed, and the state and records that grow with each round."""
+
+    config: Config
+    algorithm: Algorithm
+    modules: Modules
+    """The server's own copy of the networks."""
+    num_classes: int
+    trainers: tuple[int, ...]
+    evaluators: dict[int, str]
+    """The clients that test the model, and the domain that each speaks for."""
+    unseen: tuple[str, ...]
+    """The domains that nobody trains on."""
+    card: dict[str, Any]
+    state: ServerState
+    records: list[RoundRecord] = field(default_factory=list)
+    folder: RunFolder | None = None
+    notes: tuple[str, ...] = ()
+    """What the user should know about the data."""
+    loading: float = 0.0
+    """Seconds that opening it took; they count with its first round."""
+    peak_memory: int = 0
+    """Bytes held at most by all processes of this machine, since it was opened."""
+
+    @property
+    def finished(self) -> bool:
+        return self.state.round >= self.config.server.rounds
+
+    def template(self) -> Groups:
+        """What a reply must look like: names, shapes and dtypes."""
+        algorithm, local = self.algorithm, self.config.local
+        ctx = LocalContext(0, self.config.server.rounds, self.num_classes, local.batch_size, {}, torch.Generator())
+        return {**self.to_test(self.state), **algorithm.local_summary(self.modules, (), ctx)}
+
+    def cohort(self, round: int) -> list[int]:
+        """The clients that train in a round, in ascending order."""
+        active = min(self.config.server.active or len(self.trainers), len(self.trainers))
+        return sample_cohort(self.trainers, active, self.config.run.seed, round)
+
+    def to_test(self, state: ServerState) -> Groups:
+        """What those that test a state are sent of it."""
+        return {name: state.shared[name] for name in self.algorithm.trains}
+
+    def context(self, round: int) -> ServerContext:
+        rng = torch_rng(self.config.run.seed, "server", round)
+        server, batch = self.config.server, self.config.local.batch_size
+        norm = self.config.model.batchnorm
+        return ServerContext(round, server.rounds, self.num_classes, batch, server.weighting, norm, rng)
+
+
+def run(session: Session, transport: Transport) -> Generator[RoundRecord, None, None]:
+    """Do the rounds that are left, giving each one's record once it is on disk.
+
+    However it ends (done, an error, Ctrl-C), the last whole round is saved.
+    """
+    folder, server = session.folder, session.config.server
+    saved = session.state.round
+    try:
+        while not session.finished:
+            started = time.perf_counter()
+            record, state = _round(session, transport)
+            writing = time.perf_counter()
+            if folder is not None and (state.round % server.checkpoint_every == 0 or state.round == server.rounds):
+                folder.save_checkpoint(state)
+                saved = state.round
+            record.seconds["load"], session.loading = session.loading, 0.0
+            _add(record.seconds, "write", writing)
+            _add(record.seconds, "total", started, less=-record.seconds["load"])
+            session.peak_memory = max(session.peak_memory, transport.peak_memory())
+            if folder is not None:
+                folder.append(record)
+            session.state = state
+            session.records.append(record)
+            yield record
+        if folder is not None and not folder.finished:
+            folder.finish(summarise(session), session.state.shared["model"], session.card)
+    finally:
+        if folder is not None and session.state.round > saved:
+            folder.save_checkpoint(session.state)
+
+
+def sample_cohort(trainers: Sequence[int], active: int, seed: int, round: int) -> list[int]:
+    """The clients of a round, in ascending order."""
+    if active == len(trainers):
+        return sorted(trainers)
+    chosen = numpy_rng(seed, "cohort", round).choice(sorted(trainers), size=active, replace=False)
+    return sorted(int(client) for client in chosen)
+
+
+def summarise(session: Session) -> dict[str, Any]:
+    """The content of summary.json."""
+    evaluated = [record for record in session.records if record.accuracy_mean is not None]
+    aside = any(record.validation for record in evaluated)
+    best = max(evaluated, key=lambda record: (_to_pick_by(record, aside), -record.round), default=None)
+    cost = asdict(ledger(session.records))
+    del cost["rounds"]
+    return {
+        "algorithm": session.config.algorithm.name,
+        "dataset": session.config.data.name,
+        "seed": session.config.run.seed,
+        "rounds": session.state.round,
+        "final": _accuracies(evaluated[-1]) if evaluated else None,
+        "best": {**_accuracies(best), "picked_on": "validation" if aside else "test"} if best is not None else None,
+        "cost": {**cost, "peak_memory": session.peak_memory},
+    }
+
+
+def _to_pick_by(record: RoundRecord, aside: bool) -> float:
+    """Mean accuracy over domains, on validation images where there are any."""
+    if not aside:
+        return record.accuracy_mean or 0.0
+    return sum(record.validation.values()) / len(record.validation) if record.validation else 0.0
+
+
+def take_step(
+    session: Session,
+    replies: Iterable[ClientReply | Dropped],
+    cohort: Sequence[int],
+    merged: Callable[[Groups], None] = lambda groups: None,
+) -> tuple[ServerState, Collected]:
+    """The server's part of a round: the next state from the replies of a cohort, and what was counted on the way."""
+    before = session.state
+    round = before.round + 1
+    collected = Collected(round, session.template(), session.config.server.min_replies)
+    handed = replace(before, private=clone(before.private))
+    ctx = replace(session.context(round), merged=merged)
+    state = session.algorithm.server_step(handed, collected.usable(replies, cohort), session.modules, ctx)
+    if (name := not_finite(state.shared)) is not None:
+        raise InputError(f"round {round}: {name} is not finite after the server's step; lower its learning rate")
+    return state, collected
+
+
+def _round(session: Session, transport: Transport) -> tuple[RoundRecord, ServerState]:
+    server, before = session.config.server, session.state
+    round = before.round + 1
+    cohort = session.cohort(round)
+    seconds = {"train": 0.0}
+    tested = round % server.eval_every == 0 or round == server.rounds
+
+    def merged(means: Groups) -> None:
+        if tested and not_finite(means) is None:
+            early = ServerState(round, dict(means))  # a copy, since the method may go on to add to them
+            transport.evaluate_early(early, sorted(session.evaluators))
+
+    started = time.perf_counter()
+    state, collected = take_step(session, _timed(transport.train(before, cohort), seconds), cohort, merged)
+    _add(seconds, "server", started, less=seconds["train"])
+    measured = time.perf_counter()
+    tests = Tests()
+    if tested:
+        trained = replace(state, shared=session.to_test(state))
+        tests = tally(session.evaluators, transport.evaluate(trained, sorted(session.evaluators)), collected.dropped)
+    _add(seconds, "evaluate", measured)
+    record = RoundRecord(
+        round=round,
+        losses=collected.losses(),
+        **tests.accuracies(session.unseen),
+        bytes_down=0 if session.algorithm.pools else tensor_bytes(before.shared) * len(cohort),
+        bytes_up=0 if session.algorithm.pools else collected.bytes_up,
+        flops=collected.flops,
+        seconds=seconds,
+        dropped=collected.dropped,
+        validation={domain: correct / count for domain, (correct, count) in tests.aside.items()} or None,
+        risk=tests.risk or None,
+    )
+    return record, state
+
+
+def _timed(replies: Iterable[ClientReply | Dropped], seconds: dict[str, float]) -> Iterator[ClientReply | Dropped]:
+    """The same replies, with the time spent waiting for them counted as training."""
+    iterator = iter(replies)
+    while True:
+        started = time.perf_counter()
+        reply = next(iterator, None)
+        _add(seconds, "train", started)
+        if reply is None:
+            return
+        yield reply
+
+
+def _accuracies(record: RoundRecord) -> dict[str, Any]:
+    return {
+        "round": record.round,
+        "accuracy_mean": record.accuracy_mean,
+        "accuracy_weighted": record.accuracy_weighted,
+        "accuracy_worst": record.accuracy_worst,
+        **({"accuracy_unseen": record.accuracy_unseen} if record.unseen else {}),
+        "accuracy": record.accuracy,
+        **({"unseen": record.unseen} if record.unseen else {}),
+    }
+
+
+def _add(seconds: dict[str, float], phase: str, started: float, less: float = 0.0) -> None:
+    seconds[phase] = seconds.get(phase, 0.0) + time.perf_counter() - started - less

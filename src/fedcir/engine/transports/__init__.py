@@ -1,0 +1,1 @@
+"""How a state reaches clients on this machine, and their replies come back."""

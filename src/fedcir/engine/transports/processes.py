@@ -1,0 +1,271 @@
+"""Resident worker processes: this process and copies of it, which keep networks, data maps and buffers alive.
+
+The copies are made by fork, so they start at once, share what was loaded, and take Datasets and modules of any kind.
+Tensors travel through memory without a name, which the system frees when the last process that has it ends; the few
+words beside them are JSON. Nothing is pickled.
+"""
+
+import json
+import os
+import queue
+import signal
+import sys
+import threading
+import warnings
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
+from typing import Any, Literal, NamedTuple
+
+from fedcir.data.federation import Client
+from fedcir.engine.client import Worker, evaluate, fit
+from fedcir.engine.cost import peak_memory
+from fedcir.engine.folder import ClientStore
+from fedcir.engine.machine import end_with
+from fedcir.engine.transports.arena import Arena
+from fedcir.models.tensors import clone, same_tensors
+from fedcir.types import ClientReply, Groups, InputError, ServerState
+
+What = Literal["train", "evaluate"]
+
+
+def attend(worker: Worker, client: Client, store: ClientStore, what: What, shared: Groups, round: int) -> ClientReply:
+    """One client's part of a round: it trains or tests, with what it has kept."""
+    if what == "evaluate":
+        return evaluate(worker, client, shared, store.load(client.id, round + 1), round)
+    reply, keep = fit(worker, client, shared, store.load(client.id, round), round)
+    store.save(client.id, round, keep)
+    return reply
+
+
+@dataclass
+class Child:
+    """A worker process, as the first one sees it."""
+
+    pid: int
+    pipe: Connection
+    answers: tuple[Arena, Arena]
+    """It writes into one while the other is read."""
+    turn: int = 0
+    memory: int = 0
+    """Bytes it has held at most."""
+
+    def end(self) -> None:
+        try:
+            os.kill(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
+        except (ProcessLookupError, ChildProcessError):
+            pass
+
+    def close(self) -> None:
+        self.pipe.close()
+        for arena in self.answers:
+            arena.close()
+
+
+class Again(NamedTuple):
+    """A client that this process must do itself."""
+
+    client: int
+    because: str = ""
+    """What happened to the worker that had it."""
+
+
+@dataclass
+class Work:
+    """Clients that are to train or to test one state."""
+
+    what: What
+    round: int
+    shared: Groups
+    left: deque[int]
+    count: int
+    answers: "queue.Queue[ClientReply | Again | Exception]" = field(default_factory=queue.Queue)
+
+
+class WorkerTransport:
+    """Clients spread over this process and others, the longest first."""
+
+    def __init__(self, worker: Worker, clients: Sequence[Client], store: ClientStore, workers: int) -> None:
+        self.worker, self.clients, self.store = worker, clients, store
+        self._state = Arena()
+        self._children: list[Child] = []
+        self._server: threading.Thread | None = None
+        self._early: Work | None = None
+        for _ in range(workers - 1):
+            self._children.append(self._fork())
+
+    def train(self, state: ServerState, cohort: Sequence[int]) -> Iterator[ClientReply]:
+        yield from self._finish(self._begin("train", state.round + 1, state.shared, cohort))
+
+    def evaluate(self, state: ServerState, cohort: Sequence[int]) -> Iterator[ClientReply]:
+        work, self._early = self._early, None
+        if work is not None and not (work.round == state.round and same_tensors(work.shared, state.shared)):
+            for _ in self._finish(work):  # what was tested is not what the round came to
+                pass
+            work = None
+        yield from self._finish(work or self._begin("evaluate", state.round, state.shared, cohort))
+
+    def evaluate_early(self, state: ServerState, cohort: Sequence[int]) -> None:
+        """Let the other processes begin while this one is still busy."""
+        if self._children:
+            self._early = self._begin("evaluate", state.round, state.shared, cohort)
+
+    def peak_memory(self) -> int:
+        """Bytes that all processes together have held at most."""
+        return peak_memory() + sum(child.memory for child in self._children)
+
+    def close(self) -> None:
+        """End all other processes; nothing of them is left."""
+        children, self._children = self._children, []
+        for child in children:
+            child.end()
+        if self._server is not None:
+            self._server.join()
+        for child in children:
+            child.close()
+        self._state.close()
+
+    def _begin(self, what: What, round: int, shared: Groups, cohort: Sequence[int]) -> Work:
+        left = deque(sorted(cohort, key=lambda client: -self._size(what, client)))
+        work = Work(what, round, shared, left, len(cohort))
+        if self._children and len(cohort) > 1:
+            if self._server is not None:
+                self._server.join()
+            job = {"what": what, "round": round, "state": self._state.write(shared)}
+            self._server = threading.Thread(target=self._serve, args=(work, job), daemon=True)
+            self._server.start()
+        return work
+
+    def _finish(self, work: Work) -> Iterator[ClientReply]:
+        """Do what is left of the work here, beside the others, and give every reply."""
+        for _ in range(work.count):
+            reply: ClientReply | Again | Exception
+            if work.answers.empty() and work.left:
+                try:
+                    reply = Again(work.left.popleft())
+                except IndexError:  # another process was quicker
+                    reply = work.answers.get()
+            else:
+                reply = work.answers.get()
+            if isinstance(reply, Exception):
+                raise reply
+            if isinstance(reply, Again):
+                if reply.because:
+                    warnings.warn(f"{reply.because}; client {reply.client} is done again", RuntimeWarning, stacklevel=2)
+                reply = attend(self.worker, self.clients[reply.client], self.store, work.what, work.shared, work.round)
+            yield reply
+
+    def _size(self, what: What, client: int) -> int:
+        data = self.clients[client].train if what == "train" else self.clients[client].test
+        return len(data or ())
+
+    def _serve(self, work: Work, job: dict[str, Any]) -> None:
+        """In a thread of its own: hand out work to the other processes and take in their answers."""
+        try:
+            self._hand_out(work, job)
+        except Exception as error:  # whoever waits for answers must not wait for ever
+            work.answers.put(error)
+
+    def _hand_out(self, work: Work, job: dict[str, Any]) -> None:
+        busy: dict[Connection, tuple[Child, int]] = {}
+
+        def hand_to(child: Child) -> None:
+            try:
+                client = work.left.popleft()
+            except IndexError:
+                return
+            try:
+                child.turn = 1 - child.turn
+                child.pipe.send_bytes(json.dumps({**job, "client": client, "turn": child.turn}).encode())
+                busy[child.pipe] = (child, client)
+            except OSError:
+                work.answers.put(Again(client, self._lost(child)))
+
+        for child in list(self._children):
+            hand_to(child)
+        while busy:
+            for pipe in wait(list(busy)):
+                assert isinstance(pipe, Connection)
+                child, client = busy.pop(pipe)
+                try:
+                    answer = json.loads(pipe.recv_bytes())
+                except (EOFError, OSError):
+                    work.answers.put(Again(client, self._lost(child)))
+                    continue
+                written = child.answers[child.turn]
+                hand_to(child)
+                if "error" in answer:
+                    work.answers.put(InputError(answer["error"]) if answer["expected"] else Again(client))
+                else:
+                    child.memory = answer["memory"]
+                    arrays = clone(written.read(answer["arrays"]))
+                    work.answers.put(ClientReply(client, answer["num_examples"], arrays, answer["metrics"]))
+
+    def _lost(self, child: Child) -> str:
+        """A worker has died: go on without it."""
+        if child in self._children:
+            self._children.remove(child)
+            child.end()
+            child.close()
+        return f"worker process {child.pid} has died ({len(self._children)} of its kind are left)"
+
+    def _fork(self) -> Child:
+        here, there = Pipe()
+        answers = (Arena(), Arena())
+        sys.stdout.flush()
+        sys.stderr.flush()
+        parent = os.getpid()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # other threads are none of its business
+            pid = os.fork()
+        if pid == 0:
+            try:
+                here.close()
+                end_with(parent)
+                self._live(there, answers)
+            finally:
+                os._exit(0)
+        there.close()
+        return Child(pid, here, answers)
+
+    def _live(self, pipe: Connection, answers: tuple[Arena, Arena]) -> None:
+        """What a worker process does until the first one ends it."""
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the first process, which then ends this one
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        while True:
+            try:
+                job = json.loads(pipe.recv_bytes())
+            except (EOFError, OSError):
+                return
+            try:
+                client, shared = self.clients[job["client"]], self._state.read(job["state"])
+                reply = attend(self.worker, client, self.store, job["what"], shared, job["round"])
+                answer: dict[str, Any] = {
+                    "num_examples": reply.num_examples,
+                    "metrics": dict(reply.metrics),
+                    "arrays": answers[job["turn"]].write(reply.arrays),
+                    "memory": peak_memory(),
+                }
+            except Exception as error:
+                answer = _described(error, job["client"])
+            pipe.send_bytes(json.dumps(answer).encode())
+
+
+def too_little_memory(error: BaseException) -> bool:
+    """Torch says so in words only, and not always in the same."""
+    said = ("allocate memory", "not enough memory", "out of memory")
+    return isinstance(error, MemoryError) or any(words in str(error) for words in said)
+
+
+def _described(error: Exception, client: int) -> dict[str, Any]:
+    """An error for the first process. One that the user did not cause is met again there, with its traceback."""
+    if too_little_memory(error):
+        return {
+            "error": f"a worker process has too little memory for client {client}: "
+            "lower --workers, --batch-size or --image-size",
+            "expected": True,
+        }
+    return {"error": " ".join(str(error).split()), "expected": isinstance(error, InputError)}

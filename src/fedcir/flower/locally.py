@@ -1,0 +1,101 @@
+"""A configured run on a federation of this machine, as its user sees it: rounds, one by one."""
+
+import re
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from fedcir.algorithms import make_algorithm
+from fedcir.config import Config, config_tables, dump_toml
+from fedcir.data.decode import OnFile
+from fedcir.data.federation import open_federation
+from fedcir.engine.folder import RunFolder
+from fedcir.flower.processes import LocalFederation
+from fedcir.flower.server_app import STOPPED, check_deployable
+from fedcir.types import InputError, RoundRecord
+
+LOOK = 0.5
+"""Seconds between two looks at the run folder."""
+
+
+def run_locally(
+    config: Config,
+    out: Path,
+    resume: bool = False,
+    sites: int | None = None,
+    timeout: float = 3600.0,
+    on_file: OnFile | None = None,
+    on_note: Callable[[str], None] = lambda note: None,
+) -> Generator[RoundRecord, None, None]:
+    """Train across a SuperNode for each client, with TLS and authentication; gives each round once it is on disk.
+
+    Everything is torn down when it ends, or when it is closed.
+    """
+    if timeout <= 0:
+        raise InputError(f"--timeout must be above 0, got {timeout:g}")
+    folder = RunFolder(out)
+    check_deployable(config, make_algorithm(config.algorithm))
+    if folder.exists and not resume:
+        raise InputError(f"{out} holds a run already: continue it with --resume, or give another --out")
+    with folder.locked():  # what is wrong with the folder is said before anything is started
+        pass
+    federation = open_federation(config, on_file)
+    clients = len(federation.clients)
+    sites = clients if sites is None else sites
+    if not 1 <= sites <= clients:
+        raise InputError(f"--sites must be from 1 to {clients}, the number of clients, got {sites}")
+    for note in federation.notes:
+        on_note(note)
+    config = _absolute(config)
+    own = {"algorithm": config.algorithm.name} if config.algorithm.name.endswith(".py") else {}
+    state = {"state": str((out / "clients").resolve()), "device": config.run.device}
+    nodes = [{"partition-id": number, **state, **own} for number in range(sites)]
+    with tempfile.TemporaryDirectory(prefix="fedcir-") as work:
+        settings = Path(work, "fedcir.toml")
+        settings.write_text(dump_toml(config_tables(config)), encoding="utf-8")
+        asked = {"config": str(settings), "out": str(out.resolve()), "resume": True, "sites": sites, "timeout": timeout}
+        asked["report"] = False  # whoever watches the rounds writes it
+        with LocalFederation(Path(work), nodes) as flower:
+            on_note(f"a SuperLink at {flower.address} and {sites} SuperNodes, with TLS and authentication")
+            yield from _watch(flower.submit("run", asked), folder, flower.log("run"))
+
+
+def _watch(process: "subprocess.Popen[bytes]", folder: RunFolder, log: Path) -> Iterator[RoundRecord]:
+    shown = len(folder.records())
+    running = True
+    while running:
+        running = process.poll() is None
+        records = folder.records()
+        yield from records[shown:]
+        shown = max(shown, len(records))
+        if running:
+            time.sleep(LOOK)
+    if not folder.finished:
+        text = log.read_text(encoding="utf-8", errors="replace")
+        found = re.findall(f"{re.escape(STOPPED)}(.*)", text)
+        last = next((line for line in reversed(text.splitlines()) if line.strip()), "no word from it")
+        raise InputError(found[-1].strip() if found else f"Flower's run ended early: {last.strip()}")
+
+
+def _absolute(config: Config) -> Config:
+    """Paths as the server and the sites find them, wherever they run."""
+
+    def of(path: str | None) -> str | None:
+        return None if path is None else str(Path(path).resolve())
+
+    data = replace(config.data, lists=of(config.data.lists))
+    if data.root is not None and Path(data.root).exists():  # a name on a hub stays one
+        data = replace(data, root=of(data.root))
+    algorithm = config.algorithm
+    if algorithm.name.endswith(".py"):
+        algorithm = replace(algorithm, name=str(Path(algorithm.name).resolve()))
+    return replace(
+        config,
+        data=data,
+        partition=replace(config.partition, file=of(config.partition.file)),
+        model=replace(config.model, weights=of(config.model.weights)),
+        algorithm=algorithm,
+    )

@@ -1,0 +1,25 @@
+"""Accuracy against label skew: Dirichlet(beta) within each domain, all clients active."""
+
+from fedcir.insight.experiments.axes import accuracy_against
+from fedcir.insight.experiments.experiment import METHODS, Experiment, Outcome, Point, Results
+
+CLIENTS = {"paper": 50, "small": 20, "smoke": 8}
+BETAS = {"paper": (0.1, 0.5, 1, 10), "small": (0.1, 0.5, 1, 10), "smoke": (0.1, 10)}
+
+
+def points(scale: str) -> list[Point]:
+    split = {"scheme": "dirichlet", "clients": CLIENTS[scale]}
+    return [Point(f"beta {beta:g}", {"partition": {**split, "beta": float(beta)}}) for beta in BETAS[scale]]
+
+
+def outcome(results: Results) -> Outcome:
+    return accuracy_against(results, "Dirichlet beta")
+
+
+EXPERIMENT = Experiment(
+    "test accuracy (%) against label skew; a small beta is a large skew",
+    ("domainnet", "pacs"),
+    METHODS,
+    outcome,
+    points,
+)

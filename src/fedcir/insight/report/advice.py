@@ -1,0 +1,152 @@
+"""What to do next, from what runs came to: which method to take, how long to train, how many seeds, where to look."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count, islice
+from statistics import fmean
+
+from scipy.stats import kendalltau
+from scipy.stats import t as student
+
+from fedcir.engine.folder import RunFolder
+from fedcir.insight.charts import accuracy, curve
+from fedcir.runs.compare import Method
+
+Runs = Mapping[str, Mapping[int, RunFolder]]
+
+FEW = 5
+"""Evaluated rounds of which nothing can be said."""
+LATEST = 8
+"""Evaluated rounds at least that are the latest; of many, a third."""
+WORTH = 0.5
+"""Points of accuracy in the last rounds that make more of them worth while."""
+FAR = 10.0
+"""Points below the other domains."""
+MANY = 12
+"""Seeds that are too many to ask for."""
+
+
+def advice(
+    runs: Runs, methods: Sequence[Method], baseline: str, name: Callable[[RunFolder], str] = lambda run: run.path.name
+) -> list[str]:
+    """Sentences, the most important first. `name` is how a run is called in a command."""
+    federated = [method for method in methods if not method.pools]
+    if not federated:
+        return []
+    taken = take(federated, baseline)
+    one = next(iter(runs[taken.algorithm].values()))
+    return [
+        *_choice(federated, taken, baseline, runs),
+        *_rounds(runs, federated),
+        *_seeds(federated, runs),
+        *_far(taken, name(one)),
+    ]
+
+
+def take(federated: Sequence[Method], baseline: str) -> Method:
+    """The best of those that are better than the baseline by more than chance; else the baseline."""
+    better = [method for method in federated if method.better]
+    plain = next((method for method in federated if method.algorithm == baseline), federated[0])
+    return max(better, key=lambda method: method.mean.mean, default=plain)
+
+
+def _choice(federated: Sequence[Method], taken: Method, baseline: str, runs: Runs) -> list[str]:
+    name = taken.algorithm
+    simple = name.split(" ")[0] == "fedavg"
+    if len(federated) == 1:
+        only = f"Only {name} was trained: `fedcir compare --algorithms fedavg,{name}` tells whether it helps."
+        return [] if simple or " " in name else [only]
+    if taken.difference is not None:
+        points = f"{100 * taken.difference.mean:.1f} points above {baseline}"
+        return [f"Take {name}: it is {points}, more than chance between seeds ({taken.interval})."]
+    why = ", and it is the simplest" if simple else ""
+    if len(runs[name]) == 1:
+        return [f"Take {name} for now: one seed cannot tell whether another method is better{why}."]
+    return [f"Take {name}: no other federated method is better by more than chance{why}."]
+
+
+@dataclass(frozen=True)
+class Rise:
+    """How much accuracy has risen in the last rounds, in points."""
+
+    gain: float
+    rounds: int
+
+
+def rise(runs: Iterable[RunFolder]) -> Rise | None:
+    """None unless accuracy, the mean over seeds, was still rising at the last round.
+
+    Its latest rounds must rise (Kendall's tau, p < 0.01), and the last quarter of them be worth it over the one before.
+    """
+    found = curve("", runs, accuracy)
+    if found is None or len(found.x) < FEW:
+        return None
+    latest = max(LATEST, len(found.x) // 3)
+    x, y = found.x[-latest:], found.y[-latest:]
+    quarter = max(1, len(y) // 4)
+    gain = fmean(y[-quarter:]) - fmean(y[-2 * quarter : -quarter])
+    if gain < WORTH or not kendalltau(x, y, alternative="greater").pvalue < 0.01:
+        return None
+    return Rise(gain, round(x[-1] - x[-2 * quarter]))
+
+
+def _rounds(runs: Runs, federated: Sequence[Method]) -> list[str]:
+    by_seed = {method.algorithm: runs[method.algorithm].values() for method in federated}
+    records = [run.records() for each in by_seed.values() for run in each]
+    rounds = max(len(each) for each in records)
+    evaluated = max(sum(record.accuracy_mean is not None for record in each) for each in records)
+    if evaluated < FEW:
+        told = f"{evaluated} evaluated round{'s' * (evaluated != 1)} cannot tell whether accuracy still rises"
+        often = f"evaluate more often: `--eval-every {rounds // 10}`"
+        return [f"{told}: {'train longer, such as `--rounds 25`' if rounds < 2 * FEW else often}."]
+    rising = {name: found for name, each in by_seed.items() if (found := rise(each)) is not None}
+    if not rising:
+        return []
+    last = max(found.rounds for found in rising.values())
+    gains = ", ".join(f"{found.gain:.1f} points under {name}" for name, found in rising.items())
+    longer = -(-3 * rounds // 10) * 5  # half as many again, a multiple of five
+    when = "in the last round" if last == 1 else f"over the last {last} rounds"
+    return [f"Train longer: accuracy still rose {when}, by {gains}. Try `--rounds {longer}`."]
+
+
+def _seeds(federated: Sequence[Method], runs: Runs) -> list[str]:
+    """How many it takes to tell the most promising difference from chance."""
+    seeds = sorted({seed for each in runs.values() for seed in each})
+    if len(federated) > 1 and len(seeds) == 1:
+        return [f"Add seeds: with one, every difference could be chance. Try `--seeds {_listed(seeds, 3)}`."]
+    ahead = [m for m in federated if m.difference is not None and m.difference.mean > 0 and m.half_width is not None]
+    if not ahead or any(method.better for method in ahead):
+        return []
+    best = max(ahead, key=lambda method: method.mean.mean)
+    told = f"{best.algorithm} is ahead, but that could be chance ({best.interval})"
+    needed = seeds_to_tell(best)
+    if needed is None or needed > MANY:
+        return [f"{told}: a difference this small would take more than {MANY} seeds to tell. Treat the two as equal."]
+    return [f"Add seeds: {told}. About {needed} would tell: `--seeds {_listed(seeds, needed)}`."]
+
+
+def seeds_to_tell(method: Method, most: int = 100) -> int | None:
+    """The fewest seeds whose 95 % interval would leave 0 out, were the difference and its spread as they are now."""
+    assert method.difference is not None
+    mean, std = method.difference.mean, method.difference.std
+    if std is None:
+        return None
+    return next((n for n in range(3, most + 1) if student.ppf(0.975, n - 1) * std / n**0.5 < abs(mean)), None)
+
+
+def _listed(seeds: Sequence[int], number: int) -> str:
+    fresh = (seed for seed in count() if seed not in seeds)
+    return ",".join(str(seed) for seed in sorted([*seeds, *islice(fresh, max(0, number - len(seeds)))]))
+
+
+def _far(method: Method, run: str) -> list[str]:
+    """Whether one domain is far below the others."""
+    seen = {name: 100 * found.mean for name, found in method.domains.items() if name not in method.unseen}
+    if len(seen) < 2:
+        return []
+    worst = min(seen, key=lambda name: seen[name])
+    gap = fmean(value for name, value in seen.items() if name != worst) - seen[worst]
+    if gap < FAR:
+        return []
+    told = f"{worst} is {gap:.0f} points below the mean of the other domains under {method.algorithm}"
+    return [f"{told}: `fedcir diagnose {run}` shows how its images and labels differ, and what is mistaken."]

@@ -1,0 +1,231 @@
+"""What a report tells of runs, section by section."""
+
+import statistics
+from collections.abc import Sequence
+
+from fedcir.config import dump_toml
+from fedcir.engine.cost import ledger
+from fedcir.engine.folder import RunFolder
+from fedcir.insight.charts import Chart, Lines, Measure, Series, accuracy, accuracy_unseen, curve, risk, training_loss
+from fedcir.insight.report.advice import advice
+from fedcir.insight.report.page import Figure, Listing, Section, Table, Words
+from fedcir.insight.report.quantities import duration, flops, size, time_unit_of, unit_of
+from fedcir.insight.report.study import Study, shareable
+from fedcir.insight.report.tables import UNSEEN, difference, domain_header, domains_of, goal_cells, goal_header, percent
+from fedcir.runs.compare import Method, half_width
+from fedcir.types import RoundRecord
+
+
+def next_steps(study: Study, methods: Sequence[Method]) -> Section | None:
+    """What to do next."""
+    said = advice(study.runs, methods, study.baseline)
+    return Section("What to do next", (Words(tuple(said)),)) if said else None
+
+
+def results(study: Study, methods: Sequence[Method], notes: Sequence[str]) -> Section:
+    """Who is how accurate, how sure that is, and the differences."""
+    several = len(study.seeds) > 1
+    unseen = any(method.unseen for method in methods)
+    header = ["method", "seeds", "seen mean (%)" if unseen else "mean (%)", "95 % interval", "worst domain (%)"]
+    header += ["unseen mean (%)"] if unseen else []
+    rows = [[*header, f"difference to {study.baseline} (points, 95 %)"] if several else header]
+    for method in methods:
+        runs = list(study.runs[method.algorithm].values())
+        ends = mean_interval(runs)
+        told = "" if ends is None else f"{100 * ends[0]:.1f} to {100 * ends[1]:.1f}"
+        row = [method.algorithm, str(len(runs)), percent(method.mean), told]
+        row += [percent(method.worst), *([percent(method.unseen_mean)] if unseen else [])]
+        rows.append([*row, *([difference(method)] if several else [])])
+    over = "seeds (Student's t) where there are several, else over test images" if several else "test images, one seed"
+    mean = (
+        "plain mean over the domains trained on, and over those not trained on" if unseen else "plain mean over domains"
+    )
+    caption = f"Test accuracy after the last round, {mean}; ± standard deviation, interval over {over}"
+    return Section("Results", (Words((*findings(study, methods), *notes)), Table(caption, rows)))
+
+
+def mean_interval(runs: Sequence[RunFolder]) -> tuple[float, float] | None:
+    """Of the mean accuracy: over seeds by Student's t, or of one run over its test images by the binomial variance.
+
+    None where nothing tells how many test images there were.
+    """
+    final = [run.summary()["final"] for run in runs]
+    mean = statistics.fmean(each["accuracy_mean"] for each in final)
+    if len(runs) > 1:
+        half = half_width([each["accuracy_mean"] for each in final])
+    else:
+        tested = {name: len(ids) for name, ids in runs[0].manifest().get("test", {}).items()}
+        by_domain = {name: p for name, p in final[0]["accuracy"].items() if name not in final[0].get("unseen", ())}
+        if not all(tested.get(name) for name in by_domain):
+            return None
+        variance = sum(p * (1 - p) / tested[name] for name, p in by_domain.items())
+        half = 1.96 * variance**0.5 / len(by_domain)
+    return max(0.0, mean - half), min(1.0, mean + half)
+
+
+def wilson(share: float, count: int) -> tuple[float, float]:
+    """Wilson's 95 % interval of a share of so many."""
+    z = 1.96
+    middle = (share + z * z / (2 * count)) / (1 + z * z / count)
+    half = z * (share * (1 - share) / count + z * z / (4 * count * count)) ** 0.5 / (1 + z * z / count)
+    return middle - half, middle + half
+
+
+def findings(study: Study, methods: Sequence[Method]) -> list[str]:
+    """The table in words: the best federated method, the ceiling, which differences could be chance, the weakest."""
+    federated = [method for method in methods if not method.pools]
+    ranked = sorted(federated or methods, key=lambda method: -method.mean.mean)
+    best = ranked[0]
+    said = []
+    if len(ranked) > 1:
+        then = ", ".join(f"{method.algorithm} ({percent(method.mean)})" for method in ranked[1:3])
+        said.append(f"Most accurate federated method: {best.algorithm}, {percent(best.mean)} %; then {then}.")
+    for method in methods if federated else ():
+        if method.pools:
+            ceiling = "a ceiling" if method.mean.mean >= best.mean.mean else f"less than {best.algorithm}"
+            whole = f"{method.algorithm} training, which moves all data, reaches {percent(method.mean)} %"
+            said.append(f"{whole[0].upper()}{whole[1:]}: {ceiling}.")
+    said += _differences(study, federated)
+    seen = [name for name in best.domains if name not in best.unseen]
+    worst = min(seen, key=lambda name: best.domains[name].mean)
+    said.append(f"Under {best.algorithm} the weakest domain is {worst}: {percent(best.domains[worst])} %.")
+    if best.unseen:
+        apart = (
+            f"{', '.join(best.unseen)}, which nobody trained on, {best.algorithm} reaches {percent(best.unseen_mean)} %"
+        )
+        said.append(f"On {apart}; the mean over the domains trained on is {percent(best.mean)} %.")
+    return said
+
+
+def _differences(study: Study, methods: Sequence[Method]) -> list[str]:
+    """Which differences to the baseline could be chance, and which are more."""
+    known = [method for method in methods if method.difference is not None]
+    if known and len(study.seeds) == 1:
+        return ["With one seed, every difference between methods could be chance."]
+    said, chance = [], []
+    for method in known:
+        if method.difference is not None and method.half_width is not None:
+            change = 100 * method.difference.mean
+            if abs(change) > 100 * method.half_width:
+                way = f"{abs(change):.1f} points {'above' if change > 0 else 'below'} {study.baseline}"
+                said.append(f"{method.algorithm} is {way} ({method.interval}): more than chance between seeds.")
+            else:
+                chance.append(f"{method.algorithm} ({method.interval})")
+    if chance:
+        said.append(f"The difference to {study.baseline} could be chance under {', '.join(chance)}.")
+    return said
+
+
+def training(study: Study, methods: Sequence[Method]) -> Section:
+    """Accuracy, risk and losses as training goes."""
+    unseen = any(method.unseen for method in methods)
+    along = _along(study)
+    charts: dict[str, Chart] = {
+        name: Lines("", label, "test accuracy (%)", _curves(study, accuracy, spent))
+        for name, (label, spent) in along.items()
+    }
+    read = (
+        "Hover, touch or use the arrow keys to read it off. Bands reach from the lowest seed to the highest; they are "
+        "drawn while at most four methods are shown."
+    )
+    over = "domains trained on" if unseen else "domains"
+    figures = [Figure(f"Test accuracy, mean over {over}", charts, read, pick="against", wide=True)]
+    if unseen:
+        chart = Lines("", "round", "test accuracy (%)", _curves(study, accuracy_unseen))
+        figures.append(Figure(f"Test accuracy, mean over domains {UNSEEN}", {"": chart}))
+    names = zip(domain_header(methods), domains_of(methods), strict=True)
+    risks: dict[str, Measure] = {f"mean over {over}": risk, **{shown: _risk_at(name) for shown, name in names}}
+    drawn = {name: series for name, measure in risks.items() if (series := _curves(study, measure))}
+    if drawn:
+        charts = {name: Lines("", "round", "test loss", series) for name, series in drawn.items()}
+        figures.append(Figure("Risk: the global model's loss on test images", charts, pick="of"))
+    terms: dict[str, Chart] = {}
+    for name in dict.fromkeys(t for run in study.one_of_each.values() for r in run.records() for t in r.losses):
+        label = TERMS.get(name, name)
+        if label not in terms and (series := _curves(study, training_loss if name in ("ce", "fl") else _term(name))):
+            terms[label] = Lines("", "round", "mean over clients and steps", series)
+    if terms:
+        note = "Terms are unweighted; total is what is minimised."
+        figures.append(Figure("Training losses by term", terms, note, pick="term"))
+    return Section("Training", tuple(figures))
+
+
+def _along(study: Study) -> dict[str, tuple[str, Measure | None]]:
+    """What accuracy is drawn against, each in the unit that suits it."""
+    spent = [ledger(run.records()) for by_seed in study.runs.values() for run in by_seed.values()]
+    moved, data = unit_of(max(each.bytes_down + each.bytes_up for each in spent), "B")
+    computed, flops = unit_of(max(each.flops for each in spent), "FLOPs")
+    waited, time = time_unit_of(max(each.seconds.get("total", 0.0) for each in spent))
+    return {
+        "rounds": ("round", None),
+        "data moved": (f"{data} moved, all clients", lambda record: (record.bytes_down + record.bytes_up) / moved),
+        "computation": (f"{flops}, all clients", lambda record: record.flops / computed),
+        "time": (time, lambda record: record.seconds.get("total", 0.0) / waited),
+    }
+
+
+TERMS = {
+    "ce": "cross-entropy",
+    "fl": "cross-entropy",
+    "reg": "reg (head on generated z)",
+    "align": "align (KL to the class Gaussians)",
+}
+"""Words for the commonest."""
+
+
+def _curves(study: Study, measure: Measure, along: Measure | None = None) -> tuple[Series, ...]:
+    curves = [curve(name, by_seed.values(), measure, along) for name, by_seed in study.runs.items()]
+    return tuple(each for each in curves if each is not None)
+
+
+def _risk_at(domain: str) -> Measure:
+    return lambda record: None if not record.risk else record.risk.get(domain)
+
+
+def _term(name: str) -> Measure:
+    def measure(record: RoundRecord) -> float | None:
+        return record.losses.get(name)
+
+    return measure
+
+
+def costs(study: Study, methods: Sequence[Method], target: float | None) -> Section:
+    """What each method took in all, and to a target accuracy."""
+    rows = [["method", "rounds", "moved", "computed", "time", "peak memory"]]
+    for name, by_seed in study.runs.items():
+        spent = [ledger(run.records()) for run in by_seed.values()]
+        moved = statistics.fmean(each.bytes_down + each.bytes_up for each in spent)
+        computed = statistics.fmean(each.flops for each in spent)
+        seconds = statistics.fmean(each.seconds.get("total", 0.0) for each in spent)
+        memory = statistics.fmean(run.summary()["cost"]["peak_memory"] for run in by_seed.values())
+        rows.append([name, f"{spent[0].rounds}", size(moved), flops(computed), duration(seconds), size(memory)])
+    goal = [["method", *goal_header(study.baseline, target)]]
+    goal += [[method.algorithm, *goal_cells(method, len(study.runs[method.algorithm]))] for method in methods]
+    caption = "To a target accuracy, over all clients: medians over seeds"
+    return Section("Cost", (Table(caption, goal), Table("In all, mean over seeds, over all clients", rows)))
+
+
+def settings(study: Study) -> Section:
+    """What was run, and how to run it again."""
+    shown = [
+        *("model.name", "data.image_size", "partition.scheme", "partition.clients", "server.active", "server.rounds"),
+        *("local.steps", "local.batch_size", "local.lr", "local.momentum", "local.weight_decay"),
+    ]
+    tables = {name: shareable(folder) for name, folder in study.one_of_each.items()}
+    rows = [["setting", "value"]]
+    for section, field in (key.split(".") for key in shown):
+        values = {name: str(each[section].get(field, "")) for name, each in tables.items()}
+        same = len(set(values.values())) == 1
+        told = next(iter(values.values())) if same else "; ".join(f"{name}: {value}" for name, value in values.items())
+        if told:
+            rows.append([f"{section}.{field}", told])
+    listings = []
+    for name, each in tables.items():
+        seeds = ", ".join(str(seed) for seed in sorted(study.runs[name]))
+        listings.append(Listing(f"{name}: all settings (seeds {seeds})", dump_toml(each)))
+    again = (
+        "To make a run again, save its settings below as FILE.toml and run: fedcir run FILE.toml --data-root DIR "
+        "--seed SEED. The same versions on the same kind of machine give the same bits.",
+        f"Data: {study.dataset}. Each run's manifest.json names every sample and holds their hash.",
+    )
+    return Section("Settings", (Words(again), Table("The main settings", rows), *listings))

@@ -1,0 +1,117 @@
+"""Comparisons as rows of text, and those as Markdown, CSV and LaTeX."""
+
+import csv
+import io
+from collections.abc import Sequence
+
+from fedcir.insight.report.quantities import flops, size
+from fedcir.runs.compare import Estimate, Method
+
+Rows = list[list[str]]
+
+
+def comparison_rows(methods: Sequence[Method], baseline: str, seeds: int, target: float | None = None) -> Rows:
+    """A header and one row a method: accuracies of the last round in per cent."""
+    domains = domains_of(methods)
+    unseen = any(method.unseen for method in methods)
+    means = ["seen mean", "worst", "unseen mean"] if unseen else ["mean", "worst"]
+    header = ["method", *domain_header(methods), *means, *goal_header(baseline, target)[:2]]
+    if seeds > 1:
+        header.append(f"difference to {baseline} (95 %)")
+    rows = [header]
+    for method in methods:
+        row = [method.algorithm, *(domain_cell(methods, method, d) for d in domains), percent(method.mean)]
+        row += [percent(method.worst), *([percent(method.unseen_mean)] if unseen else [])]
+        row += goal_cells(method, seeds)[:2]
+        if seeds > 1:
+            row.append(difference(method))
+        rows.append(row)
+    return rows
+
+
+def comparison_numbers(methods: Sequence[Method]) -> Rows:
+    """The same as plain numbers, accuracies as fractions, for a program to read."""
+    domains = domains_of(methods)
+    unseen = any(method.unseen for method in methods)
+    measures = [*domains, "mean", "worst", *(["unseen_mean"] if unseen else [])]
+    header = ["method", *(f"{m}{end}" for m in measures for end in ("", "_std"))]
+    rows = [[*header, "rounds_to_target", "bytes_to_target", "reached", "difference", "half_width"]]
+    for method in methods:
+        estimates = [*(method.domains.get(name) for name in domains), method.mean, method.worst]
+        estimates += [method.unseen_mean] if unseen else []
+        goal, difference = method.to_target, method.difference
+        numbers = [value for each in estimates for value in ((each.mean, each.std) if each else (None, None))]
+        numbers += [goal.rounds, goal.bytes, goal.reached, difference.mean if difference else None, method.half_width]
+        rows.append([method.algorithm, *("" if value is None else f"{value:.6g}" for value in numbers)])
+    return rows
+
+
+UNSEEN = "not trained on"
+
+
+def domains_of(methods: Sequence[Method]) -> list[str]:
+    return list(dict.fromkeys(domain for method in methods for domain in method.domains))
+
+
+def domain_header(methods: Sequence[Method]) -> list[str]:
+    """The domains, marked where no method trains on them."""
+    unseen = set.intersection(*(set(method.unseen) for method in methods))
+    return [f"{domain} ({UNSEEN})" if domain in unseen else domain for domain in domains_of(methods)]
+
+
+def domain_cell(methods: Sequence[Method], method: Method, domain: str) -> str:
+    """A domain's accuracy, marked where this method does not train on it but another one does."""
+    told = percent(method.domains.get(domain))
+    apart = domain in method.unseen and any(domain not in other.unseen for other in methods)
+    return f"{told} ({UNSEEN})" if apart else told
+
+
+def percent(estimate: Estimate | None) -> str:
+    if estimate is None:
+        return ""
+    if estimate.std is None:
+        return f"{100 * estimate.mean:.1f}"
+    return f"{100 * estimate.mean:.1f} ± {100 * estimate.std:.1f}"
+
+
+def markdown(rows: Rows) -> str:
+    header, *body = [" | ".join(cell.replace("|", "\\|") for cell in row) for row in rows]
+    rule = " | ".join(["---"] + ["---:"] * (len(rows[0]) - 1))
+    return "".join(f"| {line} |\n" for line in [header, rule, *body])
+
+
+def comma_separated(rows: Rows) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()
+
+
+def latex(rows: Rows) -> str:
+    """A tabular for the booktabs package."""
+    special = {"\\": r"\textbackslash{}", "±": r"$\pm$", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+    special |= {character: f"\\{character}" for character in "&%$#_{}"}
+    lines = [" & ".join("".join(special.get(c, c) for c in cell) for cell in row) + r" \\" for row in rows]
+    columns = "l" + "r" * (len(rows[0]) - 1)
+    top, bottom = rf"\begin{{tabular}}{{{columns}}}" + "\n\\toprule", "\\bottomrule\n\\end{tabular}"
+    return "\n".join([top, lines[0], r"\midrule", *lines[1:], bottom]) + "\n"
+
+
+def goal_header(baseline: str, target: float | None) -> list[str]:
+    """The columns of what a target took."""
+    goal = f"{baseline}'s last" if target is None else f"{100 * target:g} %"
+    return [f"rounds to {goal}", f"moved to {goal}", f"computed to {goal}"]
+
+
+def goal_cells(method: Method, seeds: int) -> list[str]:
+    """What a target took; where the middle seed did not get there, how many did."""
+    goal = method.to_target
+    if goal.rounds is None or goal.bytes is None:
+        return ["not reached"] * 3 if not goal.reached else [f"{goal.reached} of {seeds} seeds", "", ""]
+    rounds = f"{goal.rounds:g}" if goal.reached == seeds else f"{goal.rounds:g} ({goal.reached} of {seeds} seeds)"
+    return [rounds, size(goal.bytes), "" if goal.flops is None else flops(goal.flops)]
+
+
+def difference(method: Method) -> str:
+    if method.difference is None or method.half_width is None:
+        return ""
+    return f"{100 * method.difference.mean:+.2f} ± {100 * method.half_width:.2f}"

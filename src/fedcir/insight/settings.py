@@ -1,0 +1,85 @@
+"""Every setting in words: what it takes, its default, what it means, and the option that sets it."""
+
+import dataclasses
+from dataclasses import dataclass
+from types import NoneType, UnionType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from fedcir.algorithms import algorithm_class, names
+from fedcir.config import OPTIONS, SECTIONS, nearest
+from fedcir.insight.describe import field_docs
+from fedcir.types import InputError
+
+_WORDS = {int: "whole number", float: "number", bool: "true or false", str: "text"}
+
+
+@dataclass(frozen=True)
+class Setting:
+    name: str
+    """As --set takes it, such as local.lr."""
+    takes: str
+    choices: tuple[str, ...]
+    """All values there are, where they are few."""
+    default: Any
+    meaning: str
+    option: str | None
+    """The option that sets it, where it has one."""
+
+    @property
+    def default_text(self) -> str:
+        if isinstance(self.default, tuple):
+            return ", ".join(self.default)
+        if isinstance(self.default, bool):
+            return str(self.default).lower()
+        return "" if self.default is None else str(self.default)
+
+
+def settings(which: str | None = None) -> list[Setting]:
+    """All settings, those of a section, or the one of this name."""
+    every = [each for section in SECTIONS for each in _section(section)]
+    if which is None:
+        return every
+    section, _, field = which.strip("[]").partition(".")
+    if section not in SECTIONS:
+        raise InputError(f"no section [{section}]; {nearest(section, SECTIONS)}")
+    chosen = [each for each in every if each.name.startswith(f"{section}.")]
+    if not field:
+        return chosen
+    if section == "algorithm" and field != "name":
+        raise InputError(_of_methods(field))
+    fields = {each.name.partition(".")[2]: each for each in chosen}
+    if field not in fields:
+        raise InputError(f"[{section}] has no field {field!r}; {nearest(field, fields)}")
+    return [fields[field]]
+
+
+def _section(section: str) -> list[Setting]:
+    cls = SECTIONS[section]
+    hints, docs = get_type_hints(cls), field_docs(cls)
+    options = {place: f"--{option.replace('_', '-')}" for option, place in OPTIONS.items()}
+    return [
+        Setting(name, *_takes(hints[f.name]), f.default, docs[f.name], options.get(name))
+        for f in dataclasses.fields(cls)
+        if (name := f"{section}.{f.name}") != "algorithm.fields"  # they are the method's
+    ]
+
+
+def _takes(hint: Any) -> tuple[str, tuple[str, ...]]:
+    """What a field takes, in words, and its choices."""
+    if isinstance(hint, UnionType):
+        (hint,) = (arg for arg in get_args(hint) if arg is not NoneType)
+    if get_origin(hint) is Literal:
+        *some, last = get_args(hint)
+        return f"{', '.join(some)} or {last}", get_args(hint)
+    if get_origin(hint) is tuple:
+        _, choices = _takes(get_args(hint)[0])
+        return f"list of {', '.join(choices) or 'texts'}", choices
+    return _WORDS[hint], ()
+
+
+def _of_methods(field: str) -> str:
+    """What to say to one who asks for a field that methods have."""
+    having = [name for name in names() if field in {f.name for f in dataclasses.fields(algorithm_class(name))}]
+    if not having:
+        return f"no method has a field {field!r}: `fedcir algorithms NAME` lists a method's fields"
+    return f"algorithm.{field} is a field of {', '.join(having)}: `fedcir algorithms {having[0]}` tells what it means"

@@ -1,0 +1,1 @@
+"""Runs that are there: read, compared, made many at a time, and told to trackers."""

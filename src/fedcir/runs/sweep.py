@@ -1,0 +1,167 @@
+"""Many runs, several at a time, each a process of its own that can be killed and resumed."""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import IO, Literal
+
+from fedcir.config import Config, config_tables, dump_toml
+from fedcir.engine.folder import RunFolder, file_hash, write
+from fedcir.types import InputError, RoundRecord
+
+POLL_SECONDS = 0.2
+PARENT = "FEDCIR_PARENT"
+"""Tells a run whose process it is to end with: one that went on after a kill would hold its folder's lock."""
+SETTINGS = "settings"
+"""The folder beside the runs that holds what was asked of each."""
+
+
+@dataclass(frozen=True)
+class Job:
+    config: Config
+    out: Path
+
+    @property
+    def asked(self) -> Path:
+        """The file of settings that its process is given; it stays, so that a run that is done is known by it."""
+        return self.out.parent / SETTINGS / f"{self.out.name}.toml"
+
+    @property
+    def settings(self) -> str:
+        """Its settings as a file; how many processes train is said on the command line, as it may change."""
+        return dump_toml(config_tables(replace(self.config, run=replace(self.config.run, workers=None))))
+
+    @property
+    def done(self) -> bool:
+        """Whether it has been run to its end with the same settings, and by the same algorithm."""
+        if not (RunFolder(self.out).finished and self.asked.is_file()):
+            return False
+        own = Path(self.config.algorithm.name)
+        same = own.suffix != ".py" or file_hash(own) == RunFolder(self.out).algorithm_hash()
+        return same and self.asked.read_bytes() == self.settings.encode()
+
+
+@dataclass(frozen=True)
+class Progress:
+    """A job has begun, has done one more round, has ended, or has failed."""
+
+    job: Job
+    event: Literal["begun", "round", "ended", "failed"]
+    record: RoundRecord | None = None
+    said: str = ""
+    """Why it failed."""
+    notes: tuple[str, ...] = ()
+    """What the user should know of a job that has ended."""
+    trace: str = ""
+    """What else it wrote if it failed, such as a traceback."""
+
+
+def sweep(jobs: Sequence[Job], workers: int, resume: bool, track: str | None = None) -> Iterator[Progress]:
+    """Run all jobs, giving their rounds as they come. One that fails does not stop the others.
+
+    As many run at a time as there are workers, since runs side by side lose nothing by waiting for each other; where
+    fewer are left, each gets several workers.
+    """
+    options = [] if track is None else ["--track", track]
+    if workers < 1:
+        raise InputError(f"--workers must be at least 1, got {workers}")
+    waiting = []
+    for job in jobs:
+        if resume and job.done and track is None:  # a tracker may not have been told of all its rounds
+            yield Progress(job, "ended")
+        else:
+            waiting.append(job)
+    running: list[_Running] = []
+    with ExitStack() as stack:
+        stack.callback(_end, running)
+        while waiting or running:
+            while waiting and len(running) < workers:
+                each = max(1, workers // (len(waiting) + len(running)))
+                job = waiting.pop(0)
+                running.append(_Running(job, each, resume, options))
+                yield Progress(job, "begun")
+            for process in list(running):
+                ended = process.ended()
+                yield from (Progress(process.job, "round", record) for record in process.new_records())
+                if ended:
+                    running.remove(process)
+                    yield process.result()
+            time.sleep(POLL_SECONDS)
+
+
+class _Running:
+    """One job's process, and how far its rounds have been read."""
+
+    def __init__(self, job: Job, workers: int, resume: bool, options: Sequence[str]) -> None:
+        self.job = job
+        job.asked.parent.mkdir(parents=True, exist_ok=True)
+        write(job.asked, job.settings)
+        # -P: a json.py in the current folder must not take the place of the real one
+        command = [sys.executable, "-P", "-m", "fedcir", "run", str(job.asked), "--out", str(job.out), "--quiet"]
+        command += ["--no-report", "--workers", str(workers), *options]
+        if resume and RunFolder(job.out).exists:
+            command.append("--resume")
+        self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (closed in wait)
+        self._process = subprocess.Popen(
+            command,
+            env={**os.environ, PARENT: str(os.getpid())},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=self._errors,
+            start_new_session=True,  # so that Ctrl-C reaches it once, through interrupt()
+        )
+        self._seen = 0
+        self._changed: tuple[int, int] | None = None
+
+    def ended(self) -> bool:
+        return self._process.poll() is not None
+
+    def new_records(self) -> list[RoundRecord]:
+        """Rounds that were added since the last call. A resumed run may write some again, to the same bits."""
+        path = self.job.out / "rounds.jsonl"
+        status = path.stat() if path.exists() else None
+        changed = None if status is None else (status.st_size, status.st_mtime_ns)
+        if changed == self._changed:  # most polls find nothing new, and need not read all rounds to see it
+            return []
+        self._changed = changed
+        try:
+            new = RunFolder(self.job.out).records(after=self._seen)
+        except InputError:  # a damaged file, on which the process itself ends and says so
+            return []
+        self._seen += len(new)
+        return new
+
+    def result(self) -> Progress:
+        """How it ended, by the last line that the process wrote if it failed."""
+        self._errors.seek(0)
+        said = self._errors.read().decode(errors="replace").strip().splitlines()
+        self.wait()
+        notes = tuple(line.removeprefix("note: ") for line in said if line.startswith("note: "))
+        if self._process.returncode == 0:
+            return Progress(self.job, "ended", notes=notes)
+        why = said[-1].removeprefix("fedcir: ") if said else f"exit code {self._process.returncode}"
+        trace = "\n".join(line for line in said[:-1] if not line.startswith("note: "))
+        return Progress(self.job, "failed", None, why, notes, trace)
+
+    def interrupt(self) -> None:
+        """Ask the process to save its last round and end, once."""
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGINT)
+
+    def wait(self) -> None:
+        self._process.wait()
+        self._errors.close()
+
+
+def _end(running: Sequence[_Running]) -> None:
+    for process in running:
+        process.interrupt()
+    for process in running:
+        process.wait()
