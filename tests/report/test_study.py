@@ -78,6 +78,12 @@ def test_runs_on_other_data_are_refused(
         study_of([first, run("fedcir", f"data.root={other}")])
 
 
+def test_seeds_that_draw_other_training_images_are_on_the_same_data(run: Callable[..., RunFolder]) -> None:
+    runs = [run("fedavg", "data.train_per_domain=12", f"run.seed={seed}") for seed in (0, 1)]
+    assert runs[0].manifest()["content"] != runs[1].manifest()["content"]
+    assert study_of(runs).seeds == [0, 1]
+
+
 def test_settings_to_share_hold_names_of_files_and_no_path(tiny: Tiny, tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
     folder.create(tiny("fedavg", "model.weights=/secret/start.safetensors", "data.lists=/secret/lists"), {})

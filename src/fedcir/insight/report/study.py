@@ -97,9 +97,16 @@ def _same_data(folders: Sequence[RunFolder]) -> None:
             ("datasets", first.config().data.name, other.config().data.name),
             ("data", first.manifest().get("content"), other.manifest().get("content")),
         ):
-            if one != two:
+            if one != two and not (what == "data" and _drawn_anew(first, other)):
                 names = f" ({one} and {two})" if what == "datasets" else ""
                 raise InputError(f"{first.path} and {other.path} ran on different {what}{names}: report on each alone")
+
+
+def _drawn_anew(first: RunFolder, other: RunFolder) -> bool:
+    """Whether training images were drawn by seeds that differ, of data that are tested on the same images."""
+    one, two = first.config(), other.config()
+    drawn = one.data.train_per_domain is not None or one.data.val_fraction > 0
+    return drawn and one.run.seed != two.run.seed and first.manifest().get("test") == other.manifest().get("test")
 
 
 def shareable(folder: RunFolder) -> dict[str, dict[str, Any]]:
