@@ -57,7 +57,8 @@ import torch
 from fedcir.config import config_from
 from fedcir.data.federation import Client, Federation
 from fedcir.models.task import image_task
-from fedcir.engine.simulate import open_run, open_rounds, resolve
+from fedcir.engine.simulate import open_rounds, open_run
+from fedcir.engine.session import settled
 from fedcir.algorithms import make_algorithm
 
 class OneBatch:
@@ -88,7 +89,7 @@ else:
     task = image_task(config.model, 7, 3, 0)
     federation = Federation("random", tuple(clients), task, {"classes": []}, {"hash": ""})
     algorithm = make_algorithm(config.algorithm)
-    with open_rounds(resolve(config, algorithm, federation), algorithm, federation, None, False) as (session, rounds):
+    with open_rounds(settled(config, algorithm, federation), algorithm, federation, None, False) as (session, rounds):
         list(rounds)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
 """

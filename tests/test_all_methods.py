@@ -14,8 +14,9 @@ from fedcir.algorithms import make_algorithm, names
 from fedcir.config import Config
 from fedcir.data.examples import Examples, ImageExamples, Positions
 from fedcir.data.federation import Federation, open_federation, pooled
-from fedcir.engine.rounds import Session, run
-from fedcir.engine.simulate import SerialTransport, make_worker, open_session, resolve
+from fedcir.engine.rounds import run
+from fedcir.engine.session import Session, open_session, settled
+from fedcir.engine.transports.serial import SerialTransport
 from fedcir.models.tensors import not_finite
 from fedcir.types import Arrays, ClientReply, LocalContext, ServerState
 
@@ -50,10 +51,10 @@ def root_32(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def opened(config: Config, federation: Federation | None = None) -> tuple[Session, SerialTransport]:
     algorithm, federation = make_algorithm(config.algorithm), federation or open_federation(config)
-    config = resolve(config, algorithm, federation)
+    config = settled(config, algorithm, federation)
     federation = pooled(federation) if algorithm.pools else federation
-    session = open_session(config, algorithm, federation, None, False)
-    return session, SerialTransport(make_worker(session, federation), federation.clients)
+    session = open_session(config, algorithm, federation)
+    return session, SerialTransport(session.workbench(), federation.clients)
 
 
 def with_small_clients(config: Config) -> Federation:

@@ -13,8 +13,10 @@ from fedcir.algorithms.fedavg import FedAvg
 from fedcir.config import AlgorithmConfig, Config, LocalConfig, ModelConfig, PartitionConfig, ServerConfig
 from fedcir.data.federation import Client, open_federation
 from fedcir.engine.client import evaluate
-from fedcir.engine.rounds import Session, run
-from fedcir.engine.simulate import SerialTransport, make_worker, open_run, open_session, resolve
+from fedcir.engine.rounds import run
+from fedcir.engine.session import Session, open_session
+from fedcir.engine.simulate import open_run
+from fedcir.engine.transports.serial import SerialTransport
 from fedcir.models.tensors import is_statistic, mean, pooled_variances, second_moments
 from fedcir.types import Arrays, ClientReply, InputError, ServerContext, ServerState
 
@@ -73,8 +75,8 @@ def statistics(sample: Any, batches: int = 3) -> Arrays:
 
 def opened(config: Config) -> tuple[Session, SerialTransport]:
     algorithm, federation = make_algorithm(config.algorithm), open_federation(config)
-    session = open_session(resolve(config, algorithm, federation), algorithm, federation, None, False)
-    return session, SerialTransport(make_worker(session, federation), federation.clients)
+    session = open_session(config, algorithm, federation)
+    return session, SerialTransport(session.workbench(), federation.clients)
 
 
 def everything(client: Client) -> tuple[torch.Tensor, torch.Tensor]:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedcir.engine.folder import ClientStore
+from fedcir.engine.store import ClientStore
 from fedcir.types import Groups, InputError
 
 Make = Callable[..., ClientStore]

@@ -23,7 +23,8 @@ from safetensors.torch import save_file
 
 import fedcir
 from fedcir.config import Config
-from fedcir.engine.folder import FORMAT, RunFolder, write
+from fedcir.engine.files import write
+from fedcir.engine.folder import FORMAT, RunFolder
 from fedcir.engine.simulate import open_run
 from fedcir.types import InputError
 

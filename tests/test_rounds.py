@@ -11,9 +11,9 @@ import torch
 from fedcir.algorithms import make_algorithm
 from fedcir.config import Config
 from fedcir.data.federation import open_federation
-from fedcir.engine.client import Worker
-from fedcir.engine.rounds import Session, Transport, run, sample_cohort, summarise
-from fedcir.engine.simulate import SerialTransport, open_session, resolve
+from fedcir.engine.rounds import Transport, run, summarise
+from fedcir.engine.session import Session, open_session, sample_cohort, settled
+from fedcir.engine.transports.serial import SerialTransport
 from fedcir.models.tensors import same_tensors
 from fedcir.types import ClientReply, Dropped, Groups, InputError, ServerState
 
@@ -83,8 +83,8 @@ class Foreseen(Altered):
 
 def opened(config: Config) -> tuple[Session, SerialTransport]:
     algorithm, federation = make_algorithm(config.algorithm), open_federation(config)
-    config = resolve(config, algorithm, federation)
-    worker = Worker(
+    config = settled(config, algorithm, federation)
+    worker = Workbench(
         algorithm=algorithm,
         modules=algorithm.build(federation.task),
         seed=config.run.seed,
@@ -94,7 +94,7 @@ def opened(config: Config) -> tuple[Session, SerialTransport]:
         device=torch.device("cpu"),
         layout=torch.channels_last,
     )
-    return open_session(config, algorithm, federation, None, False), SerialTransport(worker, federation.clients)
+    return open_session(config, algorithm, federation), SerialTransport(worker, federation.clients)
 
 
 def after(session: Session, transport: Transport) -> Groups:
@@ -234,7 +234,7 @@ def test_a_reply_that_comes_twice_counts_once(tiny: Tiny, order: list[int]) -> N
 def test_a_reply_of_a_client_outside_the_cohort_is_not_used(tiny: Tiny) -> None:
     config = tiny("fedavg", "server.rounds=1", "server.active=2")
     session, real = opened(config)
-    (outside,) = set(session.trainers) - set(sample_cohort(session.trainers, 2, 0, 1))
+    (outside,) = set(session.roster.trainers) - set(sample_cohort(session.roster.trainers, 2, 0, 1))
     stranger = list(real.train(session.state, [outside]))
     assert same(after(session, Altered(real, lambda replies: [*stranger, *replies])), after(*opened(config)))
 
@@ -334,7 +334,7 @@ def test_a_run_that_nobody_evaluated_still_ends_with_a_summary(tiny: Tiny) -> No
 
 def test_a_held_out_domain_is_tested_on_and_not_trained_on(tiny: Tiny) -> None:
     session, real = opened(tiny("fedavg", "server.rounds=1", "partition.hold_out=pen"))
-    assert session.trainers == (0, 1)
+    assert session.roster.trainers == (0, 1)
     (record,) = run(session, real)
     assert record.accuracy is not None
     assert list(record.accuracy) == ["ink", "wax", "pen"]
@@ -419,8 +419,8 @@ def test_what_is_tested_early_is_what_the_round_comes_to(tiny: Tiny, method: str
 )
 def test_counts_that_make_no_sense_are_dropped(tiny: Tiny, metrics: dict[str, float]) -> None:
     session, transport = opened(tiny("fedavg", "server.rounds=1"))
-    good = {client: {"correct": 1.0, "count": 4.0} for client in session.evaluators}
-    replies = [ClientReply(client, 4, {}, metrics if client == 0 else good[client]) for client in session.evaluators]
+    good = {client: {"correct": 1.0, "count": 4.0} for client in session.roster.evaluators}
+    replies = [ClientReply(client, 4, {}, metrics if client == 0 else good[client]) for client in good]
     (record,) = run(session, Examined(transport, replies))
     assert record.dropped == {"0": "evaluation: its counts make no sense"}
-    assert record.accuracy == {domain: 0.25 for client, domain in session.evaluators.items() if client != 0}
+    assert record.accuracy == {domain: 0.25 for client, domain in session.roster.evaluators.items() if client != 0}

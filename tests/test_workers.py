@@ -14,12 +14,13 @@ import torch
 
 from fedcir import algorithms
 from fedcir.config import Config
+from fedcir.data.federation import open_federation
 from fedcir.engine.folder import RunFolder
 from fedcir.engine.rounds import run
-from fedcir.engine.simulate import make_worker, open_federation, open_session, resolve
+from fedcir.engine.session import open_session
 from fedcir.engine.transports.arena import Arena
-from fedcir.engine.transports.processes import WorkerTransport
-from fedcir.engine.transports.threads import StreamTransport
+from fedcir.engine.transports.processes import ProcessTransport
+from fedcir.engine.transports.threads import ThreadTransport
 from fedcir.types import ClientReply
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="worker processes need Linux")
@@ -59,18 +60,18 @@ def test_batchnorm_of_their_own_stays_with_clients_whoever_trains_them(
 
 
 @pytest.fixture
-def opened(tiny: Tiny, tmp_path: Path) -> Iterator[Callable[[int], tuple[WorkerTransport, object]]]:
+def opened(tiny: Tiny, tmp_path: Path) -> Iterator[Callable[[int], tuple[ProcessTransport, object]]]:
     transports = []
 
-    def start(workers: int, *settings: str) -> tuple[WorkerTransport, object]:
+    def start(workers: int, *settings: str) -> tuple[ProcessTransport, object]:
         from fedcir.algorithms import make_algorithm
-        from fedcir.engine.folder import ClientStore
+        from fedcir.engine.store import ClientStore
 
         config = tiny("fedsr", *settings)
         algorithm, federation = make_algorithm(config.algorithm), open_federation(config)
-        session = open_session(resolve(config, algorithm, federation), algorithm, federation, None, False)
+        session = open_session(config, algorithm, federation)
         store = ClientStore(tmp_path / "kept")
-        transport = WorkerTransport(make_worker(session, federation), federation.clients, store, workers)
+        transport = ProcessTransport(session.workbench(), federation.clients, store, workers)
         transports.append(transport)
         return transport, session
 
@@ -80,7 +81,7 @@ def opened(tiny: Tiny, tmp_path: Path) -> Iterator[Callable[[int], tuple[WorkerT
 
 
 def test_a_worker_killed_in_the_middle_of_a_round_changes_no_bit(
-    opened: Callable[..., tuple[WorkerTransport, object]], tiny: Tiny, train: Train, tmp_path: Path
+    opened: Callable[..., tuple[ProcessTransport, object]], tiny: Tiny, train: Train, tmp_path: Path
 ) -> None:
     whole = train(tiny("fedsr", "run.workers=1"), tmp_path / "whole")
     transport, session = opened(3)
@@ -101,7 +102,7 @@ def test_a_worker_killed_in_the_middle_of_a_round_changes_no_bit(
     assert children() == []
 
 
-def test_closing_leaves_no_process_and_no_memory(opened: Callable[..., tuple[WorkerTransport, object]]) -> None:
+def test_closing_leaves_no_process_and_no_memory(opened: Callable[..., tuple[ProcessTransport, object]]) -> None:
     before = set(os.listdir("/proc/self/fd"))
     transport, session = opened(3)
     next(run(session, transport))
@@ -143,7 +144,7 @@ def test_a_command_that_is_stopped_takes_its_workers_with_it(
 
 
 def test_a_worker_without_memory_is_said_in_one_line(
-    opened: Callable[..., tuple[WorkerTransport, object]],
+    opened: Callable[..., tuple[ProcessTransport, object]],
 ) -> None:
     import resource
 
@@ -195,27 +196,27 @@ def test_threads_with_networks_of_their_own_give_the_same_bits(
 ) -> None:
     """As on several GPUs, but on the CPU."""
     from fedcir.algorithms import make_algorithm
-    from fedcir.engine.folder import ClientStore
+    from fedcir.engine.store import ClientStore
 
     config = tiny(name)
     whole = RunFolder(train(config, tmp_path / "whole")).records()
     algorithm, federation = make_algorithm(config.algorithm), open_federation(config)
-    session = open_session(resolve(config, algorithm, federation), algorithm, federation, None, False)
-    workers = [make_worker(session, federation) for _ in range(3)]
+    session = open_session(config, algorithm, federation)
+    workers = [session.workbench() for _ in range(3)]
     torch.set_num_threads(1)
-    list(run(session, StreamTransport(workers, federation.clients, ClientStore())))
+    list(run(session, ThreadTransport(workers, federation.clients, ClientStore())))
     assert [r.losses for r in session.records] == [r.losses for r in whole]
     assert [r.accuracy for r in session.records] == [r.accuracy for r in whole]
 
 
 def test_an_error_in_a_thread_reaches_the_caller(tiny: Tiny) -> None:
     from fedcir.algorithms import make_algorithm
-    from fedcir.engine.folder import ClientStore
+    from fedcir.engine.store import ClientStore
 
     config = tiny("fedavg")
     algorithm, federation = make_algorithm(config.algorithm), open_federation(config)
-    session = open_session(resolve(config, algorithm, federation), algorithm, federation, None, False)
-    transport = StreamTransport([make_worker(session, federation)] * 2, federation.clients, ClientStore())
+    session = open_session(config, algorithm, federation)
+    transport = ThreadTransport([session.workbench()] * 2, federation.clients, ClientStore())
     with pytest.raises(RuntimeError, match="Missing key"):
         list(transport.train(session.state.__class__(0, {"model": {}}), [0, 1, 99]))
     assert isinstance(next(iter(transport.evaluate(session.state, [0]))), ClientReply)

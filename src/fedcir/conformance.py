@@ -21,8 +21,10 @@ from fedcir.algorithms.algorithm import Algorithm
 from fedcir.config import AlgorithmConfig, Config, LocalConfig, RunConfig, ServerConfig
 from fedcir.data.federation import Federation, federation_of, pooled
 from fedcir.engine.machine import threads
-from fedcir.engine.rounds import Session, run, take_step
-from fedcir.engine.simulate import SerialTransport, hyper_parameters, make_worker, open_rounds, open_session, resolve
+from fedcir.engine.rounds import run, take_step
+from fedcir.engine.session import Session, hyper_parameters, open_session, settled
+from fedcir.engine.simulate import open_rounds
+from fedcir.engine.transports.serial import SerialTransport
 from fedcir.models.cnn import CNN
 from fedcir.models.tensors import clone
 from fedcir.types import ClientReply, Groups, ServerState
@@ -63,7 +65,7 @@ def a_reply_carries_what_is_declared(algorithm: Algorithm) -> None:
     """A client uploads the modules it trains and the groups it sends, and nothing else."""
     declared = {*algorithm.trains, *algorithm.sends}
     with _opened(algorithm) as (session, transport):
-        replies = list(transport.train(session.state, session.trainers))
+        replies = list(transport.train(session.state, session.roster.trainers))
     for reply in replies:
         _require(
             reply.arrays.keys() == declared, f"a reply carries {sorted(reply.arrays)}, declared is {sorted(declared)}"
@@ -114,7 +116,8 @@ def state_is_a_value(algorithm: Algorithm) -> None:
         for round in (1, 2):
             before = session.state
             copy = ServerState(before.round, clone(before.shared), clone(before.private))
-            session.state, _ = take_step(session, transport.train(before, session.trainers), session.trainers)
+            cohort = session.roster.trainers
+            session.state, _ = take_step(session, transport.train(before, cohort), cohort)
             _require(_same(before, copy), f"round {round} wrote into the state that it was given")
             made = session.state.round
             _require(made == round, f"server_step must give round {round}, it gave {made}")
@@ -213,7 +216,7 @@ def _settings(
         encoder = CNN(channels=1, width=2)
     clients = [(_toy(size, seed=i), _toy(12, seed=100 + i)) for i, size in enumerate(sizes)]
     federation = federation_of(clients, encoder, CLASSES, latent=None, seed=seed)
-    config = resolve(config, algorithm, federation)
+    config = settled(config, algorithm, federation)
     return config, pooled(federation) if algorithm.pools else federation
 
 
@@ -233,8 +236,8 @@ def _opened(
     """A short run, with as many threads as any other."""
     config, federation = _settings(algorithm, **settings)
     with threads(config.run.threads):
-        session = open_session(config, algorithm, federation, out=None, resume=False)
-        yield session, transport(make_worker(session, federation), federation.clients)
+        session = open_session(config, algorithm, federation)
+        yield session, transport(session.workbench(), federation.clients)
 
 
 def _rounds(algorithm: Algorithm, **settings: Any) -> Session:

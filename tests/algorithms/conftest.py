@@ -11,8 +11,8 @@ from torch.utils.data import TensorDataset
 import fedcir
 from fedcir.config import AlgorithmConfig, Config, LocalConfig, ModelConfig, RunConfig, ServerConfig
 from fedcir.data.federation import federation_of, pooled
-from fedcir.engine.rounds import Session
-from fedcir.engine.simulate import SerialTransport, hyper_parameters, make_worker, open_session, resolve
+from fedcir.engine.session import Session, hyper_parameters, open_session, settled
+from fedcir.engine.transports.serial import SerialTransport
 from fedcir.models.task import Task, module_task
 
 CLASSES = 3
@@ -85,10 +85,10 @@ def opened() -> Callable[..., tuple[Session, SerialTransport]]:
             run=RunConfig(seed=seed, device="cpu", layout="contiguous"),
         )
         federation = federation_of(_sites(sizes), _encoder(), CLASSES, None, seed)
-        config = resolve(config, algorithm, federation)
+        config = settled(config, algorithm, federation)
         federation = pooled(federation) if algorithm.pools else federation
-        session = open_session(config, algorithm, federation, None, False)
-        return session, SerialTransport(make_worker(session, federation), federation.clients)
+        session = open_session(config, algorithm, federation)
+        return session, SerialTransport(session.workbench(), federation.clients)
 
     return open_
 

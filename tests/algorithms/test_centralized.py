@@ -46,8 +46,8 @@ def test_a_round_takes_as_many_steps_as_all_active_clients_together(
 
 def test_one_client_trains_and_it_holds_all_the_data(opened: Callable[..., Any]) -> None:
     session, transport = opened(Centralized(), sizes=(12, 9, 7))
-    assert session.trainers == (0,)
-    (reply,) = transport.train(session.state, session.trainers)
+    assert session.roster.trainers == (0,)
+    (reply,) = transport.train(session.state, session.roster.trainers)
     assert reply.num_examples == 28
     assert [client.train is None for client in transport.clients] == [False, True, True]
 

@@ -16,9 +16,9 @@ import fedcir as library
 from fedcir.config import Config
 from fedcir.data.augment import _colour, _crop, _flip, augment
 from fedcir.data.federation import open_federation
-from fedcir.engine.client import Worker, evaluate, fit
+from fedcir.engine.client import evaluate, fit
 from fedcir.engine.folder import RunFolder
-from fedcir.engine.simulate import make_worker, open_run
+from fedcir.engine.simulate import open_run
 from fedcir.rng import numpy_rng, torch_rng
 
 Tiny = Callable[..., Config]
@@ -171,12 +171,12 @@ def test_a_run_stopped_on_its_way_ends_in_the_same_bits(
     assert RunFolder(stopped).config().local.augment == ALL
 
 
-def workers(tiny: Tiny, *assignments: str) -> tuple[Worker, Any, dict[str, Any]]:
+def workers(tiny: Tiny, *assignments: str) -> tuple[Workbench, Any, dict[str, Any]]:
     """A client's side of a run, its clients, and what they are sent first."""
     config = tiny("fedavg", "run.layout=channels_last", *assignments)
     federation = open_federation(config)
     with open_run(config) as (session, _):
-        return make_worker(session, federation), federation.clients, session.state.shared
+        return session.workbench(), federation.clients, session.state.shared
 
 
 def test_a_clients_changes_depend_on_seed_round_and_client_only(tiny: Tiny) -> None:

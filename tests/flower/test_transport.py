@@ -14,7 +14,7 @@ from PIL import Image
 
 from fedcir.config import Config, config_from, config_tables, dump_toml, merged, parse_assignment
 from fedcir.engine.folder import RunFolder
-from fedcir.engine.rounds import Session
+from fedcir.engine.session import Session
 from fedcir.flower import server_app
 from fedcir.flower.server_app import Settings, in_run_config, open_deployment
 from fedcir.flower.wire import Order

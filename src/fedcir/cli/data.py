@@ -262,7 +262,7 @@ def _check_picture(path: Path, endings: Collection[str]) -> None:
 
 def _save(picture: "Image.Image", path: Path) -> None:
     """Write a picture whole or not at all, in the format that its name ends in."""
-    from fedcir.engine.folder import write
+    from fedcir.engine.files import write
     from fedcir.types import InputError
 
     drawn = BytesIO()

@@ -85,7 +85,7 @@ def prepare(jobs: "list[Job]", options: Options) -> "dict[str, Federation]":
     from fedcir.cli.progress import Meter
     from fedcir.data.federation import open_federation
     from fedcir.engine.folder import RunFolder
-    from fedcir.engine.simulate import check_data, check_settings
+    from fedcir.engine.resume import check_data, check_settings
     from fedcir.runs.tracking import check_tracker
     from fedcir.types import InputError
 

@@ -153,7 +153,7 @@ def _tell_plan(jobs: "list[Job]", opened: "Mapping[str, Federation]", workers: i
 
 
 def _write(id: str, title: str, outcome: "Outcome", out: Path) -> None:
-    from fedcir.engine.folder import write
+    from fedcir.engine.files import write
     from fedcir.insight.report import tables
     from fedcir.insight.report.plots import draw
 

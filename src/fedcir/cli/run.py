@@ -106,7 +106,8 @@ def compare(
     """Train several methods on the same data and compare them. Clients, splits and batches are the same too."""
     from dataclasses import asdict
 
-    from fedcir.engine.folder import RunFolder, write
+    from fedcir.engine.files import write
+    from fedcir.engine.folder import RunFolder
     from fedcir.insight.report import tables
     from fedcir.insight.report.advice import advice
     from fedcir.insight.report.plots import convergence, draw
@@ -161,7 +162,7 @@ def _check_comparison(out: Path, config: "Config") -> None:
     """Refuse to add to runs on other data, whose tables would be written over."""
     from fedcir.config import differing
     from fedcir.engine.folder import RunFolder
-    from fedcir.engine.simulate import MAY_DIFFER
+    from fedcir.engine.resume import MAY_DIFFER
     from fedcir.types import InputError
 
     for path in sorted(out.glob("*/config.toml")):

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from fedcir.data.augment import augment
 from fedcir.data.examples import Examples
 from fedcir.data.federation import Client
 from fedcir.engine.cost import step_flops
+from fedcir.engine.store import ClientStore
 from fedcir.models.optim import SGD
 from fedcir.models.tensors import is_statistic, snapshot
 from fedcir.rng import numpy_rng, torch_rng
@@ -22,9 +24,11 @@ from fedcir.types import Arrays, ClientReply, Groups, LocalContext, Modules
 
 EVALUATION_BATCH = 256
 
+What = Literal["train", "evaluate"]
 
-@dataclass(frozen=True)
-class Worker:
+
+@dataclass
+class Workbench:
     """A process's own copy of the networks, and what every client of a run is told once."""
 
     algorithm: Algorithm
@@ -51,7 +55,7 @@ class Worker:
         self.first.update(self.to_keep())
         trained = (*self.algorithm.trains, *self.algorithm.keeps)
         sgd = SGD(p for name in trained for p in self.modules[name].parameters())
-        object.__setattr__(self, "optimizer", sgd)
+        self.optimizer = sgd
 
     def to_keep(self) -> Groups:
         """A copy of what a client keeps: modules of its own, and its BatchNorm statistics where they are local."""
@@ -62,80 +66,89 @@ class Worker:
         return kept
 
 
-def fit(worker: Worker, client: Client, received: Groups, kept: Groups, round: int) -> tuple[ClientReply, Groups]:
+def attend(bench: Workbench, client: Client, store: ClientStore, what: What, shared: Groups, round: int) -> ClientReply:
+    """One client's part of a round: it trains or tests, with what it has kept."""
+    if what == "evaluate":
+        return evaluate(bench, client, shared, store.load(client.id, round + 1), round)
+    reply, keep = fit(bench, client, shared, store.load(client.id, round), round)
+    store.save(client.id, round, keep)
+    return reply
+
+
+def fit(bench: Workbench, client: Client, received: Groups, kept: Groups, round: int) -> tuple[ClientReply, Groups]:
     """Train on one client's data from what was received and what it kept.
 
     Gives the reply that it uploads, and what it keeps for its next round.
     """
     assert client.train is not None
-    algorithm, modules = worker.algorithm, worker.modules
-    ctx = _receive(worker, received, kept, round, torch_rng(worker.seed, "local", round, client.id))
+    algorithm, modules = bench.algorithm, bench.modules
+    ctx = _receive(bench, received, kept, round, torch_rng(bench.seed, "local", round, client.id))
     trained = (*algorithm.trains, *algorithm.keeps)
     for name, module in modules.items():
         module.train(name in trained)
-    optimizer = worker.optimizer
+    optimizer = bench.optimizer
     optimizer.restart()
-    lr = learning_rate(worker.local, round, worker.total_rounds)
+    lr = learning_rate(bench.local, round, bench.total_rounds)
     sums: Arrays = {}
     flops = 0
-    rng = numpy_rng(worker.seed, "batches", round, client.id)
-    changes = torch_rng(worker.seed, "augment", round, client.id)
-    for positions in batches(len(client.train), worker.local.batch_size, worker.local.steps, rng):
-        x, y = client.train.batch(positions, worker.device, worker.layout)
-        x = augment(x, worker.local.augment, changes)
+    rng = numpy_rng(bench.seed, "batches", round, client.id)
+    changes = torch_rng(bench.seed, "augment", round, client.id)
+    for positions in batches(len(client.train), bench.local.batch_size, bench.local.steps, rng):
+        x, y = client.train.batch(positions, bench.device, bench.layout)
+        x = augment(x, bench.local.augment, changes)
         if not flops:
-            flops = _counted_flops(worker, x, y, ctx)
-        with torch.autocast(worker.device.type, worker.precision, enabled=worker.precision != torch.float32):
+            flops = _counted_flops(bench, x, y, ctx)
+        with torch.autocast(bench.device.type, bench.precision, enabled=bench.precision != torch.float32):
             losses = algorithm.local_loss(modules, x, y, ctx)
         optimizer.zero_grad()
         losses.total.backward()  # type: ignore[no-untyped-call]
-        optimizer.step(lr, worker.local.momentum, worker.local.weight_decay)
+        optimizer.step(lr, bench.local.momentum, bench.local.weight_decay)
         for name, term in {**losses.terms, "total": losses.total}.items():
             sums[name] = sums[name] + term.detach() if name in sums else term.detach()
     for module in modules.values():
         module.eval()
-    arrays = {name: _upload(worker, name) for name in algorithm.trains}
+    arrays = {name: _upload(bench, name) for name in algorithm.trains}
     with torch.inference_mode():
-        summary = algorithm.local_summary(modules, in_order(worker, client.train), ctx)
+        summary = algorithm.local_summary(modules, in_order(bench, client.train), ctx)
     if summary.keys() != set(algorithm.sends):
         raise TypeError(
             f"{type(algorithm).__name__}.local_summary gave {sorted(summary)}, declared is {algorithm.sends}"
         )
-    metrics = {f"loss/{name}": float(total) / worker.local.steps for name, total in sums.items()}
-    metrics["flops"] = float(flops * worker.local.steps)
-    return ClientReply(client.id, len(client.train), arrays | summary, metrics), worker.to_keep()
+    metrics = {f"loss/{name}": float(total) / bench.local.steps for name, total in sums.items()}
+    metrics["flops"] = float(flops * bench.local.steps)
+    return ClientReply(client.id, len(client.train), arrays | summary, metrics), bench.to_keep()
 
 
 @torch.inference_mode()
-def evaluate(worker: Worker, client: Client, received: Groups, kept: Groups, round: int) -> ClientReply:
+def evaluate(bench: Workbench, client: Client, received: Groups, kept: Groups, round: int) -> ClientReply:
     """Test the received model on the client's test set; the reply carries counts, so that they can be added."""
     assert client.test is not None
-    ctx = _receive(worker, received, kept, round, torch_rng(worker.seed, "evaluate", round, client.id))
-    if "batchnorm" in worker.first and "batchnorm" not in kept:
-        _estimate_statistics(worker, client)
-    for module in worker.modules.values():
+    ctx = _receive(bench, received, kept, round, torch_rng(bench.seed, "evaluate", round, client.id))
+    if "batchnorm" in bench.first and "batchnorm" not in kept:
+        _estimate_statistics(bench, client)
+    for module in bench.modules.values():
         module.eval()
-    metrics = _tested(worker, client.test, ctx)
+    metrics = _tested(bench, client.test, ctx)
     if client.validation is not None:
-        aside = _tested(worker, client.validation, ctx)
+        aside = _tested(bench, client.validation, ctx)
         metrics |= {f"validation/{name}": value for name, value in aside.items()}
     return ClientReply(client.id, len(client.test), {}, metrics)
 
 
-def _tested(worker: Worker, data: Examples, ctx: LocalContext) -> dict[str, float]:
+def _tested(bench: Workbench, data: Examples, ctx: LocalContext) -> dict[str, float]:
     correct, loss = 0, 0.0
-    for x, y in in_order(worker, data):
-        logits = worker.algorithm.predict(worker.modules, x, ctx)
+    for x, y in in_order(bench, data):
+        logits = bench.algorithm.predict(bench.modules, x, ctx)
         correct += int((logits.argmax(-1) == y).sum())
         loss += float(F.cross_entropy(logits, y, reduction="sum"))
     return {"correct": float(correct), "count": float(len(data)), "loss": loss / len(data)}
 
 
-def in_order(worker: Worker, data: Examples) -> Iterator[Batch]:
+def in_order(bench: Workbench, data: Examples) -> Iterator[Batch]:
     """Once over the data, in batches."""
     for start in range(0, len(data), EVALUATION_BATCH):
         positions = np.arange(start, min(start + EVALUATION_BATCH, len(data)))
-        yield data.batch(positions, worker.device, worker.layout)
+        yield data.batch(positions, bench.device, bench.layout)
 
 
 def batches(samples: int, size: int, steps: int, rng: np.random.Generator) -> Iterator[NDArray[np.int64]]:
@@ -155,42 +168,42 @@ def learning_rate(local: LocalConfig, round: int, total_rounds: int) -> float:
     return local.lr
 
 
-def _upload(worker: Worker, name: str) -> Arrays:
-    bag = snapshot(worker.modules[name])
-    return {n: t for n, t in bag.items() if not is_statistic(n)} if worker.keeps_statistics and name == "model" else bag
+def _upload(bench: Workbench, name: str) -> Arrays:
+    bag = snapshot(bench.modules[name])
+    return {n: t for n, t in bag.items() if not is_statistic(n)} if bench.keeps_statistics and name == "model" else bag
 
 
-def _receive(worker: Worker, received: Groups, kept: Groups, round: int, rng: torch.Generator) -> LocalContext:
-    own = {**worker.first, **kept}
-    for name, module in worker.modules.items():
-        if name in worker.algorithm.keeps:
+def _receive(bench: Workbench, received: Groups, kept: Groups, round: int, rng: torch.Generator) -> LocalContext:
+    own = {**bench.first, **kept}
+    for name, module in bench.modules.items():
+        if name in bench.algorithm.keeps:
             module.load_state_dict(own[name])
         elif name in received:
             statistics = own.get("batchnorm", {}) if name == "model" else {}
             module.load_state_dict({**received[name], **statistics})
     on_device = {
-        group: {name: tensor.to(worker.device) for name, tensor in bag.items()} for group, bag in received.items()
+        group: {name: tensor.to(bench.device) for name, tensor in bag.items()} for group, bag in received.items()
     }
-    return LocalContext(round, worker.total_rounds, worker.num_classes, worker.local.batch_size, on_device, rng)
+    return LocalContext(round, bench.total_rounds, bench.num_classes, bench.local.batch_size, on_device, rng)
 
 
-def _estimate_statistics(worker: Worker, client: Client) -> None:
+def _estimate_statistics(bench: Workbench, client: Client) -> None:
     """A site that has not trained yet takes its BatchNorm statistics from its own data, under the received weights."""
     assert client.train is not None
-    model = worker.modules["model"].train()
+    model = bench.modules["model"].train()
     norms = [module for module in model.modules() if isinstance(module, torch.nn.modules.batchnorm._BatchNorm)]
     momenta = [norm.momentum for norm in norms]
     for norm in norms:
         norm.reset_running_stats()
         norm.momentum = None  # the plain mean of all batches
-    for positions in batches(len(client.train), worker.local.batch_size, worker.local.steps, numpy_rng(0)):
-        model(client.train.batch(positions, worker.device, worker.layout)[0])
+    for positions in batches(len(client.train), bench.local.batch_size, bench.local.steps, numpy_rng(0)):
+        model(client.train.batch(positions, bench.device, bench.layout)[0])
     for norm, momentum in zip(norms, momenta, strict=True):
         norm.momentum = momentum
 
 
-def _counted_flops(worker: Worker, x: torch.Tensor, y: torch.Tensor, ctx: LocalContext) -> int:
+def _counted_flops(bench: Workbench, x: torch.Tensor, y: torch.Tensor, ctx: LocalContext) -> int:
     key = tuple(sorted(ctx.received))
-    if key not in worker.flops:
-        worker.flops[key] = step_flops(worker.algorithm, worker.modules, x, y, ctx)
-    return worker.flops[key]
+    if key not in bench.flops:
+        bench.flops[key] = step_flops(bench.algorithm, bench.modules, x, y, ctx)
+    return bench.flops[key]

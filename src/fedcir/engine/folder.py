@@ -5,7 +5,6 @@ the old file or the new one. Nothing is pickled: safetensors, JSON and TOML.
 """
 
 import contextlib
-import hashlib
 import json
 import os
 import time
@@ -19,15 +18,15 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save
 
 from fedcir.config import Config, config_from, config_tables, dump_toml, read_toml, typed
-from fedcir.types import Arrays, Groups, InputError, RoundRecord, ServerState
+from fedcir.engine.files import RESTORE, file_hash, naming, pack, read_json, reading, unpack, unshared, write
+from fedcir.engine.store import GENERATIONS
+from fedcir.types import Arrays, InputError, RoundRecord, ServerState
 
 FORMAT = 1
-GENERATIONS = 2
 NOT_ALWAYS = ("validation", "risk", "unseen", "accuracy_unseen")
 LOCK_PATIENCE = 3.0
 """Seconds that the workers of a killed run are given to end: they hold its lock too, and might still write."""
 
-RESTORE = "restore the file, or do the run again in another --out"
 REWRITE = "delete summary.json there and continue the run with --resume, which writes both it and the model again"
 REMAKE = "continue the run with --resume, which writes it again from the last checkpoint"
 REDO = "delete this line and all after it and continue the run with --resume, which does their rounds again"
@@ -109,7 +108,7 @@ class RunFolder:
 
     def config(self) -> Config:
         tables = self._tables()
-        with _reading(self.path / "config.toml", RESTORE):
+        with reading(self.path / "config.toml", RESTORE):
             return config_from(tables)
 
     def algorithm_hash(self) -> str | None:
@@ -122,7 +121,7 @@ class RunFolder:
             raise InputError(f"{self.path} is not a run: it holds no config.toml")
         path = self.path / "config.toml"
         tables = read_toml(path)
-        with _reading(path, RESTORE):
+        with reading(path, RESTORE):
             found = typed(tables.get("fedcir", {}), dict, "fedcir").get("format", "none")
         if found != FORMAT:
             raise InputError(
@@ -131,15 +130,15 @@ class RunFolder:
         return tables
 
     def manifest(self) -> dict[str, Any]:
-        return _read_json(self.path / "manifest.json", Manifest, RESTORE)
+        return read_json(self.path / "manifest.json", Manifest, RESTORE)
 
     def summary(self) -> dict[str, Any]:
-        return _read_json(self.path / "summary.json", Summary, REWRITE)
+        return read_json(self.path / "summary.json", Summary, REWRITE)
 
     def weights(self) -> Arrays:
         """The tensors of the model that the run came to."""
         path = self.path / "model.safetensors"
-        with _reading(path, REMAKE):
+        with reading(path, REMAKE):
             return load_file(path)
 
     def records(self, after: int = 0) -> list[RoundRecord]:
@@ -152,7 +151,7 @@ class RunFolder:
             return []
         records: list[RoundRecord] = []
         for number, line in enumerate(path.read_bytes().split(b"\n")[after:-1], start=after + 1):
-            with _reading(f"line {number} of {path}", REDO):
+            with reading(f"line {number} of {path}", REDO):
                 record = typed(json.loads(line), RoundRecord, "round")
                 if record.round != number:
                     raise InputError(f"it is round {record.round}")
@@ -161,7 +160,7 @@ class RunFolder:
 
     def append(self, record: RoundRecord) -> None:
         path = self.path / "rounds.jsonl"
-        with _naming(path), open(path, "a", encoding="utf-8") as file:
+        with naming(path), open(path, "a", encoding="utf-8") as file:
             file.write(_line(record))
 
     def rewind(self, round: int) -> list[RoundRecord]:
@@ -177,7 +176,7 @@ class RunFolder:
     def save_checkpoint(self, state: ServerState) -> None:
         folder = self.path / "checkpoint"
         kinds = {"shared": state.shared, "private": state.private}
-        write(folder / f"round-{state.round:06d}.safetensors", _pack(kinds, state.round))
+        write(folder / f"round-{state.round:06d}.safetensors", pack(kinds, state.round))
         for old in self._checkpoints()[:-GENERATIONS]:
             old.unlink()
 
@@ -186,7 +185,7 @@ class RunFolder:
         recorded = len(self.records())
         for path in reversed(self._checkpoints()):
             try:
-                kinds, round = _unpack(path)
+                kinds, round = unpack(path)
             except (SafetensorError, KeyError, ValueError, TypeError):
                 continue
             if round <= recorded:
@@ -201,7 +200,7 @@ class RunFolder:
     def save_model(self, model: Arrays, card: dict[str, Any]) -> None:
         # One metadata key, since safetensors writes several in no fixed order and equal runs are to be equal files.
         about = {"fedcir": json.dumps({"format": FORMAT, **card}, sort_keys=True, ensure_ascii=False)}
-        write(self.path / "model.safetensors", save(_unshared(model), about))
+        write(self.path / "model.safetensors", save(unshared(model), about))
 
     def has_model(self) -> bool:
         """Whether the model is there and whole."""
@@ -239,140 +238,11 @@ class RunFolder:
         return sorted((self.path / "checkpoint").glob("round-*.safetensors"))
 
 
-class ClientStore:
-    """What clients keep to themselves between rounds, by client and round. It is in no upload.
-
-    With a path it lies on disk, a file each, so that it survives the process; without one, in memory.
-    """
-
-    def __init__(self, path: Path | None = None, generations: int = GENERATIONS) -> None:
-        self.path = path
-        self.generations = generations
-        """How many rounds back a resume may have to go."""
-        self._memory: dict[int, dict[int, Groups]] = {}
-
-    def load(self, client: int, round: int) -> Groups:
-        """What the client had kept before this round; nothing if it had not trained."""
-        earlier = [each for each in self._rounds(client) if each < round]
-        if not earlier:
-            return {}
-        if self.path is None:
-            return self._memory[client][earlier[-1]]
-        file = self._file(client, earlier[-1])
-        with _reading(file, RESTORE):
-            return _unpack(file)[0]["kept"]
-
-    def save(self, client: int, round: int, groups: Groups) -> None:
-        if not groups:
-            return
-        if self.path is None:
-            self._memory.setdefault(client, {})[round] = groups
-        else:
-            self._file(client, round).parent.mkdir(parents=True, exist_ok=True)
-            write(self._file(client, round), _pack({"kept": groups}, round))
-        old = [each for each in self._rounds(client) if each <= round - self.generations]
-        for each in old[:-1]:  # the newest of them is where a resume would start
-            if self.path is None:
-                del self._memory[client][each]
-            else:
-                self._file(client, each).unlink()
-
-    def _file(self, client: int, round: int) -> Path:
-        assert self.path is not None
-        return self.path / str(client) / f"round-{round:06d}.safetensors"
-
-    def _rounds(self, client: int) -> list[int]:
-        if self.path is None:
-            return sorted(self._memory.get(client, ()))
-        files = (self.path / str(client)).glob("round-*.safetensors")
-        return sorted(int(file.stem.removeprefix("round-")) for file in files)
-
-
-def write(path: Path, content: str | bytes) -> None:
-    """Write a file whole or not at all, even when the disk is full or the process is killed."""
-    data = content.encode() if isinstance(content, str) else content
-    beside = path.with_name(f".{path.name}.tmp")
-    try:
-        with _naming(path), open(beside, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            beside.unlink()
-        raise
-
-
-def file_hash(path: Path) -> str:
-    return hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()
-
-
-@contextlib.contextmanager
-def _naming(path: Path) -> Iterator[None]:
-    """A full disk is reported without a name: add it."""
-    try:
-        yield
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(path)) from error
-
-
 def _line(record: RoundRecord) -> str:
     """A line of rounds.jsonl; what not every run has, such as validation images, is told of where there is some."""
     told = asdict(record).items()
     values = {name: value for name, value in told if name not in NOT_ALWAYS or value is not None}
     return json.dumps(values, ensure_ascii=False) + "\n"
-
-
-@contextlib.contextmanager
-def _reading(what: Path | str, fix: str) -> Iterator[None]:
-    """A file that is missing, no file of its kind or not as it was written is named, with what to do about it."""
-    try:
-        yield
-    except (OSError, ValueError, SafetensorError) as error:
-        why = getattr(error, "strerror", None) or ("No such file" if isinstance(error, FileNotFoundError) else error)
-        raise InputError(f"cannot read {what}: {why}; {fix}") from error
-
-
-def _read_json(path: Path, kind: type, fix: str) -> dict[str, Any]:
-    with _reading(path, fix):
-        values: dict[str, Any] = typed(json.loads(path.read_text(encoding="utf-8")), kind, path.stem)
-    return values
-
-
-def _pack(kinds: dict[str, Groups], round: int) -> bytes:
-    """Groups by kind as one safetensors file; its metadata names them, since no tensor tells of an empty bag."""
-    flat = {
-        f"{kind}/{group}/{name}": tensor
-        for kind, groups in kinds.items()
-        for group, bag in groups.items()
-        for name, tensor in bag.items()
-    }
-    names = {kind: list(groups) for kind, groups in kinds.items()}
-    return save(_unshared(flat), {"fedcir": json.dumps({"round": round, "kinds": names})})
-
-
-def _unpack(path: Path) -> tuple[dict[str, Groups], int]:
-    with safe_open(path, framework="pt") as file:
-        about = json.loads(file.metadata()["fedcir"])
-        kinds: dict[str, Groups] = {kind: {g: {} for g in groups} for kind, groups in about["kinds"].items()}
-        for key in file.keys():  # noqa: SIM118 (not a dict)
-            kind, group, name = key.split("/", 2)
-            kinds[kind][group][name] = file.get_tensor(key)
-    return kinds, about["round"]
-
-
-def _unshared(arrays: Arrays) -> Arrays:
-    """Contiguous tensors of which no two lie in the same memory: safetensors refuses those."""
-    seen: set[int] = set()
-    apart = {}
-    for name, tensor in arrays.items():
-        fresh = tensor.contiguous()
-        if fresh.numel() and fresh.data_ptr() in seen:
-            fresh = fresh.clone()
-        seen.add(fresh.data_ptr())
-        apart[name] = fresh
-    return apart
 
 
 def _take(lock: Path, patience: float) -> IO[str] | None:

@@ -2,29 +2,14 @@
 
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from typing import Any, Protocol
 
-import torch
-
-from fedcir.algorithms.algorithm import Algorithm
-from fedcir.config import Config
 from fedcir.engine.cost import ledger
-from fedcir.engine.folder import RunFolder
 from fedcir.engine.replies import Collected, Tests, tally
+from fedcir.engine.session import Session
 from fedcir.models.tensors import clone, not_finite, tensor_bytes
-from fedcir.rng import numpy_rng, torch_rng
-from fedcir.types import (
-    ClientReply,
-    Dropped,
-    Groups,
-    InputError,
-    LocalContext,
-    Modules,
-    RoundRecord,
-    ServerContext,
-    ServerState,
-)
+from fedcir.types import ClientReply, Dropped, Groups, InputError, RoundRecord, ServerState
 
 
 class Transport(Protocol):
@@ -43,58 +28,10 @@ class Transport(Protocol):
         ...
 
 
-@dataclass
-class Session:
-    """A run under way: what is fixed, and the state and records that grow with each round."""
-
-    config: Config
-    algorithm: Algorithm
-    modules: Modules
-    """The server's own copy of the networks."""
-    num_classes: int
-    trainers: tuple[int, ...]
-    evaluators: dict[int, str]
-    """The clients that test the model, and the domain that each speaks for."""
-    unseen: tuple[str, ...]
-    """The domains that nobody trains on."""
-    card: dict[str, Any]
-    state: ServerState
-    records: list[RoundRecord] = field(default_factory=list)
-    folder: RunFolder | None = None
-    notes: tuple[str, ...] = ()
-    """What the user should know about the data."""
-    loading: float = 0.0
-    """Seconds that opening it took; they count with its first round."""
-    peak_memory: int = 0
-    """Bytes held at most by all processes of this machine, since it was opened."""
-
-    @property
-    def finished(self) -> bool:
-        return self.state.round >= self.config.server.rounds
-
-    def template(self) -> Groups:
-        """What a reply must look like: names, shapes and dtypes."""
-        algorithm, local = self.algorithm, self.config.local
-        ctx = LocalContext(0, self.config.server.rounds, self.num_classes, local.batch_size, {}, torch.Generator())
-        return {**self.to_test(self.state), **algorithm.local_summary(self.modules, (), ctx)}
-
-    def cohort(self, round: int) -> list[int]:
-        """The clients that train in a round, in ascending order."""
-        active = min(self.config.server.active or len(self.trainers), len(self.trainers))
-        return sample_cohort(self.trainers, active, self.config.run.seed, round)
-
-    def to_test(self, state: ServerState) -> Groups:
-        """What those that test a state are sent of it."""
-        return {name: state.shared[name] for name in self.algorithm.trains}
-
-    def context(self, round: int) -> ServerContext:
-        rng = torch_rng(self.config.run.seed, "server", round)
-        server, batch = self.config.server, self.config.local.batch_size
-        norm = self.config.model.batchnorm
-        return ServerContext(round, server.rounds, self.num_classes, batch, server.weighting, norm, rng)
+Rounds = Generator[RoundRecord, None, None]
 
 
-def run(session: Session, transport: Transport) -> Generator[RoundRecord, None, None]:
+def run(session: Session, transport: Transport) -> Rounds:
     """Do the rounds that are left, giving each one's record once it is on disk.
 
     However it ends (done, an error, Ctrl-C), the last whole round is saved.
@@ -123,14 +60,6 @@ def run(session: Session, transport: Transport) -> Generator[RoundRecord, None, 
     finally:
         if folder is not None and session.state.round > saved:
             folder.save_checkpoint(session.state)
-
-
-def sample_cohort(trainers: Sequence[int], active: int, seed: int, round: int) -> list[int]:
-    """The clients of a round, in ascending order."""
-    if active == len(trainers):
-        return sorted(trainers)
-    chosen = numpy_rng(seed, "cohort", round).choice(sorted(trainers), size=active, replace=False)
-    return sorted(int(client) for client in chosen)
 
 
 def summarise(session: Session) -> dict[str, Any]:
@@ -186,7 +115,7 @@ def _round(session: Session, transport: Transport) -> tuple[RoundRecord, ServerS
     def merged(means: Groups) -> None:
         if tested and not_finite(means) is None:
             early = ServerState(round, dict(means))  # a copy, since the method may go on to add to them
-            transport.evaluate_early(early, sorted(session.evaluators))
+            transport.evaluate_early(early, sorted(session.roster.evaluators))
 
     started = time.perf_counter()
     state, collected = take_step(session, _timed(transport.train(before, cohort), seconds), cohort, merged)
@@ -195,12 +124,13 @@ def _round(session: Session, transport: Transport) -> tuple[RoundRecord, ServerS
     tests = Tests()
     if tested:
         trained = replace(state, shared=session.to_test(state))
-        tests = tally(session.evaluators, transport.evaluate(trained, sorted(session.evaluators)), collected.dropped)
+        testers = session.roster.evaluators
+        tests = tally(testers, transport.evaluate(trained, sorted(testers)), collected.dropped)
     _add(seconds, "evaluate", measured)
     record = RoundRecord(
         round=round,
         losses=collected.losses(),
-        **tests.accuracies(session.unseen),
+        **tests.accuracies(session.roster.unseen),
         bytes_down=0 if session.algorithm.pools else tensor_bytes(before.shared) * len(cohort),
         bytes_up=0 if session.algorithm.pools else collected.bytes_up,
         flops=collected.flops,

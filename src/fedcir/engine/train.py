@@ -24,7 +24,8 @@ from fedcir.config import (
 )
 from fedcir.data.federation import Pairs, federation_of
 from fedcir.engine.rounds import summarise
-from fedcir.engine.simulate import hyper_parameters, open_rounds, resolve
+from fedcir.engine.session import hyper_parameters, settled
+from fedcir.engine.simulate import open_rounds
 from fedcir.types import InputError, RoundRecord
 
 
@@ -99,7 +100,7 @@ def train(
     )
     latent = build(ModelConfig, {"latent": latent}, "model").latent
     federation = federation_of(clients, encoder, num_classes, latent, seed)
-    config = resolve(config, method, federation)
+    config = settled(config, method, federation)
     with open_rounds(config, method, federation, None if out is None else Path(out), resume) as (session, records):
         for record in records:
             if on_round is not None:

@@ -22,10 +22,10 @@ from fedcir.data.federation import Client, Federation, federation_from, federati
 from fedcir.data.folders import site
 from fedcir.data.partition import Share
 from fedcir.data.sources import open_site
-from fedcir.engine.folder import GENERATIONS, ClientStore
+from fedcir.engine.client import What, attend
 from fedcir.engine.machine import keep_memory, pick_device, threads
-from fedcir.engine.simulate import worker_of
-from fedcir.engine.transports.processes import What, attend
+from fedcir.engine.session import workbench
+from fedcir.engine.store import GENERATIONS, ClientStore
 from fedcir.flower.sites import Introduction
 from fedcir.flower.wire import CONFIG, ORDER, Order, pack_reply, unpack_task
 from fedcir.models.task import Task
@@ -129,7 +129,7 @@ def _content(
     method = _algorithm(config, context) if algorithm is None else build(algorithm, fields, "algorithm")
     keep_memory()
     with threads(config.run.threads):
-        worker = worker_of(config, method, here.task, str(pick_device(str(context.node_config.get("device", "auto")))))
+        worker = workbench(config, method, here.task, str(pick_device(str(context.node_config.get("device", "auto")))))
         what: What = "train" if msg.metadata.message_type == MessageType.TRAIN else "evaluate"
         reply = attend(worker, replace(here.client, id=number), store, what, groups, order.round)
     return pack_reply(reply, method.trains)

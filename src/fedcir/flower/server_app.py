@@ -21,8 +21,9 @@ from fedcir.algorithms.algorithm import Algorithm
 from fedcir.config import OPTIONS, Asked, Config
 from fedcir.engine.folder import RunFolder
 from fedcir.engine.machine import keep_memory, threads
-from fedcir.engine.rounds import Session, run
-from fedcir.engine.simulate import Rounds, check_statistics, keeps_statistics, open_session, resolve
+from fedcir.engine.resume import kept_in
+from fedcir.engine.rounds import Rounds, run
+from fedcir.engine.session import Session, check_statistics, keeps_statistics, open_session
 from fedcir.flower.sites import Sites, agree, roster_of
 from fedcir.flower.transport import GridTransport
 from fedcir.flower.wire import Order
@@ -106,7 +107,8 @@ def open_deployment(grid: Grid, settings: Settings) -> Iterator[tuple[Session, R
         for client in manifest["clients"]:
             check_statistics(config, algorithm, client["domain"], client["train"] > 0)
         roster = roster_of(manifest, config, notes)
-        session = open_session(resolve(config, algorithm, roster), algorithm, roster, settings.out, settings.resume)
+        session = open_session(config, algorithm, roster)
+        kept_in(session, settings.out, settings.resume)
         sites.order = replace(sites.order, classes=tuple(manifest["classes"]))
         transport = GridTransport(sites, session, manifest["clients"], manifest["key"], settings.timeout)
         rounds = run(session, transport)

@@ -14,8 +14,8 @@ from fedcir.algorithms.fedcir import FedCiR
 from fedcir.config import AlgorithmConfig, Config, DataConfig, LocalConfig, RunConfig, ServerConfig
 from fedcir.engine.machine import threads
 from fedcir.engine.replies import tally
-from fedcir.engine.rounds import Session, take_step
-from fedcir.engine.simulate import hyper_parameters, open_session, resolve
+from fedcir.engine.rounds import take_step
+from fedcir.engine.session import Session, hyper_parameters, open_session
 from fedcir.flower.server_app import check_deployable
 from fedcir.flower.sites import SiteRoster, Sites, entries, in_order
 from fedcir.flower.transport import GridTransport
@@ -132,7 +132,7 @@ class AlgorithmStrategy(Strategy):
             MessageType.EVALUATE,
             server_round,
             unpack_arrays(arrays),
-            sorted(transport.session.evaluators),
+            sorted(transport.session.roster.evaluators),
             _with_round(config, server_round),
         )
         return list(self._sent.values())
@@ -141,9 +141,9 @@ class AlgorithmStrategy(Strategy):
         """Test accuracy: the mean over sites, the worst, and each site's own."""
         session = self._begun().session
         dropped: dict[str, str] = {}
-        tests = tally(session.evaluators, self._read(replies, train=False), dropped)
+        tests = tally(session.roster.evaluators, self._read(replies, train=False), dropped)
         _tell(dropped)
-        found = tests.accuracies(session.unseen)
+        found = tests.accuracies(session.roster.unseen)
         if found["accuracy_mean"] is None:
             return None
         each = {f"accuracy/{domain}": value for domain, value in tests.accuracy().items()}
@@ -176,7 +176,7 @@ class AlgorithmStrategy(Strategy):
         roster = SiteRoster(manifest, self._task, {"classes": classes})
         alone = replace(self.config.server, active=None, min_replies=1)
         config = self.config if clients else replace(self.config, server=alone)
-        return open_session(resolve(config, self.algorithm, roster), self.algorithm, roster, None, False)
+        return open_session(config, self.algorithm, roster)
 
     def _read(self, replies: Iterable[Message], train: bool) -> Iterator[ClientReply | Dropped]:
         transport = self._begun()

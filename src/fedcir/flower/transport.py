@@ -8,7 +8,7 @@ from typing import Any
 from flwr.app import ConfigRecord, Message, MessageType
 
 from fedcir.engine.cost import peak_memory
-from fedcir.engine.rounds import Session
+from fedcir.engine.session import Session
 from fedcir.flower.sites import POLL, Sites, push
 from fedcir.flower.wire import NO_REPLY, pack_task, unpack_reply
 from fedcir.models.tensors import same_tensors

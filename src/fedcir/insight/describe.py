@@ -13,7 +13,8 @@ from fedcir.algorithms.algorithm import Algorithm
 from fedcir.config import AlgorithmConfig, Config, LocalConfig, RunConfig, ServerConfig
 from fedcir.data.federation import federation_of
 from fedcir.engine.machine import threads
-from fedcir.engine.simulate import SerialTransport, hyper_parameters, make_worker, open_session, resolve
+from fedcir.engine.session import hyper_parameters, open_session
+from fedcir.engine.transports.serial import SerialTransport
 from fedcir.models.resnet import ResNet18
 from fedcir.models.tensors import tensor_bytes
 
@@ -55,9 +56,9 @@ def travels(algorithm: Algorithm) -> dict[str, dict[str, int]]:
     with torch.random.fork_rng(devices=[]):
         federation = federation_of([(site, site)], ResNet18(), CLASSES, latent=None, seed=0)
     with threads(config.run.threads):
-        session = open_session(resolve(config, algorithm, federation), algorithm, federation, out=None, resume=False)
-        transport = SerialTransport(make_worker(session, federation), federation.clients)
-        replies = list(transport.train(session.state, session.trainers))
+        session = open_session(config, algorithm, federation)
+        transport = SerialTransport(session.workbench(), federation.clients)
+        replies = list(transport.train(session.state, session.roster.trainers))
         state = algorithm.server_step(session.state, replies, session.modules, session.context(1))
     up, down = replies[0].arrays, state.shared
     return {

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import IO, Literal
 
 from fedcir.config import Config, config_tables, dump_toml
-from fedcir.engine.folder import RunFolder, file_hash, write
+from fedcir.engine.files import file_hash, write
+from fedcir.engine.folder import RunFolder
 from fedcir.types import InputError, RoundRecord
 
 POLL_SECONDS = 0.2

@@ -17,31 +17,20 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from fedcir.data.federation import Client
-from fedcir.engine.client import Worker, evaluate, fit
+from fedcir.engine.client import What, Workbench, attend
 from fedcir.engine.cost import peak_memory
-from fedcir.engine.folder import ClientStore
 from fedcir.engine.machine import end_with
+from fedcir.engine.store import ClientStore
 from fedcir.engine.transports.arena import Arena
 from fedcir.models.tensors import clone, same_tensors
 from fedcir.types import ClientReply, Groups, InputError, ServerState
 
-What = Literal["train", "evaluate"]
-
-
-def attend(worker: Worker, client: Client, store: ClientStore, what: What, shared: Groups, round: int) -> ClientReply:
-    """One client's part of a round: it trains or tests, with what it has kept."""
-    if what == "evaluate":
-        return evaluate(worker, client, shared, store.load(client.id, round + 1), round)
-    reply, keep = fit(worker, client, shared, store.load(client.id, round), round)
-    store.save(client.id, round, keep)
-    return reply
-
 
 @dataclass
-class Child:
+class Worker:
     """A worker process, as the first one sees it."""
 
     pid: int
@@ -85,17 +74,17 @@ class Work:
     answers: "queue.Queue[ClientReply | Again | Exception]" = field(default_factory=queue.Queue)
 
 
-class WorkerTransport:
+class ProcessTransport:
     """Clients spread over this process and others, the longest first."""
 
-    def __init__(self, worker: Worker, clients: Sequence[Client], store: ClientStore, workers: int) -> None:
-        self.worker, self.clients, self.store = worker, clients, store
+    def __init__(self, bench: Workbench, clients: Sequence[Client], store: ClientStore, workers: int) -> None:
+        self.bench, self.clients, self.store = bench, clients, store
         self._state = Arena()
-        self._children: list[Child] = []
+        self._workers: list[Worker] = []
         self._server: threading.Thread | None = None
         self._early: Work | None = None
         for _ in range(workers - 1):
-            self._children.append(self._fork())
+            self._workers.append(self._fork())
 
     def train(self, state: ServerState, cohort: Sequence[int]) -> Iterator[ClientReply]:
         yield from self._finish(self._begin("train", state.round + 1, state.shared, cohort))
@@ -110,28 +99,28 @@ class WorkerTransport:
 
     def evaluate_early(self, state: ServerState, cohort: Sequence[int]) -> None:
         """Let the other processes begin while this one is still busy."""
-        if self._children:
+        if self._workers:
             self._early = self._begin("evaluate", state.round, state.shared, cohort)
 
     def peak_memory(self) -> int:
         """Bytes that all processes together have held at most."""
-        return peak_memory() + sum(child.memory for child in self._children)
+        return peak_memory() + sum(worker.memory for worker in self._workers)
 
     def close(self) -> None:
         """End all other processes; nothing of them is left."""
-        children, self._children = self._children, []
-        for child in children:
-            child.end()
+        workers, self._workers = self._workers, []
+        for worker in workers:
+            worker.end()
         if self._server is not None:
             self._server.join()
-        for child in children:
-            child.close()
+        for worker in workers:
+            worker.close()
         self._state.close()
 
     def _begin(self, what: What, round: int, shared: Groups, cohort: Sequence[int]) -> Work:
         left = deque(sorted(cohort, key=lambda client: -self._size(what, client)))
         work = Work(what, round, shared, left, len(cohort))
-        if self._children and len(cohort) > 1:
+        if self._workers and len(cohort) > 1:
             if self._server is not None:
                 self._server.join()
             job = {"what": what, "round": round, "state": self._state.write(shared)}
@@ -155,7 +144,7 @@ class WorkerTransport:
             if isinstance(reply, Again):
                 if reply.because:
                     warnings.warn(f"{reply.because}; client {reply.client} is done again", RuntimeWarning, stacklevel=2)
-                reply = attend(self.worker, self.clients[reply.client], self.store, work.what, work.shared, work.round)
+                reply = attend(self.bench, self.clients[reply.client], self.store, work.what, work.shared, work.round)
             yield reply
 
     def _size(self, what: What, client: int) -> int:
@@ -170,49 +159,49 @@ class WorkerTransport:
             work.answers.put(error)
 
     def _hand_out(self, work: Work, job: dict[str, Any]) -> None:
-        busy: dict[Connection, tuple[Child, int]] = {}
+        busy: dict[Connection, tuple[Worker, int]] = {}
 
-        def hand_to(child: Child) -> None:
+        def hand_to(worker: Worker) -> None:
             try:
                 client = work.left.popleft()
             except IndexError:
                 return
             try:
-                child.turn = 1 - child.turn
-                child.pipe.send_bytes(json.dumps({**job, "client": client, "turn": child.turn}).encode())
-                busy[child.pipe] = (child, client)
+                worker.turn = 1 - worker.turn
+                worker.pipe.send_bytes(json.dumps({**job, "client": client, "turn": worker.turn}).encode())
+                busy[worker.pipe] = (worker, client)
             except OSError:
-                work.answers.put(Again(client, self._lost(child)))
+                work.answers.put(Again(client, self._lost(worker)))
 
-        for child in list(self._children):
-            hand_to(child)
+        for worker in list(self._workers):
+            hand_to(worker)
         while busy:
             for pipe in wait(list(busy)):
                 assert isinstance(pipe, Connection)
-                child, client = busy.pop(pipe)
+                worker, client = busy.pop(pipe)
                 try:
                     answer = json.loads(pipe.recv_bytes())
                 except (EOFError, OSError):
-                    work.answers.put(Again(client, self._lost(child)))
+                    work.answers.put(Again(client, self._lost(worker)))
                     continue
-                written = child.answers[child.turn]
-                hand_to(child)
+                written = worker.answers[worker.turn]
+                hand_to(worker)
                 if "error" in answer:
                     work.answers.put(InputError(answer["error"]) if answer["expected"] else Again(client))
                 else:
-                    child.memory = answer["memory"]
+                    worker.memory = answer["memory"]
                     arrays = clone(written.read(answer["arrays"]))
                     work.answers.put(ClientReply(client, answer["num_examples"], arrays, answer["metrics"]))
 
-    def _lost(self, child: Child) -> str:
+    def _lost(self, worker: Worker) -> str:
         """A worker has died: go on without it."""
-        if child in self._children:
-            self._children.remove(child)
-            child.end()
-            child.close()
-        return f"worker process {child.pid} has died ({len(self._children)} of its kind are left)"
+        if worker in self._workers:
+            self._workers.remove(worker)
+            worker.end()
+            worker.close()
+        return f"worker process {worker.pid} has died ({len(self._workers)} of its kind are left)"
 
-    def _fork(self) -> Child:
+    def _fork(self) -> Worker:
         here, there = Pipe()
         answers = (Arena(), Arena())
         sys.stdout.flush()
@@ -229,7 +218,7 @@ class WorkerTransport:
             finally:
                 os._exit(0)
         there.close()
-        return Child(pid, here, answers)
+        return Worker(pid, here, answers)
 
     def _live(self, pipe: Connection, answers: tuple[Arena, Arena]) -> None:
         """What a worker process does until the first one ends it."""
@@ -242,7 +231,7 @@ class WorkerTransport:
                 return
             try:
                 client, shared = self.clients[job["client"]], self._state.read(job["state"])
-                reply = attend(self.worker, client, self.store, job["what"], shared, job["round"])
+                reply = attend(self.bench, client, self.store, job["what"], shared, job["round"])
                 answer: dict[str, Any] = {
                     "num_examples": reply.num_examples,
                     "metrics": dict(reply.metrics),

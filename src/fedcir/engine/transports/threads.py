@@ -8,18 +8,17 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from fedcir.data.federation import Client
-from fedcir.engine.client import Worker
+from fedcir.engine.client import What, Workbench, attend
 from fedcir.engine.cost import peak_memory
-from fedcir.engine.folder import ClientStore
-from fedcir.engine.transports.processes import What, attend
+from fedcir.engine.store import ClientStore
 from fedcir.types import ClientReply, Groups, ServerState
 
 
-class StreamTransport:
+class ThreadTransport:
     """Clients spread over workers, which may be on several devices."""
 
-    def __init__(self, workers: Sequence[Worker], clients: Sequence[Client], store: ClientStore) -> None:
-        self.workers, self.clients, self.store = workers, clients, store
+    def __init__(self, benches: Sequence[Workbench], clients: Sequence[Client], store: ClientStore) -> None:
+        self.benches, self.clients, self.store = benches, clients, store
 
     def train(self, state: ServerState, cohort: Sequence[int]) -> Iterator[ClientReply]:
         return self._spread("train", state.shared, state.round + 1, cohort)
@@ -31,7 +30,7 @@ class StreamTransport:
         pass
 
     def peak_memory(self) -> int:
-        devices = {worker.device for worker in self.workers if worker.device.type == "cuda"}
+        devices = {bench.device for bench in self.benches if bench.device.type == "cuda"}
         return peak_memory() + sum(torch.cuda.max_memory_allocated(device) for device in devices)
 
     def _spread(self, what: What, shared: Groups, round: int, cohort: Sequence[int]) -> Iterator[ClientReply]:
@@ -40,20 +39,20 @@ class StreamTransport:
         for client in cohort:
             left.put(client)
 
-        def work(worker: Worker) -> None:
-            with _stream(worker.device):
+        def work(bench: Workbench) -> None:
+            with _stream(bench.device):
                 while True:
                     try:
                         client = left.get_nowait()
                     except queue.Empty:
                         return
                     try:
-                        answers.put(attend(worker, self.clients[client], self.store, what, shared, round))
+                        answers.put(attend(bench, self.clients[client], self.store, what, shared, round))
                     except BaseException as error:
                         answers.put(error)
                         return
 
-        threads = [threading.Thread(target=work, args=(worker,), daemon=True) for worker in self.workers]
+        threads = [threading.Thread(target=work, args=(bench,), daemon=True) for bench in self.benches]
         for thread in threads:
             thread.start()
         for _ in cohort:

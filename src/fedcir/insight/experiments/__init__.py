@@ -7,7 +7,7 @@ from fedcir.config import nearest
 from fedcir.insight.experiments.experiment import Experiment
 from fedcir.types import InputError
 
-_PARTS = ("experiment", "paper", "plan", "sweeps")
+_PARTS = ("experiment", "paper", "plan", "axes")
 
 
 def ids() -> list[str]:

@@ -15,7 +15,7 @@ from fedcir.config import Config
 from fedcir.data.federation import Federation
 from fedcir.engine.client import EVALUATION_BATCH, fit
 from fedcir.engine.machine import threads
-from fedcir.engine.simulate import resolve, worker_of
+from fedcir.engine.session import settled, workbench
 from fedcir.insight.experiments.experiment import Case, Experiment, Point
 from fedcir.runs.sweep import Job
 from fedcir.types import Groups, InputError, LocalContext
@@ -106,14 +106,14 @@ def _speed(config: Config, federation: Federation) -> tuple[float, float]:
     """Seconds of one local step of FedAvg, and of testing one image, with one worker."""
     algorithm = Algorithm()
     short = replace(config, local=replace(config.local, steps=TRIED), server=replace(config.server, active=None))
-    settled = resolve(
+    config = settled(
         replace(short, algorithm=replace(short.algorithm, name="fedavg", fields={})), algorithm, federation
     )
-    worker = worker_of(settled, algorithm, federation.task)
+    worker = workbench(config, algorithm, federation.task)
     client = next(client for client in federation.clients if client.train is not None)
     assert client.test is not None
     model: Groups = {"model": {name: t.clone() for name, t in worker.modules["model"].state_dict().items()}}
-    with threads(settled.run.threads):
+    with threads(config.run.threads):
         fit(worker, client, model, {}, 1)  # the first is slower
         started = time.perf_counter()
         fit(worker, client, model, {}, 1)

@@ -13,7 +13,8 @@ import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from fedcir.engine.folder import RunFolder, write
+from fedcir.engine.files import write
+from fedcir.engine.folder import RunFolder
 from fedcir.insight.charts import Chart, Lines, accuracy, curve
 
 

@@ -4,7 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from fedcir.analysis.diagnosis import Diagnosis, diagnose_run
-from fedcir.engine.folder import RunFolder, write
+from fedcir.engine.files import write
+from fedcir.engine.folder import RunFolder
 from fedcir.insight.experiments.experiment import Outcome, Results
 from fedcir.insight.report import clients, sections
 from fedcir.insight.report.page import Figure, Section, Table, Words, page

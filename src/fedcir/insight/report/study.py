@@ -7,7 +7,7 @@ from typing import Any
 
 from fedcir.config import PATHS, config_tables
 from fedcir.engine.folder import RunFolder
-from fedcir.engine.simulate import MAY_DIFFER
+from fedcir.engine.resume import MAY_DIFFER
 from fedcir.insight.experiments.experiment import METHODS
 from fedcir.runs.compare import baseline_of
 from fedcir.types import InputError

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from fedcir.config import PATHS, Config, config_tables, nearest
-from fedcir.engine.folder import RunFolder, write
+from fedcir.engine.files import write
+from fedcir.engine.folder import RunFolder
 from fedcir.runs.tracking.trackers import MLflow, Settings, TensorBoard, Tracker, WandB, without_password
 from fedcir.types import InputError, RoundRecord
 

@@ -1,0 +1,90 @@
+"""Where a run is kept, and whether the one that lies there may be continued."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fedcir.algorithms.algorithm import Algorithm
+from fedcir.config import Config, differing
+from fedcir.data.federation import Roster
+from fedcir.engine.files import file_hash
+from fedcir.engine.folder import RunFolder
+from fedcir.engine.session import Session, hyper_parameters
+from fedcir.types import InputError
+
+MAY_DIFFER = {
+    "server.rounds",
+    "server.checkpoint_every",
+    "data.root",
+    "data.lists",
+    "partition.file",
+    "run.device",
+    "run.workers",
+}
+"""Settings that a resume may change."""
+
+OPEN = {"server.active": None, "run.layout": "auto"}
+"""Settings that are settled only when a run is opened."""
+
+
+def kept_in(session: Session, out: Path, resume: bool) -> None:
+    """Keep a session in a folder: from its first round on, or from where the run that is there was left."""
+    config, roster = session.config, session.roster
+    session.folder = folder = RunFolder(out)
+    if not folder.exists:
+        folder.create(config, roster.manifest)
+        return
+    if not resume:
+        raise InputError(f"{out} holds a run already: continue it with --resume, or give another --out")
+    check_settings(folder, config, session.algorithm)
+    check_data(folder, config, roster)
+    if (state := folder.load_checkpoint()) is not None:
+        session.state = state
+    if not session.finished or not folder.finished:
+        session.records = folder.rewind(session.state.round)
+        folder.create(config, roster.manifest)  # a longer run says so
+        return
+    session.records = folder.records()
+    if not folder.has_model():
+        folder.save_model(session.state.shared["model"], session.card)
+        said = f"{out}/model.safetensors was missing or damaged: it is written again from the last checkpoint"
+        session.notes = (*session.notes, said)
+
+
+def check_settings(folder: RunFolder, config: Config, algorithm: Algorithm) -> None:
+    """Refuse to go on with a run under other settings than it was begun with."""
+    asked = replace(config, algorithm=replace(config.algorithm, fields=hyper_parameters(algorithm)))
+    _check_file(folder, config)
+    for key, (old, new) in differing(folder.config(), asked).items():
+        if key not in MAY_DIFFER and not (key in OPEN and new == OPEN[key]) and not _same_file(key, old, new):
+            raise InputError(f"{folder.path} was begun with {key}={old}, not {new}: give another --out")
+    old_rounds, new_rounds = folder.config().server.rounds, config.server.rounds
+    if new_rounds < old_rounds:
+        raise InputError(
+            f"{folder.path} was begun with {old_rounds} rounds, not {new_rounds}: only more can be asked for"
+        )
+    if new_rounds > old_rounds and (algorithm.uses_total_rounds or config.local.schedule != "constant"):
+        what = config.algorithm.name if algorithm.uses_total_rounds else f"the {config.local.schedule} schedule"
+        raise InputError(f"{folder.path} cannot be extended to {new_rounds} rounds: {what} depends on their number")
+
+
+def check_data(folder: RunFolder, config: Config, roster: Roster) -> None:
+    """Refuse to go on with a run on other data than it was begun on."""
+    if folder.manifest().get("hash") != roster.manifest["hash"]:
+        raise InputError(f"{folder.path} was begun on other data than {config.data.name} holds now: give another --out")
+
+
+def _check_file(folder: RunFolder, config: Config) -> None:
+    """An algorithm of the user's own is the one that the run's rounds were done with, wherever its file lies now."""
+    begun, path = folder.algorithm_hash(), Path(config.algorithm.name)
+    if begun is not None and path.suffix == ".py" and file_hash(path) != begun and folder.records():
+        raise InputError(
+            f"{path} is not as it was when {folder.path} was begun: give another --out "
+            f"(that run's copy is {folder.path / Path(folder.config().algorithm.name).name})"
+        )
+
+
+def _same_file(key: str, old: Any, new: Any) -> bool:
+    """Whether both name the file of one algorithm: its content is checked apart."""
+    files = isinstance(old, str) and isinstance(new, str) and old.endswith(".py")
+    return key == "algorithm.name" and files and Path(old).name == Path(new).name

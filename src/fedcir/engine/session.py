@@ -1,0 +1,161 @@
+"""A run under way, and the one way to open it: from a config and a roster, whatever carries the messages."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedcir.algorithms.algorithm import Algorithm
+from fedcir.config import AlgorithmConfig, Config, build, config_tables
+from fedcir.data.federation import Roster
+from fedcir.engine.client import Workbench
+from fedcir.engine.folder import RunFolder
+from fedcir.engine.machine import layout_for, pick_device, unsafe_in_channels_last
+from fedcir.models.task import Task
+from fedcir.models.tensors import is_statistic
+from fedcir.rng import numpy_rng, torch_rng
+from fedcir.types import Groups, InputError, LocalContext, Modules, RoundRecord, ServerContext, ServerState
+
+
+@dataclass
+class Session:
+    """A run under way: what is fixed, and the state and records that grow with each round."""
+
+    config: Config
+    algorithm: Algorithm
+    modules: Modules
+    """The server's own copy of the networks."""
+    roster: Roster
+    """Who takes part, and in what."""
+    state: ServerState
+    records: list[RoundRecord] = field(default_factory=list)
+    folder: RunFolder | None = None
+    notes: tuple[str, ...] = ()
+    """What the user should know about the data."""
+    loading: float = 0.0
+    """Seconds that opening it took; they count with its first round."""
+    peak_memory: int = 0
+    """Bytes held at most by all processes of this machine, since it was opened."""
+
+    @property
+    def card(self) -> dict[str, Any]:
+        """What a user of the model must know, and what it takes to build it again; no path, as equal runs are equal."""
+        model = {name: value for name, value in config_tables(self.config)["model"].items() if name != "weights"}
+        method = self.config.algorithm
+        about = {"model": model, "algorithm": {"name": Path(method.name).stem, **method.fields}}
+        return {**self.roster.card, **about}
+
+    @property
+    def finished(self) -> bool:
+        return self.state.round >= self.config.server.rounds
+
+    def template(self) -> Groups:
+        """What a reply must look like: names, shapes and dtypes."""
+        algorithm, local = self.algorithm, self.config.local
+        classes, rounds = self.roster.task.num_classes, self.config.server.rounds
+        ctx = LocalContext(0, rounds, classes, local.batch_size, {}, torch.Generator())
+        return {**self.to_test(self.state), **algorithm.local_summary(self.modules, (), ctx)}
+
+    def cohort(self, round: int) -> list[int]:
+        """The clients that train in a round, in ascending order."""
+        active = min(self.config.server.active or len(self.roster.trainers), len(self.roster.trainers))
+        return sample_cohort(self.roster.trainers, active, self.config.run.seed, round)
+
+    def workbench(self, device: str | None = None) -> Workbench:
+        return workbench(self.config, self.algorithm, self.roster.task, device)
+
+    def to_test(self, state: ServerState) -> Groups:
+        """What those that test a state are sent of it."""
+        return {name: state.shared[name] for name in self.algorithm.trains}
+
+    def context(self, round: int) -> ServerContext:
+        rng = torch_rng(self.config.run.seed, "server", round)
+        server, batch = self.config.server, self.config.local.batch_size
+        norm = self.config.model.batchnorm
+        return ServerContext(round, server.rounds, self.roster.task.num_classes, batch, server.weighting, norm, rng)
+
+
+def sample_cohort(trainers: Sequence[int], active: int, seed: int, round: int) -> list[int]:
+    """The clients of a round, in ascending order."""
+    if active == len(trainers):
+        return sorted(trainers)
+    chosen = numpy_rng(seed, "cohort", round).choice(sorted(trainers), size=active, replace=False)
+    return sorted(int(client) for client in chosen)
+
+
+def open_session(config: Config, algorithm: Algorithm, roster: Roster) -> Session:
+    """A run before its first round: the config settled, the networks made."""
+    modules = algorithm.build(roster.task)
+    session = Session(
+        settled(config, algorithm, roster), algorithm, modules, roster, ServerState(0, {}), notes=roster.notes
+    )
+    state = algorithm.start(modules, session.context(0))
+    if keeps_statistics(config, algorithm):
+        weights = {name: tensor for name, tensor in state.shared["model"].items() if not is_statistic(name)}
+        state = replace(state, shared={**state.shared, "model": weights})
+    session.state = state
+    return session
+
+
+def settled(config: Config, algorithm: Algorithm, roster: Roster) -> Config:
+    """The config with everything that was left open settled, as it is saved."""
+    clients = len(roster.trainers)
+    active = clients if config.server.active is None else config.server.active
+    if active > clients:
+        raise InputError(f"server.active is {active}, but there are {clients} clients: lower --active")
+    if config.server.min_replies > active:
+        raise InputError(f"server.min_replies is {config.server.min_replies}, above the {active} active clients")
+    run = replace(config.run, device=str(pick_device(config.run.device)))
+    if run.layout == "auto":
+        run = replace(run, layout=layout_for(config.model, roster.card.get("image_size", 0)))
+    elif run.layout == "channels_last" and (fault := unsafe_in_channels_last(roster.task.encoder())):
+        raise InputError(f"run.layout=channels_last is not safe with {fault}: leave it out")
+    build(type(algorithm), hyper_parameters(algorithm), "algorithm")  # one made in Python has not been checked
+    return replace(
+        config,
+        server=replace(config.server, active=active),
+        algorithm=AlgorithmConfig(config.algorithm.name, hyper_parameters(algorithm)),
+        run=run,
+    )
+
+
+def hyper_parameters(algorithm: Algorithm) -> dict[str, Any]:
+    return {f.name: getattr(algorithm, f.name) for f in fields(algorithm) if f.init}
+
+
+def workbench(config: Config, algorithm: Algorithm, task: Task, device: str | None = None) -> Workbench:
+    """What a process trains on, for a settled config."""
+    modules = algorithm.build(task)
+    if config.run.compile:
+        for network in modules["model"].children():
+            network.compile()  # the parts, since methods call them one by one
+    return Workbench(
+        algorithm=algorithm,
+        modules=modules,
+        seed=config.run.seed,
+        total_rounds=config.server.rounds,
+        num_classes=task.num_classes,
+        local=replace(config.local, steps=config.local.steps * (config.server.active or 1))
+        if algorithm.pools
+        else config.local,
+        device=torch.device(device or config.run.device),
+        precision=getattr(torch, config.run.precision),
+        layout=torch.channels_last if config.run.layout == "channels_last" else torch.contiguous_format,
+        keeps_statistics=keeps_statistics(config, algorithm),
+    )
+
+
+def keeps_statistics(config: Config, algorithm: Algorithm) -> bool:
+    """Whether each site has BatchNorm statistics of its own; with all data in one place there is one site only."""
+    return config.model.batchnorm == "local" and not algorithm.pools
+
+
+def check_statistics(config: Config, algorithm: Algorithm, domain: str, trains: bool) -> None:
+    """A site's own statistics are those of its training data."""
+    if keeps_statistics(config, algorithm) and not trains:
+        raise InputError(
+            f"model.batchnorm=local needs training data at every site, {domain!r} has none: "
+            "it does not go with --hold-out"
+        )
