@@ -11,6 +11,7 @@ import torch
 from fedcir.algorithms import make_algorithm
 from fedcir.config import Config
 from fedcir.data.federation import open_federation
+from fedcir.engine.client import Workbench
 from fedcir.engine.rounds import Transport, run, summarise
 from fedcir.engine.session import Session, open_session, sample_cohort, settled
 from fedcir.engine.transports.serial import SerialTransport

@@ -16,7 +16,7 @@ import fedcir as library
 from fedcir.config import Config
 from fedcir.data.augment import _colour, _crop, _flip, augment
 from fedcir.data.federation import open_federation
-from fedcir.engine.client import evaluate, fit
+from fedcir.engine.client import Workbench, evaluate, fit
 from fedcir.engine.folder import RunFolder
 from fedcir.engine.simulate import open_run
 from fedcir.rng import numpy_rng, torch_rng
