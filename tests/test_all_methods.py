@@ -15,7 +15,7 @@ from fedcir.config import Config
 from fedcir.data.examples import Examples, ImageExamples, Positions
 from fedcir.data.federation import Federation, open_federation, pooled
 from fedcir.engine.rounds import run
-from fedcir.engine.session import Session, open_session, settled
+from fedcir.engine.session import Session, open_session
 from fedcir.engine.transports.serial import SerialTransport
 from fedcir.models.tensors import not_finite
 from fedcir.types import Arrays, ClientReply, LocalContext, ServerState
@@ -51,7 +51,6 @@ def root_32(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def opened(config: Config, federation: Federation | None = None) -> tuple[Session, SerialTransport]:
     algorithm, federation = make_algorithm(config.algorithm), federation or open_federation(config)
-    config = settled(config, algorithm, federation)
     federation = pooled(federation) if algorithm.pools else federation
     session = open_session(config, algorithm, federation)
     return session, SerialTransport(session.workbench(), federation.clients)

@@ -22,7 +22,7 @@ from fedcir.config import AlgorithmConfig, Config, LocalConfig, RunConfig, Serve
 from fedcir.data.federation import Federation, federation_of, pooled
 from fedcir.engine.machine import threads
 from fedcir.engine.rounds import run, take_step
-from fedcir.engine.session import Session, hyper_parameters, open_session, settled
+from fedcir.engine.session import Session, hyper_parameters, open_session
 from fedcir.engine.simulate import open_rounds
 from fedcir.engine.transports.serial import SerialTransport
 from fedcir.models.cnn import CNN
@@ -216,7 +216,6 @@ def _settings(
         encoder = CNN(channels=1, width=2)
     clients = [(_toy(size, seed=i), _toy(12, seed=100 + i)) for i, size in enumerate(sizes)]
     federation = federation_of(clients, encoder, CLASSES, latent=None, seed=seed)
-    config = settled(config, algorithm, federation)
     return config, pooled(federation) if algorithm.pools else federation
 
 

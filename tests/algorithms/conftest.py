@@ -11,7 +11,7 @@ from torch.utils.data import TensorDataset
 import fedcir
 from fedcir.config import AlgorithmConfig, Config, LocalConfig, ModelConfig, RunConfig, ServerConfig
 from fedcir.data.federation import federation_of, pooled
-from fedcir.engine.session import Session, hyper_parameters, open_session, settled
+from fedcir.engine.session import Session, hyper_parameters, open_session
 from fedcir.engine.transports.serial import SerialTransport
 from fedcir.models.task import Task, module_task
 
@@ -85,7 +85,6 @@ def opened() -> Callable[..., tuple[Session, SerialTransport]]:
             run=RunConfig(seed=seed, device="cpu", layout="contiguous"),
         )
         federation = federation_of(_sites(sizes), _encoder(), CLASSES, None, seed)
-        config = settled(config, algorithm, federation)
         federation = pooled(federation) if algorithm.pools else federation
         session = open_session(config, algorithm, federation)
         return session, SerialTransport(session.workbench(), federation.clients)

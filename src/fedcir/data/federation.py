@@ -57,6 +57,11 @@ class Roster(Protocol):
     def trainers(self) -> tuple[int, ...]: ...
 
     @property
+    def holders(self) -> int:
+        """How many hold training data, each of those counted whose data were pooled."""
+        ...
+
+    @property
     def evaluators(self) -> dict[int, str]: ...
 
     @property
@@ -75,6 +80,12 @@ class Federation:
     """What its user should know about the data."""
     unseen: tuple[str, ...] = ()
     """The domains that nobody trains on."""
+    pooled: int = 0
+    """How many clients' training data lie at the first, if they were pooled."""
+
+    @property
+    def holders(self) -> int:
+        return self.pooled or len(self.trainers)
 
     @property
     def trainers(self) -> tuple[int, ...]:
@@ -174,7 +185,7 @@ def pooled(federation: Federation) -> Federation:
     """The same with all training data at the first client; the others only evaluate."""
     everything = PooledExamples([client.train for client in federation.clients if client.train is not None])
     clients = [replace(client, train=everything if client.id == 0 else None) for client in federation.clients]
-    return replace(federation, clients=tuple(clients))
+    return replace(federation, clients=tuple(clients), pooled=len(federation.trainers))
 
 
 def _examples(domains: Domains, share: Share, normalisation: Normalisation) -> Examples:

@@ -101,7 +101,7 @@ def open_session(config: Config, algorithm: Algorithm, roster: Roster) -> Sessio
 
 def settled(config: Config, algorithm: Algorithm, roster: Roster) -> Config:
     """The config with everything that was left open settled, as it is saved."""
-    clients = len(roster.trainers)
+    clients = roster.holders
     active = clients if config.server.active is None else config.server.active
     if active > clients:
         raise InputError(f"server.active is {active}, but there are {clients} clients: lower --active")

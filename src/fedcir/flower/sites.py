@@ -215,6 +215,10 @@ class SiteRoster:
         return tuple(client["id"] for client in self.manifest["clients"] if client["train"])
 
     @property
+    def holders(self) -> int:
+        return len(self.trainers)
+
+    @property
     def evaluators(self) -> dict[int, str]:
         first: dict[str, int] = {}
         for client in self.manifest["clients"]:
