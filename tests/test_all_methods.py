@@ -117,7 +117,7 @@ def test_a_malformed_summary_is_dropped(tiny: Tiny, name: str, alter: Callable[[
                     reply.arrays[group][key if alter else "other"] = alter(tensor) if alter else tensor
                 yield reply
 
-    (record,) = run(session, Altered(transport.worker, transport.clients))
+    (record,) = run(session, Altered(transport.bench, transport.clients))
     assert record.dropped.keys() == {"1"}
 
 

@@ -188,7 +188,7 @@ def test_a_site_is_tested_with_its_own_statistics(tiny: Tiny) -> None:
     session, transport = opened(tiny("fedavg", "model.batchnorm=local", "server.rounds=1", "local.lr=0.1"))
     for _ in run(session, transport):
         pass
-    worker, clients = transport.worker, transport.clients
+    worker, clients = transport.bench, transport.clients
     kept = [transport.store.load(client, 2) for client in range(3)]
     model = session.modules["model"].eval()
     for client in clients:
@@ -208,8 +208,8 @@ def test_a_site_that_has_not_trained_takes_statistics_from_its_own_data(tiny: Ti
     session, transport = opened(tiny("fedavg", "model.batchnorm=local", *steps))
     means = []
     for client in transport.clients:
-        evaluate(transport.worker, client, session.state.shared, {}, 0)
-        got = transport.worker.modules["model"].state_dict()["encoder.norms.0.running_mean"]
+        evaluate(transport.bench, client, session.state.shared, {}, 0)
+        got = transport.bench.modules["model"].state_dict()["encoder.norms.0.running_mean"]
         x, _ = everything(client)
         with torch.no_grad():
             want = session.modules["model"].encoder.convs[0](x).mean((0, 2, 3))
@@ -222,7 +222,7 @@ def test_testing_a_site_that_has_not_trained_keeps_nothing_and_changes_no_weight
     session, transport = opened(tiny("fedavg", "model.batchnorm=local"))
     list(transport.evaluate(session.state, [0, 1, 2]))
     assert [transport.store.load(client, 9) for client in range(3)] == [{}] * 3
-    got = transport.worker.modules["model"].state_dict()
+    got = transport.bench.modules["model"].state_dict()
     assert all(torch.equal(got[name], tensor) for name, tensor in session.state.shared["model"].items())
 
 
