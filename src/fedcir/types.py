@@ -77,8 +77,8 @@ class ServerContext:
     weighting: str
     batchnorm: str
     rng: torch.Generator
-    merged: Callable[[Groups], None] = lambda groups: None
-    """Told the means as soon as they are there, so that testing them can begin beside the rest of the step."""
+    clients: int = 0
+    """All that train in this run, of which those that replied are some."""
 
 
 @dataclass(frozen=True)

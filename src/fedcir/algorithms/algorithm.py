@@ -84,5 +84,4 @@ class Algorithm:
         averaged = {name: running.value() for name, running in means.items()}
         if ctx.batchnorm == "pooled":
             averaged = {name: pooled_variances(bag) for name, bag in averaged.items()}
-        ctx.merged(averaged)
         return averaged, kept

@@ -74,7 +74,8 @@ class Session:
         rng = torch_rng(self.config.run.seed, "server", round)
         server, batch = self.config.server, self.config.local.batch_size
         norm = self.config.model.batchnorm
-        return ServerContext(round, server.rounds, self.roster.task.num_classes, batch, server.weighting, norm, rng)
+        classes, clients = self.roster.task.num_classes, len(self.roster.trainers)
+        return ServerContext(round, server.rounds, classes, batch, server.weighting, norm, rng, clients)
 
 
 def sample_cohort(trainers: Sequence[int], active: int, seed: int, round: int) -> list[int]:

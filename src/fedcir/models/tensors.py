@@ -126,10 +126,5 @@ def not_finite(groups: Groups) -> str | None:
     return None
 
 
-def same_tensors(some: Groups, groups: Groups) -> bool:
-    """Whether the first holds, tensor by tensor, the very objects that the second holds too."""
-    return all(groups.get(group, {}).get(name) is tensor for group, bag in some.items() for name, tensor in bag.items())
-
-
 def _kind(tensor: Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
