@@ -141,7 +141,7 @@ def test_an_exception_breaks_a_promise_and_is_told_with_its_file_and_line(
     assert "kept    a_reply_carries_what_is_declared" in told
     assert "FAILED  it_learns: mine.py, line 8: KeyError: 'modle'" in told
     assert said.code == 2
-    assert said.err.endswith("mine.py breaks 8 of 11 promises\n")
+    assert said.err.endswith("mine.py breaks 9 of 12 promises\n")
 
 
 def test_a_terminal_shows_which_promise_is_being_checked(tmp_path: Path) -> None:

@@ -10,9 +10,14 @@ from fedcir.types import Arrays, Groups
 
 def snapshot(module: nn.Module) -> Arrays:
     """A copy of the module's parameters and buffers on the CPU, in the ordinary memory layout."""
+    return at_rest(module.state_dict())
+
+
+def at_rest(bag: Arrays) -> Arrays:
+    """A copy of the tensors on the CPU, in the ordinary memory layout."""
     return {
         name: tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
-        for name, tensor in module.state_dict().items()
+        for name, tensor in bag.items()
     }
 
 
