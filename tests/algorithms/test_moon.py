@@ -1,7 +1,9 @@
 """MOON, written with the hooks alone: the networks of a client's last round, beside the one that it trains."""
 
 import math
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ from moon import Moon
 from torch import nn
 
 from fedcir import FedAvg
+from fedcir.algorithms import algorithm_class
 from fedcir.conformance import check_algorithm
 from fedcir.engine.rounds import run
 from fedcir.engine.transports.serial import SerialTransport
@@ -58,6 +61,16 @@ def test_a_client_compares_with_the_model_it_received_and_the_one_it_came_to_las
         assert same_model(transport.bench.modules["last"], first[client])
         assert same_model(transport.bench.modules["global"], before.shared["model"])
         assert "loss/contrast" in reply.metrics
+
+
+def test_moon_as_the_docs_write_it_is_this_one(
+    trained: Callable[..., Any], same_model: Callable[[Any, Any], bool], tmp_path: Path
+) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "add-an-algorithm.md").read_text(encoding="utf-8")
+    (tmp_path / "moon.py").write_text(re.findall(r"```python\n(.*?)```", page, re.DOTALL)[1], encoding="utf-8")
+    theirs = algorithm_class(str(tmp_path / "moon.py"))(mu=2.0)
+    assert same_model(trained(theirs), trained(Moon(mu=2.0)))
+    assert not same_model(trained(theirs), trained(FedAvg()))
 
 
 def test_moon_keeps_the_promises_of_every_method() -> None:
