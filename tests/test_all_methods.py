@@ -38,6 +38,9 @@ class Recorded:
         self.asked.append(positions.tolist())
         return self.examples.batch(positions, device, layout)
 
+    def labels(self) -> Tensor:
+        return self.examples.labels()
+
 
 @pytest.fixture(scope="module")
 def root_32(tmp_path_factory: pytest.TempPathFactory) -> Path:

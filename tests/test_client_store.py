@@ -37,6 +37,16 @@ def test_load_gives_the_newest_before_the_round(make: Make) -> None:
     assert [value(store.load(0, round)) for round in range(1, 10)] == [None, None, 2, 2, 2, 5, 5, 7, 7]
 
 
+def test_any_name_of_a_group_comes_back(make: Make) -> None:
+    names = ["a", "a/b", "a/b/c", "a%2Fb", "control-3", "", "/", "Größe 1"]
+    kept = {group: {name: torch.tensor(i) for name in ("x", "b/x", "b/c/x")} for i, group in enumerate(names)}
+    store = make()
+    store.save(0, 1, kept)
+    got = store.load(0, 2)
+    assert got.keys() == kept.keys()
+    assert all(got[g].keys() == kept[g].keys() and int(got[g][n]) == int(t) for g in kept for n, t in kept[g].items())
+
+
 def test_a_client_that_has_not_trained_has_kept_nothing(make: Make) -> None:
     store = make()
     store.save(0, 1, bag(1))

@@ -60,7 +60,7 @@ def test_every_option_in_the_readme_exists(line: str) -> None:
 
 def test_fedprox_as_the_docs_add_it_is_the_one_that_is_here(tmp_path: Path) -> None:
     page = (README.parent / "docs" / "add-an-algorithm.md").read_text(encoding="utf-8")
-    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    code, *_ = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     (tmp_path / "prox.py").write_text(code, encoding="utf-8")
     theirs, ours = algorithm_class(str(tmp_path / "prox.py"))(mu=0.5), algorithm_class("fedprox")(mu=0.5)
     check_algorithm(theirs)

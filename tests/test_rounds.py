@@ -15,7 +15,6 @@ from fedcir.engine.client import Workbench
 from fedcir.engine.rounds import Transport, run, summarise
 from fedcir.engine.session import Session, open_session, sample_cohort, settled
 from fedcir.engine.transports.serial import SerialTransport
-from fedcir.models.tensors import same_tensors
 from fedcir.types import ClientReply, Dropped, Groups, InputError, ServerState
 
 Tiny = Callable[..., Config]
@@ -33,8 +32,6 @@ GENERATOR = 4 * ((64 + 3) * 8 + 8 + 4 * 8 + 8 * 128 + 128) + 8
 
 class Quiet:
     """What a transport may leave undone."""
-
-    def evaluate_early(self, state: ServerState, cohort: Sequence[int]) -> None: ...
 
     def peak_memory(self) -> int:
         return 0
@@ -64,22 +61,6 @@ class Examined(Quiet):
 
     def evaluate(self, state: ServerState, cohort: Sequence[int]) -> Replies:
         return self.replies
-
-
-class Foreseen(Altered):
-    """The serial transport, which remembers what it is told early and what it is asked for then."""
-
-    def __init__(self, real: SerialTransport) -> None:
-        super().__init__(real, lambda replies: replies)
-        self.early: list[ServerState] = []
-        self.asked: list[ServerState] = []
-
-    def evaluate_early(self, state: ServerState, cohort: Sequence[int]) -> None:
-        self.early.append(state)
-
-    def evaluate(self, state: ServerState, cohort: Sequence[int]) -> Iterator[ClientReply]:
-        self.asked.append(state)
-        return self.real.evaluate(state, cohort)
 
 
 def opened(config: Config) -> tuple[Session, SerialTransport]:
@@ -392,17 +373,6 @@ def test_seconds_hold_every_phase_and_their_total(tiny: Tiny) -> None:
         phases = sum(value for phase, value in record.seconds.items() if phase != "total")
         assert all(value >= 0 for value in record.seconds.values())
         assert phases <= record.seconds["total"] + 1e-6
-
-
-@pytest.mark.parametrize("method", ["fedavg", "fedcir", "fedreg", "fedalign", "fedgen", "fedproc", "fedsr"])
-def test_what_is_tested_early_is_what_the_round_comes_to(tiny: Tiny, method: str) -> None:
-    session, transport = opened(tiny(method, "server.rounds=2"))
-    seen = Foreseen(transport)
-    after(session, seen)
-    assert [state.round for state in seen.early] == [state.round for state in seen.asked] == [1, 2]
-    for early, asked in zip(seen.early, seen.asked, strict=True):
-        assert early.shared.keys() == asked.shared.keys()
-        assert same_tensors(early.shared, asked.shared)  # so that no transport tests it twice
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -110,15 +111,28 @@ def a_resumed_run_gives_equal_bits(algorithm: Algorithm) -> None:
     _require(_same(_rounds(algorithm).state, session.state), "a resumed run differs from one that was not interrupted")
 
 
+def a_second_process_changes_nothing(algorithm: Algorithm) -> None:
+    """Clients that are spread over two processes train to the same bits, and are tested alike."""
+    alone, (config, federation) = _rounds(algorithm), _settings(algorithm)
+    config = replace(config, run=replace(config.run, workers=2))
+    with open_rounds(config, algorithm, federation, out=None, resume=False) as (session, records):
+        both = [(mine.round, mine.accuracy, mine.losses, mine.flops) for mine in records]
+    _require(_same(alone.state, session.state), "two processes come to another state than one")
+    measured = [(mine.round, mine.accuracy, mine.losses, mine.flops) for mine in alone.records]
+    _require(measured == both, f"two processes measure {both}, one measures {measured}")
+
+
 def state_is_a_value(algorithm: Algorithm) -> None:
-    """Neither a client nor the server writes into the state that it was given."""
+    """Neither a client nor the server writes into the state that it was given, nor a client into what it kept."""
     with _opened(algorithm) as (session, transport):
         for round in (1, 2):
-            before = session.state
+            before, cohort = session.state, session.roster.trainers
             copy = ServerState(before.round, clone(before.shared), clone(before.private))
-            cohort = session.roster.trainers
+            kept = {client: clone(transport.store.load(client, round)) for client in cohort}
             session.state, _ = take_step(session, transport.train(before, cohort), cohort)
             _require(_same(before, copy), f"round {round} wrote into the state that it was given")
+            untouched = all(_equal(kept[client], transport.store.load(client, round)) for client in cohort)
+            _require(untouched, f"round {round} wrote into what a client had kept")
             made = session.state.round
             _require(made == round, f"server_step must give round {round}, it gave {made}")
 
@@ -166,6 +180,7 @@ CHECKS: tuple[Callable[[Algorithm], None], ...] = (
     equal_seeds_give_equal_bits,
     client_order_changes_nothing,
     a_resumed_run_gives_equal_bits,
+    a_second_process_changes_nothing,
     state_is_a_value,
     a_reply_that_is_not_finite_is_dropped,
     integer_buffers_take_the_maximum,

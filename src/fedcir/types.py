@@ -33,7 +33,7 @@ class ServerState:
     shared: Groups
     """The broadcast: nothing else reaches a client."""
     private: Groups = field(default_factory=dict)
-    """What stays on the server, such as the state of its optimisers."""
+    """What stays on the server, such as the state of its optimisers, or one for each client under a name of its own."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,19 @@ class LocalContext:
     batch_size: int
     received: Groups
     rng: torch.Generator
+    kept: Groups = field(default_factory=dict)
+    """What `local_finish` gave when this client last trained; empty before that."""
+    steps: int = 0
+    """SGD steps of a client in this round."""
+    lr: float = 0.0
+    """Their learning rate."""
+    labels: Callable[[], Tensor] = lambda: torch.empty(0, dtype=torch.int64)
+    """Those of the client's training set, (N,), read only when asked for."""
+
+    @property
+    def class_counts(self) -> Tensor:
+        """The client's training samples by class, (C,). They stay with it unless the method sends them."""
+        return torch.bincount(self.labels(), minlength=self.num_classes)
 
 
 @dataclass(frozen=True)
@@ -77,8 +90,8 @@ class ServerContext:
     weighting: str
     batchnorm: str
     rng: torch.Generator
-    merged: Callable[[Groups], None] = lambda groups: None
-    """Told the means as soon as they are there, so that testing them can begin beside the rest of the step."""
+    clients: int = 0
+    """All that train in this run, of which those that replied are some."""
 
 
 @dataclass(frozen=True)

@@ -103,6 +103,22 @@ def test_a_run_across_nodes_is_bit_for_bit_the_run_in_process(
     assert dropped(tmp_path / "two") == [{}, {}]
 
 
+@pytest.mark.parametrize("name", ["scaffold", "moon"])
+def test_what_a_client_remembers_across_nodes_is_what_it_remembers_in_process(
+    tiny: Tiny, train: Train, tmp_path: Path, name: str
+) -> None:
+    method = str(Path(__file__).parents[1] / "algorithms" / f"{name}.py")
+    config = tiny(method, "server.rounds=3", "run.workers=1")
+    one = train(config, tmp_path / "one")
+    states = [str(tmp_path / "state" / str(number)) for number in range(3)]
+    nodes = {
+        node: site(partition_id=i, state=states[i], device="cpu", algorithm=method) for i, node in enumerate(NODES)
+    }
+    across(MemoryGrid(nodes), config, tmp_path / "two")
+    assert model(tmp_path / "two") == model(one)
+    assert rounds(tmp_path / "two") == rounds(one)
+
+
 def test_what_a_method_keeps_at_a_site_lies_there_under_the_key_of_the_run(tiny: Tiny, tmp_path: Path) -> None:
     across(shares(tmp_path), tiny("fedsr", "server.rounds=1"), tmp_path / "run")
     key = RunFolder(tmp_path / "run").manifest()["key"]

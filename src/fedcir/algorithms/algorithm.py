@@ -30,6 +30,8 @@ class Algorithm:
     """Whether all data go to one client, which takes as many steps as all together."""
     sends: ClassVar[tuple[str, ...]] = ()
     """The groups that `local_summary` adds to the upload."""
+    remembers: ClassVar[tuple[str, ...]] = ()
+    """The groups that `local_finish` leaves for the client's next round; they are in no upload."""
     uses_total_rounds: ClassVar[bool] = False
     """Whether the number of rounds enters the method, so that a finished run cannot be extended."""
 
@@ -41,6 +43,9 @@ class Algorithm:
         """The state before round 1, from the networks as built."""
         return ServerState(round=0, shared={name: snapshot(modules[name]) for name in self.trains})
 
+    def local_start(self, modules: Modules, ctx: LocalContext) -> None:
+        """Before the steps of a round, with what was received and kept loaded: make other networks ready for them."""
+
     def local_loss(self, modules: Modules, x: Tensor, y: Tensor, ctx: LocalContext) -> Losses:
         """What one SGD step minimises on one batch."""
         loss = F.cross_entropy(modules["model"](x), y)
@@ -51,6 +56,13 @@ class Algorithm:
 
         `data` goes once over the client's training set in batches; the networks are in evaluation mode. Without any
         data it gives groups of the same names and shapes, which replies are checked against.
+        """
+        return {}
+
+    def local_finish(self, modules: Modules, data: Iterable[Batch], ctx: LocalContext) -> Groups:
+        """What the client keeps for its next round, which finds it in `ctx.kept`, as `remembers` declares.
+
+        `data` and the networks are as for `local_summary`, which has been asked before.
         """
         return {}
 
@@ -84,5 +96,4 @@ class Algorithm:
         averaged = {name: running.value() for name, running in means.items()}
         if ctx.batchnorm == "pooled":
             averaged = {name: pooled_variances(bag) for name, bag in averaged.items()}
-        ctx.merged(averaged)
         return averaged, kept

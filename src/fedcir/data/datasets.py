@@ -25,12 +25,16 @@ class TensorExamples:
         rows = torch.from_numpy(positions)
         return _as_input(self.x[rows].to(device), layout), self.y[rows].to(device)
 
+    def labels(self) -> Tensor:
+        return self.y
+
 
 class DatasetExamples:
     """Any Dataset of (input, label) pairs."""
 
     def __init__(self, dataset: Any, num_classes: int, whose: str) -> None:
         self.dataset, self.num_classes, self.whose = dataset, num_classes, whose
+        self._labels: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -40,6 +44,13 @@ class DatasetExamples:
         x = _stacked([item[0] for item in items], "inputs", self.whose)
         y = _stacked([item[1] for item in items], "labels", self.whose)
         return _as_input(x.to(device), layout), _class_numbers(y, self.num_classes, self.whose).to(device)
+
+    def labels(self) -> Tensor:
+        """Once over the whole Dataset: it gives no label without its input."""
+        if self._labels is None:
+            given = [self._item(position)[1] for position in range(len(self))]
+            self._labels = _class_numbers(_stacked(given, "labels", self.whose), self.num_classes, self.whose)
+        return self._labels
 
     def _item(self, position: int) -> Sequence[Any]:
         item = self.dataset[position]

@@ -23,6 +23,10 @@ class Examples(Protocol):
         """Inputs and labels at these positions, on the device."""
         ...
 
+    def labels(self) -> Tensor:
+        """All labels, (N,), without the inputs where they can be had apart."""
+        ...
+
 
 @dataclass(frozen=True)
 class Normalisation:
@@ -63,6 +67,9 @@ class ImageExamples:
         x = pixels.to(torch.float32, memory_format=layout).mul_(scale).add_(shift)
         return x, torch.from_numpy(self.split.labels[positions]).to(device)
 
+    def labels(self) -> Tensor:
+        return torch.from_numpy(self.split.labels)
+
 
 class PooledExamples:
     """Several clients' examples as one."""
@@ -95,6 +102,9 @@ class PooledExamples:
         assert x is not None
         assert y is not None
         return x, y
+
+    def labels(self) -> Tensor:
+        return torch.cat([part.labels() for part in self.parts])
 
 
 def fitting(x: Tensor, layout: torch.memory_format) -> torch.memory_format:

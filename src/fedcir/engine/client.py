@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -18,11 +18,13 @@ from fedcir.data.federation import Client
 from fedcir.engine.cost import step_flops
 from fedcir.engine.store import ClientStore
 from fedcir.models.optim import SGD
-from fedcir.models.tensors import is_statistic, snapshot
+from fedcir.models.tensors import at_rest, is_statistic, snapshot
 from fedcir.rng import numpy_rng, torch_rng
 from fedcir.types import Arrays, ClientReply, Groups, LocalContext, Modules
 
 EVALUATION_BATCH = 256
+BATCHNORM = "batchnorm"
+"""The group that a client's own BatchNorm statistics are kept as."""
 
 What = Literal["train", "evaluate"]
 
@@ -45,14 +47,16 @@ class Workbench:
     """Whether BatchNorm statistics stay with the client."""
     first: Groups = field(default_factory=dict)
     """What a client that has kept nothing yet starts from."""
-    flops: dict[tuple[str, ...], int] = field(default_factory=dict)
-    """FLOPs of a step by the groups received, each counted once."""
+    flops: dict[tuple[tuple[str, ...], tuple[str, ...]], int] = field(default_factory=dict)
+    """FLOPs of a step by the groups received and kept, each counted once."""
     optimizer: SGD = field(init=False)
 
     def __post_init__(self) -> None:
         for module in self.modules.values():
             module.to(self.device, memory_format=self.layout)  # type: ignore[call-overload]
         self.first.update(self.to_keep())
+        if twice := {*self.algorithm.remembers} & {*self.algorithm.keeps, BATCHNORM}:
+            raise TypeError(f"{type(self.algorithm).__name__}.remembers names {sorted(twice)}, which is kept already")
         trained = (*self.algorithm.trains, *self.algorithm.keeps)
         sgd = SGD(p for name in trained for p in self.modules[name].parameters())
         self.optimizer = sgd
@@ -62,7 +66,7 @@ class Workbench:
         kept = {name: snapshot(self.modules[name]) for name in self.algorithm.keeps}
         if self.keeps_statistics:
             statistics = {n: t for n, t in snapshot(self.modules["model"]).items() if is_statistic(n)}
-            kept |= {"batchnorm": statistics} if statistics else {}
+            kept |= {BATCHNORM: statistics} if statistics else {}
         return kept
 
 
@@ -82,13 +86,14 @@ def fit(bench: Workbench, client: Client, received: Groups, kept: Groups, round:
     """
     assert client.train is not None
     algorithm, modules = bench.algorithm, bench.modules
-    ctx = _receive(bench, received, kept, round, torch_rng(bench.seed, "local", round, client.id))
+    ctx = _receive(bench, client, received, kept, round, torch_rng(bench.seed, "local", round, client.id))
     trained = (*algorithm.trains, *algorithm.keeps)
     for name, module in modules.items():
         module.train(name in trained)
     optimizer = bench.optimizer
     optimizer.restart()
-    lr = learning_rate(bench.local, round, bench.total_rounds)
+    with torch.no_grad():
+        algorithm.local_start(modules, ctx)
     sums: Arrays = {}
     flops = 0
     rng = numpy_rng(bench.seed, "batches", round, client.id)
@@ -102,7 +107,7 @@ def fit(bench: Workbench, client: Client, received: Groups, kept: Groups, round:
             losses = algorithm.local_loss(modules, x, y, ctx)
         optimizer.zero_grad()
         losses.total.backward()  # type: ignore[no-untyped-call]
-        optimizer.step(lr, bench.local.momentum, bench.local.weight_decay)
+        optimizer.step(ctx.lr, bench.local.momentum, bench.local.weight_decay)
         for name, term in {**losses.terms, "total": losses.total}.items():
             sums[name] = sums[name] + term.detach() if name in sums else term.detach()
     for module in modules.values():
@@ -110,21 +115,22 @@ def fit(bench: Workbench, client: Client, received: Groups, kept: Groups, round:
     arrays = {name: _upload(bench, name) for name in algorithm.trains}
     with torch.inference_mode():
         summary = algorithm.local_summary(modules, in_order(bench, client.train), ctx)
-    if summary.keys() != set(algorithm.sends):
-        raise TypeError(
-            f"{type(algorithm).__name__}.local_summary gave {sorted(summary)}, declared is {algorithm.sends}"
-        )
+    _declared(algorithm, "local_summary", summary, algorithm.sends)
+    with torch.no_grad():
+        remembered = algorithm.local_finish(modules, in_order(bench, client.train), ctx)
+    _declared(algorithm, "local_finish", remembered, algorithm.remembers)
     metrics = {f"loss/{name}": float(total) / bench.local.steps for name, total in sums.items()}
     metrics["flops"] = float(flops * bench.local.steps)
-    return ClientReply(client.id, len(client.train), arrays | summary, metrics), bench.to_keep()
+    keep = {**bench.to_keep(), **{name: at_rest(bag) for name, bag in remembered.items()}}
+    return ClientReply(client.id, len(client.train), arrays | summary, metrics), keep
 
 
 @torch.inference_mode()
 def evaluate(bench: Workbench, client: Client, received: Groups, kept: Groups, round: int) -> ClientReply:
     """Test the received model on the client's test set; the reply carries counts, so that they can be added."""
     assert client.test is not None
-    ctx = _receive(bench, received, kept, round, torch_rng(bench.seed, "evaluate", round, client.id))
-    if "batchnorm" in bench.first and "batchnorm" not in kept:
+    ctx = _receive(bench, client, received, kept, round, torch_rng(bench.seed, "evaluate", round, client.id))
+    if BATCHNORM in bench.first and BATCHNORM not in kept:
         _estimate_statistics(bench, client)
     for module in bench.modules.values():
         module.eval()
@@ -173,18 +179,38 @@ def _upload(bench: Workbench, name: str) -> Arrays:
     return {n: t for n, t in bag.items() if not is_statistic(n)} if bench.keeps_statistics and name == "model" else bag
 
 
-def _receive(bench: Workbench, received: Groups, kept: Groups, round: int, rng: torch.Generator) -> LocalContext:
+def _receive(
+    bench: Workbench, client: Client, received: Groups, kept: Groups, round: int, rng: torch.Generator
+) -> LocalContext:
     own = {**bench.first, **kept}
     for name, module in bench.modules.items():
         if name in bench.algorithm.keeps:
             module.load_state_dict(own[name])
         elif name in received:
-            statistics = own.get("batchnorm", {}) if name == "model" else {}
+            statistics = own.get(BATCHNORM, {}) if name == "model" else {}
             module.load_state_dict({**received[name], **statistics})
-    on_device = {
-        group: {name: tensor.to(bench.device) for name, tensor in bag.items()} for group, bag in received.items()
-    }
-    return LocalContext(round, bench.total_rounds, bench.num_classes, bench.local.batch_size, on_device, rng)
+    context = LocalContext(
+        round=round,
+        total_rounds=bench.total_rounds,
+        num_classes=bench.num_classes,
+        batch_size=bench.local.batch_size,
+        received=_on_device(received, bench.device),
+        rng=rng,
+        kept=_on_device({name: kept[name] for name in bench.algorithm.remembers if name in kept}, bench.device),
+        steps=bench.local.steps,
+        lr=learning_rate(bench.local, round, bench.total_rounds),
+    )
+    data = client.train
+    return context if data is None else replace(context, labels=lambda: data.labels().to(bench.device))
+
+
+def _on_device(groups: Groups, device: torch.device) -> Groups:
+    return {group: {name: tensor.to(device) for name, tensor in bag.items()} for group, bag in groups.items()}
+
+
+def _declared(algorithm: Algorithm, hook: str, given: Groups, declared: tuple[str, ...]) -> None:
+    if given.keys() != set(declared):
+        raise TypeError(f"{type(algorithm).__name__}.{hook} gave {sorted(given)}, declared is {declared}")
 
 
 def _estimate_statistics(bench: Workbench, client: Client) -> None:
@@ -203,7 +229,7 @@ def _estimate_statistics(bench: Workbench, client: Client) -> None:
 
 
 def _counted_flops(bench: Workbench, x: torch.Tensor, y: torch.Tensor, ctx: LocalContext) -> int:
-    key = tuple(sorted(ctx.received))
+    key = tuple(sorted(ctx.received)), tuple(sorted(ctx.kept))
     if key not in bench.flops:
         bench.flops[key] = step_flops(bench.algorithm, bench.modules, x, y, ctx)
     return bench.flops[key]

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, unquote
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
@@ -65,7 +66,7 @@ def read_json(path: Path, kind: type, fix: str) -> dict[str, Any]:
 def pack(kinds: dict[str, Groups], round: int) -> bytes:
     """Groups by kind as one safetensors file; its metadata names them, since no tensor tells of an empty bag."""
     flat = {
-        f"{kind}/{group}/{name}": tensor
+        f"{kind}/{quote(group, safe='')}/{name}": tensor  # so that a group's name may hold a slash
         for kind, groups in kinds.items()
         for group, bag in groups.items()
         for name, tensor in bag.items()
@@ -80,7 +81,7 @@ def unpack(path: Path) -> tuple[dict[str, Groups], int]:
         kinds: dict[str, Groups] = {kind: {g: {} for g in groups} for kind, groups in about["kinds"].items()}
         for key in file.keys():  # noqa: SIM118 (not a dict)
             kind, group, name = key.split("/", 2)
-            kinds[kind][group][name] = file.get_tensor(key)
+            kinds[kind][unquote(group)][name] = file.get_tensor(key)
     return kinds, about["round"]
 
 

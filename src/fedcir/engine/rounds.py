@@ -1,7 +1,7 @@
 """The one round loop, whatever carries the messages."""
 
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import Any, Protocol
 
@@ -9,7 +9,7 @@ from fedcir.engine.cost import ledger
 from fedcir.engine.replies import Collected, Tests, tally
 from fedcir.engine.session import Session
 from fedcir.models.tensors import clone, not_finite, tensor_bytes
-from fedcir.types import ClientReply, Dropped, Groups, InputError, RoundRecord, ServerState
+from fedcir.types import ClientReply, Dropped, InputError, RoundRecord, ServerState
 
 
 class Transport(Protocol):
@@ -18,10 +18,6 @@ class Transport(Protocol):
     def train(self, state: ServerState, cohort: Sequence[int]) -> Iterable[ClientReply | Dropped]: ...
 
     def evaluate(self, state: ServerState, cohort: Sequence[int]) -> Iterable[ClientReply | Dropped]: ...
-
-    def evaluate_early(self, state: ServerState, cohort: Sequence[int]) -> None:
-        """Begin to evaluate a state that is likely the one that `evaluate` will be asked for, if that can be done."""
-        ...
 
     def peak_memory(self) -> int:
         """Bytes that all processes of this machine together have held at most."""
@@ -88,18 +84,15 @@ def _to_pick_by(record: RoundRecord, aside: bool) -> float:
 
 
 def take_step(
-    session: Session,
-    replies: Iterable[ClientReply | Dropped],
-    cohort: Sequence[int],
-    merged: Callable[[Groups], None] = lambda groups: None,
+    session: Session, replies: Iterable[ClientReply | Dropped], cohort: Sequence[int]
 ) -> tuple[ServerState, Collected]:
     """The server's part of a round: the next state from the replies of a cohort, and what was counted on the way."""
     before = session.state
     round = before.round + 1
     collected = Collected(round, session.template(), session.config.server.min_replies)
     handed = replace(before, private=clone(before.private))
-    ctx = replace(session.context(round), merged=merged)
-    state = session.algorithm.server_step(handed, collected.usable(replies, cohort), session.modules, ctx)
+    usable = collected.usable(replies, cohort)
+    state = session.algorithm.server_step(handed, usable, session.modules, session.context(round))
     if (name := not_finite(state.shared)) is not None:
         raise InputError(f"round {round}: {name} is not finite after the server's step; lower its learning rate")
     return state, collected
@@ -110,19 +103,12 @@ def _round(session: Session, transport: Transport) -> tuple[RoundRecord, ServerS
     round = before.round + 1
     cohort = session.cohort(round)
     seconds = {"train": 0.0}
-    tested = round % server.eval_every == 0 or round == server.rounds
-
-    def merged(means: Groups) -> None:
-        if tested and not_finite(means) is None:
-            early = ServerState(round, dict(means))  # a copy, since the method may go on to add to them
-            transport.evaluate_early(early, sorted(session.roster.evaluators))
-
     started = time.perf_counter()
-    state, collected = take_step(session, _timed(transport.train(before, cohort), seconds), cohort, merged)
+    state, collected = take_step(session, _timed(transport.train(before, cohort), seconds), cohort)
     _add(seconds, "server", started, less=seconds["train"])
     measured = time.perf_counter()
     tests = Tests()
-    if tested:
+    if round % server.eval_every == 0 or round == server.rounds:
         trained = replace(state, shared=session.to_test(state))
         testers = session.roster.evaluators
         tests = tally(testers, transport.evaluate(trained, sorted(testers)), collected.dropped)

@@ -10,7 +10,7 @@ import torch
 from fedcir.algorithms.algorithm import Algorithm
 from fedcir.config import AlgorithmConfig, Config, build, config_tables
 from fedcir.data.federation import Roster
-from fedcir.engine.client import Workbench
+from fedcir.engine.client import Workbench, learning_rate
 from fedcir.engine.folder import RunFolder
 from fedcir.engine.machine import layout_for, pick_device, unsafe_in_channels_last
 from fedcir.models.task import Task
@@ -53,10 +53,19 @@ class Session:
 
     def template(self) -> Groups:
         """What a reply must look like: names, shapes and dtypes."""
-        algorithm, local = self.algorithm, self.config.local
-        classes, rounds = self.roster.task.num_classes, self.config.server.rounds
-        ctx = LocalContext(0, rounds, classes, local.batch_size, {}, torch.Generator())
-        return {**self.to_test(self.state), **algorithm.local_summary(self.modules, (), ctx)}
+        local, rounds, round = self.config.local, self.config.server.rounds, self.state.round + 1
+        ctx = LocalContext(
+            round=round,
+            total_rounds=rounds,
+            num_classes=self.roster.task.num_classes,
+            batch_size=local.batch_size,
+            received=self.state.shared,
+            rng=torch.Generator(),
+            steps=local.steps,
+            lr=learning_rate(local, round, rounds),
+        )
+        with torch.no_grad():
+            return {**self.to_test(self.state), **self.algorithm.local_summary(self.modules, (), ctx)}
 
     def cohort(self, round: int) -> list[int]:
         """The clients that train in a round, in ascending order."""
@@ -74,7 +83,8 @@ class Session:
         rng = torch_rng(self.config.run.seed, "server", round)
         server, batch = self.config.server, self.config.local.batch_size
         norm = self.config.model.batchnorm
-        return ServerContext(round, server.rounds, self.roster.task.num_classes, batch, server.weighting, norm, rng)
+        classes, clients = self.roster.task.num_classes, len(self.roster.trainers)
+        return ServerContext(round, server.rounds, classes, batch, server.weighting, norm, rng, clients)
 
 
 def sample_cohort(trainers: Sequence[int], active: int, seed: int, round: int) -> list[int]:

@@ -58,7 +58,8 @@ def open_rounds(
         keep_memory()
         workers = pick_workers(config, len(federation.evaluators))
         place = out / "clients" if out else None
-        if place is None and workers > 1 and (algorithm.keeps or keeps_statistics(config, algorithm)):
+        keeps = algorithm.keeps or algorithm.remembers or keeps_statistics(config, algorithm)
+        if place is None and workers > 1 and keeps:
             place = Path(stack.enter_context(TemporaryDirectory(prefix="fedcir-")))
         store = ClientStore(place, GENERATIONS * config.server.checkpoint_every)
         transport: Transport

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from flwr.app import ConfigRecord, Message, MessageType
@@ -11,7 +11,6 @@ from fedcir.engine.cost import peak_memory
 from fedcir.engine.session import Session
 from fedcir.flower.sites import POLL, Sites, push
 from fedcir.flower.wire import NO_REPLY, pack_task, unpack_reply
-from fedcir.models.tensors import same_tensors
 from fedcir.types import ClientReply, Dropped, Groups, ServerState
 
 
@@ -26,9 +25,6 @@ class Sent:
     template: Groups
     """What a reply must look like."""
     until: float
-    round: int
-    groups: Groups
-    """What went out."""
 
 
 @dataclass
@@ -44,19 +40,12 @@ class GridTransport:
     """Seconds that the clients of a round have to answer."""
     patience: float = 30.0
     """Seconds that a round waits for a client that is not there."""
-    _early: Sent | None = field(default=None, repr=False)
 
     def train(self, state: ServerState, cohort: Sequence[int]) -> Iterator[ClientReply | Dropped]:
         yield from self.replies(self.send(MessageType.TRAIN, state.round + 1, state.shared, cohort))
 
     def evaluate(self, state: ServerState, cohort: Sequence[int]) -> Iterator[ClientReply | Dropped]:
-        sent, self._early = self._early, None
-        if sent is None or sent.round != state.round or not same_tensors(sent.groups, state.shared):
-            sent = self.send(MessageType.EVALUATE, state.round, state.shared, cohort)
-        yield from self.replies(sent)
-
-    def evaluate_early(self, state: ServerState, cohort: Sequence[int]) -> None:
-        self._early = self.send(MessageType.EVALUATE, state.round, state.shared, cohort)
+        yield from self.replies(self.send(MessageType.EVALUATE, state.round, state.shared, cohort))
 
     def peak_memory(self) -> int:
         return peak_memory()
@@ -69,7 +58,7 @@ class GridTransport:
         clients = {message: numbers[node] for message, node in went.items()}
         lost = dict.fromkeys(messages.keys() - set(clients.values()), "its message could not be sent")
         template = self.session.template() if kind == MessageType.TRAIN else {}
-        return Sent(clients, {**missing, **lost}, template, time.monotonic() + self.timeout, round, groups)
+        return Sent(clients, {**missing, **lost}, template, time.monotonic() + self.timeout)
 
     def messages(
         self, kind: str, round: int, groups: Groups, cohort: Sequence[int], config: ConfigRecord | None = None

@@ -10,9 +10,14 @@ from fedcir.types import Arrays, Groups
 
 def snapshot(module: nn.Module) -> Arrays:
     """A copy of the module's parameters and buffers on the CPU, in the ordinary memory layout."""
+    return at_rest(module.state_dict())
+
+
+def at_rest(bag: Arrays) -> Arrays:
+    """A copy of the tensors on the CPU, in the ordinary memory layout."""
     return {
         name: tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
-        for name, tensor in module.state_dict().items()
+        for name, tensor in bag.items()
     }
 
 
@@ -124,11 +129,6 @@ def not_finite(groups: Groups) -> str | None:
             if tensor.is_floating_point() and not torch.isfinite(tensor).all():
                 return f"{group}/{name}"
     return None
-
-
-def same_tensors(some: Groups, groups: Groups) -> bool:
-    """Whether the first holds, tensor by tensor, the very objects that the second holds too."""
-    return all(groups.get(group, {}).get(name) is tensor for group, bag in some.items() for name, tensor in bag.items())
 
 
 def _kind(tensor: Tensor) -> str:

@@ -25,7 +25,7 @@ from fedcir.engine.cost import peak_memory
 from fedcir.engine.machine import end_with
 from fedcir.engine.store import ClientStore
 from fedcir.engine.transports.arena import Arena
-from fedcir.models.tensors import clone, same_tensors
+from fedcir.models.tensors import clone
 from fedcir.types import ClientReply, Groups, InputError, ServerState
 
 
@@ -82,7 +82,6 @@ class ProcessTransport:
         self._state = Arena()
         self._workers: list[Worker] = []
         self._server: threading.Thread | None = None
-        self._early: Work | None = None
         for _ in range(workers - 1):
             self._workers.append(self._fork())
 
@@ -90,17 +89,7 @@ class ProcessTransport:
         yield from self._finish(self._begin("train", state.round + 1, state.shared, cohort))
 
     def evaluate(self, state: ServerState, cohort: Sequence[int]) -> Iterator[ClientReply]:
-        work, self._early = self._early, None
-        if work is not None and not (work.round == state.round and same_tensors(work.shared, state.shared)):
-            for _ in self._finish(work):  # what was tested is not what the round came to
-                pass
-            work = None
-        yield from self._finish(work or self._begin("evaluate", state.round, state.shared, cohort))
-
-    def evaluate_early(self, state: ServerState, cohort: Sequence[int]) -> None:
-        """Let the other processes begin while this one is still busy."""
-        if self._workers:
-            self._early = self._begin("evaluate", state.round, state.shared, cohort)
+        yield from self._finish(self._begin("evaluate", state.round, state.shared, cohort))
 
     def peak_memory(self) -> int:
         """Bytes that all processes together have held at most."""

@@ -23,8 +23,5 @@ class SerialTransport:
         for client in cohort:
             yield attend(self.bench, self.clients[client], self.store, "evaluate", state.shared, state.round)
 
-    def evaluate_early(self, state: ServerState, cohort: Sequence[int]) -> None:
-        pass
-
     def peak_memory(self) -> int:
         return peak_memory()

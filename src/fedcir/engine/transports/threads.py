@@ -26,9 +26,6 @@ class ThreadTransport:
     def evaluate(self, state: ServerState, cohort: Sequence[int]) -> Iterator[ClientReply]:
         return self._spread("evaluate", state.shared, state.round, cohort)
 
-    def evaluate_early(self, state: ServerState, cohort: Sequence[int]) -> None:
-        pass
-
     def peak_memory(self) -> int:
         devices = {bench.device for bench in self.benches if bench.device.type == "cuda"}
         return peak_memory() + sum(torch.cuda.max_memory_allocated(device) for device in devices)
