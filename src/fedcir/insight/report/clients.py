@@ -80,7 +80,7 @@ def _bars(study: Study, method: Method, domains: Sequence[str]) -> Series:
     ends = []
     (run, *_) = study.runs[method.algorithm].values()
     for name, value in zip(there, values, strict=True):
-        std, tested = method.domains[name].std, len(run.manifest().get("test", {}).get(name, ()))
+        std, tested = method.domains[name].std, len(run.manifest.get("test", {}).get(name, ()))
         if std is not None:
             ends.append((value - std, value + std))
         else:
@@ -93,6 +93,10 @@ def _bars(study: Study, method: Method, domains: Sequence[str]) -> Series:
 def distances(study: Study, found: Diagnoses, samples: int, why_not: Sequence[str]) -> Section:
     """How far clients are apart under each method's model, and for which runs that could not be measured."""
     title = "Distances between clients"
+    measured = {
+        name: {seed: each for seed, each in by_seed.items() if each.measured} for name, by_seed in found.items()
+    }
+    found = {name: by_seed for name, by_seed in measured.items() if by_seed}
     if not found:
         return Section(title, (Words(tuple(why_not)),))
     shown = _shown(study, found)
