@@ -105,9 +105,7 @@ def views_under(run: Run, config: Config, federation: Federation, shared: Groups
     received = {"model": run.fitting(bench.modules["model"], run.weights())}
     for name in algorithm.trains:
         if name not in received and name not in shared:
-            raise InputError(
-                f"{run.path}/checkpoint lacks {name}, which {config.algorithm.name} predicts by; {RESTORE}"
-            )
+            raise InputError(f"{run.path}/checkpoint lacks {name}, which the run predicts by; {RESTORE}")
         received.setdefault(name, shared.get(name, {}))
     store, round = ClientStore(run.path / "clients"), len(run.records)
     return views_of(bench, federation, None, SEED, received, store, round)
@@ -165,7 +163,7 @@ def _outputs_of(model: torch.nn.Module) -> Iterator[list[Any]]:
 
 
 def _representations(outputs: Sequence[Any], count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """z and sigma of a batch, from the first output that is (B, Z) or two of these; without columns if there is none."""
+    """z and sigma of a batch: the first output that is (B, Z), or two of these. Without columns if there is none."""
     nothing = torch.empty(count, 0)
     for output in outputs:
         parts = output if isinstance(output, tuple) else (output,)

@@ -22,11 +22,8 @@ def outcome(results: Results) -> Outcome:
         for name in results.algorithms:
             made = {seed: diagnose_run(run, limit=SAMPLES) for seed, run in results.runs(dataset, name).items()}
             found[name] = {seed: each.apart for seed, each in made.items() if each.measured}
-            notes += [
-                f"{dataset}: not measured for {name}: {each.unmeasured}."
-                for each in [*made.values()][:1]
-                if each.unmeasured
-            ]
+            whys = dict.fromkeys(each.unmeasured for each in made.values() if not each.measured)
+            notes += [f"{dataset}: not measured for {name}: {why}." for why in whys]
         seeds = sorted(set.intersection(*(set(each) for each in found.values())))
         if not seeds:
             rows.append([dataset, "no seed has ended with all methods", *("–" for _ in results.algorithms)])

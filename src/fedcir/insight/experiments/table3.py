@@ -61,7 +61,7 @@ def _target(results: Results, dataset: str) -> float:
         return results.target
     if dataset == "domainnet":
         return paper.TABLE3_TARGET
-    runs = {name: found for name in results.algorithms if (found := results.runs(dataset, name))}
+    runs = {name: each for name in results.algorithms if (each := results.runs(dataset, name))}
     found = results.accuracy(dataset, baseline_of(runs)) if runs else None
     return 0.0 if found is None else found.mean / 100
 

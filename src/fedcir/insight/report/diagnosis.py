@@ -1,6 +1,7 @@
 """The picture of a diagnosis: distances, representations, accuracies, classes by domains, and labels by clients."""
 
 import importlib.util
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
