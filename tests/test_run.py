@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pandas
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -141,6 +140,7 @@ def test_a_curve_of_an_unknown_name_gets_the_nearest(done: Path) -> None:
 
 
 def test_rows_make_a_data_frame(done: Path) -> None:
+    pandas = pytest.importorskip("pandas")
     run = load_run(done)
     table = pandas.DataFrame(run.to_rows())
     assert list(table["round"]) == [1, 2, 3]

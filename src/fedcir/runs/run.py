@@ -136,6 +136,8 @@ class Run:
                 f"{self.path} is a run of fedcir.train on its caller's encoder: "
                 "give one like it, as in run.model(encoder=...)"
             )
+        if not isinstance(encoder, nn.Module):
+            raise InputError(f"encoder must be an nn.Module, got {encoder!r}")
         own = copy.deepcopy(encoder).to("cpu", torch.float32)
         gaussian, head = arrays.get("encoder.gaussian.weight"), arrays.get("head.weight")
         widest = gaussian if gaussian is not None else head
