@@ -45,6 +45,33 @@ class Linear(Algorithm):
 """
 
 
+PERSONAL = """
+from dataclasses import dataclass
+
+import torch.nn.functional as F
+from torch import nn
+
+from fedcir import Algorithm, Losses
+
+
+@dataclass(frozen=True)
+class Personal(Algorithm):
+    trains = ("model", "shared")
+    keeps = ("own",)
+
+    def build(self, task):
+        heads = {name: nn.Linear(task.num_classes, task.num_classes) for name in ("shared", "own")}
+        return {"model": task.classifier(), **heads}
+
+    def predict(self, modules, x, ctx):
+        return modules["own"](modules["shared"](modules["model"](x)))
+
+    def local_loss(self, modules, x, y, ctx):
+        loss = F.cross_entropy(self.predict(modules, x, ctx), y)
+        return Losses(loss, {"ce": loss})
+"""
+
+
 @pytest.fixture(scope="module")
 def done(tiny: Tiny, train: Train, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return train(tiny("fedcir", "server.eval_every=2"), tmp_path_factory.mktemp("runs") / "fedcir")
@@ -225,6 +252,19 @@ def _without_samples(run: Run) -> Path:
     text = (run.path / "config.toml").read_text()
     (run.path / "config.toml").write_text(text.replace("eval_samples = 1", "eval_samples = 0"))
     return run.path
+
+
+def test_all_that_a_method_predicts_by_takes_part_in_its_diagnosis(tiny: Tiny, train: Train, tmp_path: Path) -> None:
+    (tmp_path / "personal.py").write_text(PERSONAL)
+    run = load_run(train(tiny(str(tmp_path / "personal.py"), "local.lr=0.1"), tmp_path / "run"))
+    found = diagnose_run(run)
+    last = run.records[-1]
+    assert found.measured
+    assert last.risk is not None
+    assert {view.domain: view.risk for view in found.views} == pytest.approx(last.risk, rel=1e-5)
+    shutil.rmtree(run.path / "checkpoint")
+    with pytest.raises(InputError, match="checkpoint lacks shared, which the run predicts by; restore the file"):
+        diagnose_run(run)
 
 
 def test_a_network_without_an_encoder_has_a_note_instead_of_distances(foreign: Path) -> None:
