@@ -8,7 +8,7 @@ import sys
 import tomllib
 from pathlib import Path
 
-from fedcir.engine.folder import RunFolder
+from fedcir.runs.run import load_run
 
 
 def main() -> None:
@@ -16,16 +16,16 @@ def main() -> None:
     target = Path(__file__).parent / dataset
     target.mkdir(exist_ok=True)
     for path in sorted(path.parent for path in folder.glob("*/summary.json")):
-        run = RunFolder(path)
+        run = load_run(path)
         config = tomllib.loads((path / "config.toml").read_text(encoding="utf-8"))
         for name in ("root", "lists"):  # paths of the machine that it ran on
             config["data"].pop(name, None)
-        curve = {record.round: round(record.accuracy_mean, 4) for record in run.records() if record.accuracy_mean}
+        curve = {at: round(accuracy, 4) for at, accuracy in zip(*run.curve("accuracy_mean"), strict=True)}
         published = {
-            "summary": run.summary(),
+            "summary": run.summary,
             "accuracy_mean": curve,
             "config": config,
-            "manifest": run.manifest()["hash"],
+            "manifest": run.manifest["hash"],
         }
         name = f"{config['algorithm']['name']}-{config['run']['seed']}"
         (target / f"{name}.json").write_text(json.dumps(published, indent=1) + "\n", encoding="utf-8")

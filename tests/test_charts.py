@@ -1,13 +1,12 @@
 """Curves over seeds, worked out by hand."""
 
-import json
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
-from fedcir.engine.folder import RunFolder
+from fedcir.config import Config
 from fedcir.insight.charts import accuracy, curve, risk, spread, training_loss
+from fedcir.runs.run import Run
 from fedcir.types import RoundRecord
 
 
@@ -15,10 +14,8 @@ def record(round: int, value: float | None, bytes_up: int = 0, **more: dict[str,
     return RoundRecord(round, more.get("losses", {}), None, value, value, value, 0, bytes_up, 0, {}, {})
 
 
-def run(path: Path, records: list[RoundRecord]) -> RunFolder:
-    path.mkdir()
-    (path / "rounds.jsonl").write_text("".join(json.dumps(asdict(each)) + "\n" for each in records))
-    return RunFolder(path)
+def run(path: Path, records: list[RoundRecord]) -> Run:
+    return Run(path, Config(), {}, tuple(records), None)
 
 
 def test_a_curve_is_the_mean_over_seeds_with_the_lowest_and_the_highest(tmp_path: Path) -> None:

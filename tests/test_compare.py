@@ -1,5 +1,3 @@
-import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -7,8 +5,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedcir.engine.folder import RunFolder
+from fedcir.config import Config
 from fedcir.runs.compare import Estimate, Method, ToTarget, compare, half_width
+from fedcir.runs.run import Run
 from fedcir.types import RoundRecord
 
 
@@ -16,17 +15,14 @@ def record(round: int, accuracy: float | None) -> RoundRecord:
     return RoundRecord(round, {}, None, accuracy, accuracy, accuracy, 100, 10, 0, {}, {})
 
 
-def run(path: Path, accuracies: list[float], **more: Any) -> RunFolder:
+def run(path: Path, accuracies: list[float], **more: Any) -> Run:
     """A finished run with this mean accuracy in each round, in two domains that are 0.1 to both sides of it."""
-    path.mkdir(parents=True)
-    lines = [json.dumps(asdict(record(i, accuracy))) for i, accuracy in enumerate(accuracies, start=1)]
-    (path / "rounds.jsonl").write_text("".join(line + "\n" for line in lines))
+    records = tuple(record(i, accuracy) for i, accuracy in enumerate(accuracies, start=1))
     mean = accuracies[-1]
     means = {"accuracy_mean": mean, "accuracy_weighted": mean, "accuracy_worst": mean - 0.1}
     final = {"round": len(accuracies), **means, "accuracy": {"a": mean - 0.1, "b": mean + 0.1}, **more}
     about = {"algorithm": "fedavg", "dataset": "arrays", "seed": 0, "rounds": len(accuracies), "cost": {}}
-    (path / "summary.json").write_text(json.dumps({**about, "final": final, "best": final}))
-    return RunFolder(path)
+    return Run(path, Config(), {}, records, {**about, "final": final, "best": final})
 
 
 def test_an_estimate_has_the_standard_deviation_of_a_sample() -> None:

@@ -29,7 +29,9 @@ _EXPORTS = {
     "Losses": "fedcir.types",
     "Result": "fedcir.engine.train",
     "RoundRecord": "fedcir.types",
+    "Run": "fedcir.runs.run",
     "RunFolder": "fedcir.engine.folder",
+    "load_run": "fedcir.runs.run",
     "train": "fedcir.engine.train",
 }
 
@@ -53,6 +55,8 @@ if TYPE_CHECKING:  # for editors and type checkers; a method that is not here is
     from fedcir.engine.folder import RunFolder as RunFolder
     from fedcir.engine.train import Result as Result
     from fedcir.engine.train import train as train
+    from fedcir.runs.run import Run as Run
+    from fedcir.runs.run import load_run as load_run
     from fedcir.types import InputError as InputError
     from fedcir.types import Losses as Losses
     from fedcir.types import RoundRecord as RoundRecord

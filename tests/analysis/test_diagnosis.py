@@ -24,9 +24,9 @@ from fedcir.analysis.views import View
 from fedcir.analysis.words import change_of_accuracy, change_of_distance
 from fedcir.config import Config
 from fedcir.data.federation import deal
-from fedcir.engine.folder import RunFolder
 from fedcir.engine.train import train as train_own
 from fedcir.models.task import image_task
+from fedcir.runs.run import load_run
 from fedcir.types import InputError
 
 Tiny = Callable[..., Config]
@@ -167,29 +167,29 @@ def _three(samples: int) -> tuple[Any, Any, Any]:
 
 
 def test_a_run_seen_again_is_as_accurate_as_its_last_round_says(tiny: Tiny, train: Train, tmp_path: Path) -> None:
-    folder = RunFolder(train(tiny("fedcir"), tmp_path / "run"))
-    last = folder.records()[-1]
-    again = {each.domain: each for each in diagnose_run(folder).views}
+    run = load_run(train(tiny("fedcir"), tmp_path / "run"))
+    last = run.records[-1]
+    again = {each.domain: each for each in diagnose_run(run).views}
     assert {name: each.accuracy for name, each in again.items()} == last.accuracy
     assert last.risk is not None
     assert {name: each.risk for name, each in again.items()} == pytest.approx(last.risk, rel=1e-5)
-    assert list(risks(folder.records())) == [1, 2, 3]
-    assert average_risk(folder.records())[3] == pytest.approx(np.mean(list(last.risk.values())))
-    assert diagnose_run(folder).aligned is not None
+    assert list(risks(run.records)) == [1, 2, 3]
+    assert average_risk(run.records)[3] == pytest.approx(np.mean(list(last.risk.values())))
+    assert diagnose_run(run).aligned is not None
 
 
 def test_distances_are_of_a_sample_and_all_else_of_every_test_image(tiny: Tiny, train: Train, tmp_path: Path) -> None:
-    folder = RunFolder(train(tiny("fedcir"), tmp_path / "run"))
-    some = diagnose_run(folder, limit=8)
+    run = load_run(train(tiny("fedcir"), tmp_path / "run"))
+    some = diagnose_run(run, limit=8)
     assert {view.domain: len(view.labels) for view in some.sample} == {"ink": 8, "pen": 8, "wax": 8}
-    assert {view.domain: view.accuracy for view in some.views} == folder.records()[-1].accuracy
+    assert {view.domain: view.accuracy for view in some.views} == run.records[-1].accuracy
     assert some.bound is not None
-    assert some.bound.risk == pytest.approx(folder.records()[-1].risk_mean, rel=1e-5)
+    assert some.bound.risk == pytest.approx(run.records[-1].risk_mean, rel=1e-5)
 
 
 def test_a_domain_that_nobody_trains_on_is_in_no_mean(tiny: Tiny, train: Train, tmp_path: Path) -> None:
-    folder = RunFolder(train(tiny("fedavg", "partition.hold_out=pen"), tmp_path / "run"))
-    made, last = diagnose_run(folder), folder.records()[-1]
+    run = load_run(train(tiny("fedavg", "partition.hold_out=pen"), tmp_path / "run"))
+    made, last = diagnose_run(run), run.records[-1]
     assert made.unseen == ("pen",)
     assert made.mean_accuracy.value == pytest.approx(last.accuracy_mean)
     assert made.bound is not None
@@ -323,7 +323,7 @@ def test_runs_that_cannot_be_seen_again_are_refused(
     out = ["-o", tmp_path / "x.png"]
     fedcir("run", *options, "--out", tmp_path / "one")
     fedcir("run", *options, "--seed", 1, "--clients", 6, "--out", tmp_path / "other")
-    refused(fedcir("diagnose", tmp_path / "one", tmp_path / "other", *out), "ran on different data")
+    refused(fedcir("diagnose", tmp_path / "one", tmp_path / "other", *out), "ran with different clients or seeds")
     refused(fedcir("diagnose", *[tmp_path / "one"] * 3, *out), "diagnose takes one run or two, got 3")
     (tmp_path / "other" / "model.safetensors").write_bytes(b"damaged")
     refused(fedcir("diagnose", tmp_path / "other", *out), "cannot read")
@@ -365,11 +365,9 @@ def test_a_run_on_datasets_of_ones_own_has_nothing_to_open(fedcir: Fedcir, tmp_p
 
 
 def test_a_deployments_run_is_known_by_its_number_of_test_images(tiny: Tiny, train: Train, tmp_path: Path) -> None:
-    folder = RunFolder(train(tiny("fedavg"), tmp_path / "run"))
+    run = load_run(train(tiny("fedavg"), tmp_path / "run"))
     entries = [{"id": i, "domain": name, "train": 24, "test": 12} for i, name in enumerate(("ink", "pen", "wax"))]
-    (folder.path / "manifest.json").write_text(json.dumps({"clients": entries, "hash": "", "key": ""}))
-    assert len(diagnose_run(folder).views) == 3
+    assert len(diagnose_run(replace(run, manifest={"clients": entries, "hash": "", "key": ""})).views) == 3
     entries[1]["test"] = 11
-    (folder.path / "manifest.json").write_text(json.dumps({"clients": entries, "hash": "", "key": ""}))
     with pytest.raises(InputError, match=r"are not what .* ran on"):
-        diagnose_run(folder)
+        diagnose_run(replace(run, manifest={"clients": entries, "hash": "", "key": ""}))

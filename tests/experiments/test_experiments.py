@@ -1,38 +1,33 @@
-"""What experiments make of runs, worked out by hand on runs that are files only."""
+"""What experiments make of runs, worked out by hand on runs that are numbers only."""
 
 import csv
-import json
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
-from fedcir.engine.folder import RunFolder
+from fedcir.config import Config
 from fedcir.insight.charts import Lines
 from fedcir.insight.experiments import experiment, ids, paper
 from fedcir.insight.experiments.experiment import METHODS, Case, Point, Results
 from fedcir.insight.experiments.plan import cases, locate
+from fedcir.runs.run import Run
 from fedcir.types import InputError, RoundRecord
 
 
-def run(path: Path, accuracies: Sequence[float]) -> RunFolder:
+def run(path: Path, accuracies: Sequence[float]) -> Run:
     """A finished run of two clients: each round moves 3 GB and takes 4 TFLOPs."""
-    path.mkdir(parents=True)
     records = [
         RoundRecord(i, {"ce": 1 / i}, None, a, a, a, 2 * 10**9, 10**9, 4 * 10**12, {}, {}, risk={"a": 1.0, "b": 2.0})
         for i, a in enumerate(accuracies, start=1)
     ]
-    (path / "rounds.jsonl").write_text("".join(json.dumps(asdict(each)) + "\n" for each in records))
     last = accuracies[-1]
     names = ("accuracy_mean", "accuracy_weighted", "accuracy_worst")
     final = {"round": len(accuracies), **dict.fromkeys(names, last), "accuracy": {"one": last}}
     about = {"algorithm": "any", "dataset": "any", "seed": 0, "rounds": len(accuracies)}
     summary = {**about, "final": final, "best": final, "cost": {"peak_memory": 5 * 10**8}}
-    (path / "summary.json").write_text(json.dumps(summary))
     clients = [{"id": 0, "domain": "a", "train": ["x"]}, {"id": 1, "domain": "b", "train": ["y"]}]
-    (path / "manifest.json").write_text(json.dumps({"clients": clients, "hash": ""}))
-    return RunFolder(path)
+    return Run(path, Config(), {"clients": clients, "hash": ""}, tuple(records), summary)
 
 
 def results(
@@ -45,8 +40,8 @@ def results(
     """By method, point and seed."""
     by_name = {point.name: point for point in points}
     made = [(Case(dataset, by_name[point], name, seed), v) for (name, point, seed), v in accuracies.items()]
-    folders = {case.name: run(tmp_path / case.name, values) for case, values in made if values}
-    return Results([case for case, _ in made], folders, target)
+    runs = {case.name: run(tmp_path / case.name, values) for case, values in made if values}
+    return Results([case for case, _ in made], runs, target)
 
 
 def test_every_table_and_figure_of_the_paper_is_there() -> None:

@@ -11,7 +11,6 @@ import pytest
 from PIL import Image
 
 from fedcir.config import config_from
-from fedcir.engine.folder import RunFolder
 from fedcir.insight.report.report import report
 
 DOMAINS = ("<img src=x onerror=alert(1)>", "\"quotes' & {braces}", "日本 ünï")
@@ -26,7 +25,7 @@ def names() -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 @pytest.fixture(scope="session")
-def hostile(tmp_path_factory: pytest.TempPathFactory, train: Callable[..., Path]) -> list[RunFolder]:
+def hostile(tmp_path_factory: pytest.TempPathFactory, train: Callable[..., Path]) -> list[Path]:
     """FedAvg and FedCiR with two seeds each, on folders of images."""
     root = tmp_path_factory.mktemp("hostile")
     rng = np.random.default_rng(0)
@@ -51,12 +50,12 @@ def hostile(tmp_path_factory: pytest.TempPathFactory, train: Callable[..., Path]
                     "run": {"device": "cpu", "seed": seed, "workers": 1},
                 }
             )
-            runs.append(RunFolder(train(config, root / f"{RUN}{algorithm}-{seed}")))
+            runs.append(train(config, root / f"{RUN}{algorithm}-{seed}"))
     return runs
 
 
 @pytest.fixture(scope="session")
-def page_file(hostile: list[RunFolder], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def page_file(hostile: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("page") / "report.html"
     report(hostile, path)
     return path

@@ -1,26 +1,24 @@
 """What the report and `compare` say to do next."""
 
-import json
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from fedcir.engine.folder import RunFolder
+from fedcir.config import Config
 from fedcir.insight.report.advice import advice, rise, seeds_to_tell, take
 from fedcir.runs.compare import Estimate, Method, ToTarget
+from fedcir.runs.run import Run
 from fedcir.types import RoundRecord
 
 
-def run(path: Path, accuracies: Sequence[float | None]) -> RunFolder:
+def run(path: Path, accuracies: Sequence[float | None]) -> Run:
     """A run with these mean accuracies in per cent; None in a round without evaluation."""
-    path.mkdir(parents=True)
     values = [None if value is None else value / 100 for value in accuracies]
     records = [RoundRecord(n, {}, None, v, v, v, 0, 0, 0, {}, {}) for n, v in enumerate(values, start=1)]
-    (path / "rounds.jsonl").write_text("".join(json.dumps(asdict(each)) + "\n" for each in records))
-    return RunFolder(path)
+    return Run(path, Config(), {}, tuple(records), None)
 
 
 def method(name: str, mean: float, change: float | None = None, half: float | None = None, std: float = 0.01) -> Method:

@@ -11,6 +11,7 @@ from scipy.stats import binomtest
 
 from fedcir.engine.folder import RunFolder
 from fedcir.insight.report.sections import mean_interval, wilson
+from fedcir.runs.run import load_run
 
 Command = Callable[..., Any]
 
@@ -193,8 +194,8 @@ def test_the_interval_of_one_run_is_that_of_its_test_images(
     fedcir: Command, options: list[str], tmp_path: Path
 ) -> None:
     fedcir("run", *options, "--out", tmp_path / "run")
-    run = RunFolder(tmp_path / "run")
-    accuracies = run.summary()["final"]["accuracy"].values()
+    run = load_run(tmp_path / "run")
+    accuracies = run.final["accuracy"].values()
     mean = sum(accuracies) / 3
     half = 1.96 * sum(p * (1 - p) / 12 for p in accuracies) ** 0.5 / 3  # twelve test images a domain
     assert mean_interval([run]) == (pytest.approx(max(0, mean - half)), pytest.approx(min(1, mean + half)))

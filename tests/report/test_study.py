@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from fedcir.config import Config
-from fedcir.engine.folder import RunFolder
 from fedcir.insight.report.study import shareable, study_of
+from fedcir.runs.run import Run, load_run
 from fedcir.types import InputError
 
 Tiny = Callable[..., Config]
@@ -16,15 +16,15 @@ Train = Callable[..., Path]
 
 
 @pytest.fixture
-def run(tiny: Tiny, train: Train, tmp_path: Path) -> Callable[..., RunFolder]:
-    def make(name: str, *settings: str, **more: Any) -> RunFolder:
+def run(tiny: Tiny, train: Train, tmp_path: Path) -> Callable[..., Run]:
+    def make(name: str, *settings: str, **more: Any) -> Run:
         number = len(list(tmp_path.iterdir()))
-        return RunFolder(train(tiny(name, "server.rounds=1", *settings), tmp_path / f"{number}", **more))
+        return load_run(train(tiny(name, "server.rounds=1", *settings), tmp_path / f"{number}", **more))
 
     return make
 
 
-def test_runs_are_by_method_and_seed_and_fedavg_is_the_baseline(run: Callable[..., RunFolder]) -> None:
+def test_runs_are_by_method_and_seed_and_fedavg_is_the_baseline(run: Callable[..., Run]) -> None:
     runs = [run("fedcir"), run("fedcir", "run.seed=3"), run("fedavg", "run.seed=3")]
     study = study_of(runs)
     assert [(name, list(by_seed)) for name, by_seed in study.runs.items()] == [("fedavg", [3]), ("fedcir", [0, 3])]
@@ -33,27 +33,27 @@ def test_runs_are_by_method_and_seed_and_fedavg_is_the_baseline(run: Callable[..
     assert study.notes == ()
 
 
-def test_runs_of_one_method_are_told_apart_by_what_differs(run: Callable[..., RunFolder]) -> None:
+def test_runs_of_one_method_are_told_apart_by_what_differs(run: Callable[..., Run]) -> None:
     runs = [run("fedcir"), run("fedcir", "algorithm.lambda_reg=2.0"), run("fedavg")]
     assert list(study_of(runs).runs) == ["fedavg", "fedcir lambda_reg=0.5", "fedcir lambda_reg=2.0"]
 
 
-def test_runs_that_differ_in_more_than_the_method_are_said_to(run: Callable[..., RunFolder]) -> None:
+def test_runs_that_differ_in_more_than_the_method_are_said_to(run: Callable[..., Run]) -> None:
     (note,) = study_of([run("fedcir"), run("fedavg", "local.lr=0.5")]).notes
     assert note == "these runs differ in local.lr, not only in the method"
 
 
-def test_workers_and_places_make_no_difference(run: Callable[..., RunFolder]) -> None:
+def test_workers_and_places_make_no_difference(run: Callable[..., Run]) -> None:
     study = study_of([run("fedavg", "run.workers=1"), run("fedavg", "run.workers=2", "run.seed=1")])
     assert list(study.runs) == ["fedavg"]
 
 
-def test_the_same_run_twice_is_refused(run: Callable[..., RunFolder]) -> None:
+def test_the_same_run_twice_is_refused(run: Callable[..., Run]) -> None:
     with pytest.raises(InputError, match="are the same run, fedavg with seed 0: leave one out"):
         study_of([run("fedavg"), run("fedavg")])
 
 
-def test_what_is_not_finished_is_left_out_and_said(run: Callable[..., RunFolder]) -> None:
+def test_what_is_not_finished_is_left_out_and_said(run: Callable[..., Run]) -> None:
     half = run("fedcir", "server.rounds=3", until=1)
     said = f"left out: {half.path} holds no finished run: finish it with --resume"
     assert study_of([run("fedavg"), half]).notes == (said,)
@@ -61,33 +61,32 @@ def test_what_is_not_finished_is_left_out_and_said(run: Callable[..., RunFolder]
         study_of([half])
 
 
-def test_the_baseline_is_a_federated_method_where_there_is_one(run: Callable[..., RunFolder]) -> None:
+def test_the_baseline_is_a_federated_method_where_there_is_one(run: Callable[..., Run]) -> None:
     assert study_of([run("centralized"), run("fedcir")]).baseline == "fedcir"
     assert study_of([run("centralized")]).baseline == "centralized"
 
 
 def test_runs_on_other_data_are_refused(
-    run: Callable[..., RunFolder], write_domain: Callable[..., Path], tmp_path: Path
+    run: Callable[..., Run], write_domain: Callable[..., Path], tmp_path: Path
 ) -> None:
     first = run("fedavg")
     other = tmp_path / "other"
     other.mkdir()
     for name, seed in (("ink", 5), ("pen", 6)):
         write_domain(other / f"{name}.npz", seed=seed)
-    with pytest.raises(InputError, match="ran on different data: report on each alone"):
+    with pytest.raises(InputError, match="ran on different data: look at each alone"):
         study_of([first, run("fedcir", f"data.root={other}")])
 
 
-def test_seeds_that_draw_other_training_images_are_on_the_same_data(run: Callable[..., RunFolder]) -> None:
+def test_seeds_that_draw_other_training_images_are_on_the_same_data(run: Callable[..., Run]) -> None:
     runs = [run("fedavg", "data.train_per_domain=12", f"run.seed={seed}") for seed in (0, 1)]
-    assert runs[0].manifest()["content"] != runs[1].manifest()["content"]
+    assert runs[0].manifest["content"] != runs[1].manifest["content"]
     assert study_of(runs).seeds == [0, 1]
 
 
 def test_settings_to_share_hold_names_of_files_and_no_path(tiny: Tiny, tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path / "run")
-    folder.create(tiny("fedavg", "model.weights=/secret/start.safetensors", "data.lists=/secret/lists"), {})
-    told = shareable(folder)
+    config = tiny("fedavg", "model.weights=/secret/start.safetensors", "data.lists=/secret/lists")
+    told = shareable(Run(tmp_path, config, {}, (), None))
     assert told["model"]["weights"] == "start.safetensors"
     assert told["data"].keys().isdisjoint({"root", "lists"})
     assert "secret" not in repr(told)

@@ -8,7 +8,6 @@ import torch
 
 from fedcir.analysis.bootstrap import RESAMPLES, Draws, Interval, interval, mean_of, weights
 from fedcir.analysis.views import View
-from fedcir.engine.folder import RunFolder
 from fedcir.losses import gaussian_kl
 from fedcir.types import Arrays
 
@@ -34,12 +33,6 @@ class Alignment:
     @property
     def generator(self) -> float:
         return float("nan") if self.generator_interval is None else self.generator_interval.value
-
-
-def gaussians_of(folder: RunFolder) -> Arrays | None:
-    """The class Gaussians that the server shares at the end, where the method has them."""
-    state = folder.load_checkpoint()
-    return None if state is None else state.shared.get("gaussians")
 
 
 def alignment(views: Sequence[View], gaussians: Arrays, seed: int = 0) -> Alignment | None:

@@ -7,33 +7,24 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcir.analysis.alignment import alignment, gaussians_of
+from fedcir.algorithms.algorithm import Algorithm
+from fedcir.analysis.alignment import alignment
 from fedcir.analysis.bound import bound
-from fedcir.analysis.divergence import LEAST, divergences
+from fedcir.analysis.divergence import LEAST, NOWHERE, divergences
 from fedcir.analysis.findings import UNTRAINED, Diagnosis, Pixels
-from fedcir.analysis.views import SEED, data_of_run, views_of, views_under
+from fedcir.analysis.views import SEED, data_of_run, to_look, views_of, views_under
 from fedcir.analysis.words import verdict
 from fedcir.config import Config
 from fedcir.data.domains import Domains
 from fedcir.data.federation import deal, federation_from
 from fedcir.data.partition import Share
-from fedcir.engine.folder import RunFolder
+from fedcir.engine.store import ClientStore
+from fedcir.runs.run import Source, as_run
 from fedcir.types import InputError
 
-__all__ = ["Diagnosis", "Pixels", "as_json", "diagnose_data", "diagnose_run", "same_data", "verdict"]
+__all__ = ["Diagnosis", "Pixels", "as_json", "diagnose_data", "diagnose_run", "verdict"]
 
 OnDistance = Callable[[int, int], None]
-
-
-def same_data(folders: Sequence[RunFolder]) -> None:
-    """Refuse to compare runs on different data."""
-    names = {folder.path: folder.manifest().get("hash") for folder in folders}
-    if len(set(names.values())) > 1:
-        one, other = folders[0], next(f for f in folders if names[f.path] != names[folders[0].path])
-        raise InputError(
-            f"{one.path} ({one.config().data.name}) and {other.path} ({other.config().data.name}) ran on different "
-            "data, seeds or clients: compare runs of one seed on the same"
-        )
 
 
 def diagnose_data(config: Config, limit: int | None = None, on_distance: OnDistance | None = None) -> Diagnosis:
@@ -42,7 +33,8 @@ def diagnose_data(config: Config, limit: int | None = None, on_distance: OnDista
     _check(domains)
     federation = federation_from(config, domains, shares)
     seed = config.run.seed
-    views = list(views_of(federation.task.classifier(), federation, limit, seed))
+    bench = to_look(config, Algorithm(), federation.task)
+    views = views_of(bench, federation, limit, seed, {}, ClientStore(), 0)
     pixels = {}
     for domain in domains:
         some = domain.test.pixels(np.arange(min(len(domain.test), 256))) / 255
@@ -66,28 +58,34 @@ def diagnose_data(config: Config, limit: int | None = None, on_distance: OnDista
 
 
 def diagnose_run(
-    folder: RunFolder,
+    source: Source,
     data_root: str | None = None,
     limit: int | None = None,
     on_distance: OnDistance | None = None,
 ) -> Diagnosis:
-    """A finished run's model on all images that it was tested on; distances are of at most `limit` of each domain."""
-    config, domains, shares = data_of_run(folder, data_root)
+    """A finished run, or the one at a path, on all images that it was tested on.
+
+    Distances are of at most `limit` images of each domain. Predictions are the algorithm's own.
+    """
+    run = as_run(source)
+    config, domains, shares = data_of_run(run, data_root)
     _check(domains)
     federation = federation_from(config, domains, shares)
-    views = views_under(folder, config, federation)
+    state = run.state()
+    shared = {} if state is None else state.shared
+    views = views_under(run, config, federation, shared)
     sample = [view.sample(limit, SEED) for view in views]
-    apart = divergences({view.domain: view.z for view in sample}, SEED, on_distance)
-    gaussians = gaussians_of(folder)
+    measured = all(view.z.size for view in views)
+    apart = divergences({view.domain: view.z for view in sample}, SEED, on_distance) if measured else NOWHERE
     names, labels = _by_client(domains, shares)
     return Diagnosis(
-        folder.path.name,
+        run.path.name,
         domains.classes,
         views,
         apart,
         labels,
-        bound=bound([view for view in views if view.domain not in federation.unseen], apart, SEED),
-        aligned=None if gaussians is None else alignment(sample, gaussians, SEED),
+        bound=bound([v for v in views if v.domain not in federation.unseen], apart, SEED) if measured else None,
+        aligned=alignment(sample, shared["gaussians"], SEED) if "gaussians" in shared else None,
         encoder="its model",
         notes=_notes(domains, names),
         seed=SEED,
@@ -146,7 +144,7 @@ def _notes(domains: Domains, clients: Mapping[str, str]) -> tuple[str, ...]:
 
 def as_json(found: Diagnosis) -> dict[str, Any]:
     """The numbers for a program."""
-    run = found.bound is not None
+    run = found.of_run
     return {
         "name": found.name,
         "classes": list(found.classes),
@@ -155,8 +153,10 @@ def as_json(found: Diagnosis) -> dict[str, Any]:
             "to_mixture": {name: asdict(each) for name, each in found.apart.to_mixture.items()},
             "mean_pair": asdict(found.apart.mean_pair_interval),
             "mean_to_mixture": asdict(found.apart.mean_to_mixture_interval),
-        },
-        "mean_pair": found.apart.mean_pair,
+        }
+        if found.measured
+        else None,
+        "mean_pair": found.apart.mean_pair if found.measured else None,
         "labels": {name: counts.tolist() for name, counts in found.labels.items()},
         "label_skew": found.skew,
         "pixels": None if found.pixels is None else {name: asdict(each) for name, each in found.pixels.items()},
@@ -166,7 +166,7 @@ def as_json(found: Diagnosis) -> dict[str, Any]:
         "bound": _bound(found),
         "alignment": _alignment(found),
         "confusion": {domain: found.confusion(domain).tolist() for domain in found.domains} if run else None,
-        "notes": list(found.notes),
+        "notes": list(found.told),
         "verdict": verdict(found),
     }
 

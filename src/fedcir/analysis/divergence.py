@@ -68,6 +68,10 @@ class Divergences:
         return _mean(self.to_mixture.values(), self.mixture_draws)
 
 
+NOWHERE = Divergences({}, {}, np.zeros(0), np.zeros(0))
+"""Where nothing could be measured."""
+
+
 def divergences(
     clients: Mapping[str, Representations], seed: int = 0, on_distance: Callable[[int, int], None] | None = None
 ) -> Divergences:

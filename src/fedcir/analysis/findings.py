@@ -32,12 +32,13 @@ class Diagnosis:
     views: list[View]
     """Of a run, all test images, as its accuracies are; of data before any, the sample."""
     apart: Divergences
+    """Without any pair where the network gives no representations."""
     labels: dict[str, NDArray[np.int64]]
     """How many training images of each class every client has. A client that has a domain to itself has its name."""
     pixels: dict[str, Pixels] | None = None
     """Of data before any training."""
     bound: Bound | None = None
-    """Of a run."""
+    """Of a run, where distances could be measured."""
     aligned: Alignment | None = None
     encoder: str = UNTRAINED
     """What gave the representations, in words."""
@@ -50,6 +51,26 @@ class Diagnosis:
     """The images that distances, KL and pictures are of: at most so many of each domain."""
     unseen: tuple[str, ...] = ()
     """The domains that nobody trains on."""
+
+    @property
+    def of_run(self) -> bool:
+        """Whether it is of a run, and not of data before any."""
+        return self.pixels is None
+
+    @property
+    def measured(self) -> bool:
+        """Whether there are distances."""
+        return bool(self.apart.pairs)
+
+    @property
+    def unmeasured(self) -> str:
+        """Why there are no distances, where there are none."""
+        return "" if self.measured else "its network has no part `encoder` that gives (batch, features)"
+
+    @property
+    def told(self) -> tuple[str, ...]:
+        """The notes, and why there are no distances, where there are none."""
+        return self.notes if self.measured else (*self.notes, f"no distances for {self.name}: {self.unmeasured}")
 
     @property
     def domains(self) -> list[str]:

@@ -1,6 +1,7 @@
 """What a network makes of every domain's test images: representations, predictions, losses."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,19 +12,21 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 
 from fedcir.algorithms import make_algorithm
+from fedcir.algorithms.algorithm import Algorithm
 from fedcir.config import Config
 from fedcir.data.domains import Domains
-from fedcir.data.examples import Examples
 from fedcir.data.federation import Federation, deal, manifest_of
 from fedcir.data.partition import Share
 from fedcir.data.sources import SOURCES
-from fedcir.engine.client import EVALUATION_BATCH
-from fedcir.engine.folder import REWRITE, RunFolder
+from fedcir.engine.client import EVALUATION_BATCH, Workbench, ready_to_test
+from fedcir.engine.files import RESTORE
 from fedcir.engine.machine import threads
-from fedcir.models.encoder import Classifier, GaussianClassifier
-from fedcir.models.tensors import difference
+from fedcir.engine.session import workbench
+from fedcir.engine.store import ClientStore
+from fedcir.models.task import Task
 from fedcir.rng import numpy_rng
-from fedcir.types import InputError
+from fedcir.runs.run import Run
+from fedcir.types import Groups, InputError
 
 Numbers = NDArray[np.float32]
 Labels = NDArray[np.int64]
@@ -37,7 +40,7 @@ class View:
     """One domain's test images as a network sees them."""
 
     domain: str
-    z: Numbers  # (N, Z)
+    z: Numbers  # (N, Z), and Z = 0 where the network gives no representations
     sigma: Numbers | None  # (N, Z), where the encoder is Gaussian
     labels: Labels  # (N,)
     predicted: Labels  # (N,)
@@ -58,66 +61,118 @@ class View:
         return float(self.losses.mean())
 
 
-def data_of_run(folder: RunFolder, data_root: str | None = None) -> tuple[Config, Domains, list[Share]]:
+def data_of_run(run: Run, data_root: str | None = None) -> tuple[Config, Domains, list[Share]]:
     """A finished run's settings, its data, which must be what it ran on, and who held what."""
-    if not folder.finished:
-        raise InputError(f"{folder.path} holds no finished run: finish it with --resume")
-    config = folder.config()
+    if not run.finished:
+        raise InputError(f"{run.path} holds no finished run: finish it with --resume")
+    config = run.config
     if config.data.name not in SOURCES:
         raise InputError(
-            f"{folder.path} is a run of fedcir.train on Datasets of its caller, which are not kept in it: "
+            f"{run.path} is a run of fedcir.train on Datasets of its caller, which are not kept in it: "
             "give fedcir.analysis.divergences their representations instead"
         )
     if data_root is not None:
         config = replace(config, data=replace(config.data, root=data_root))
     root = config.data.root
-    if root is None and "key" in folder.manifest() and SOURCES[config.data.name].root == "folder":
+    if root is None and "key" in run.manifest and SOURCES[config.data.name].root == "folder":
         raise InputError(
-            f"{folder.path} ran across sites, which keep their images: give --data-root if a folder here holds them all"
+            f"{run.path} ran across sites, which keep their images: give --data-root if a folder here holds them all"
         )
     if SOURCES[config.data.name].root == "folder" and root is not None and not Path(root).is_dir():
-        raise InputError(f"{folder.path} ran on {root}, which is no folder now: name it with --data-root")
+        raise InputError(f"{run.path} ran on {root}, which is no folder now: name it with --data-root")
     domains, shares = deal(config)
-    manifest = folder.manifest()
-    if "test" in manifest:
-        same = manifest_of(domains, shares)["hash"] == manifest["hash"]
+    if "test" in run.manifest:
+        same = manifest_of(domains, shares)["hash"] == run.manifest["hash"]
     else:  # of a deployment, which counts samples and does not name them
         counts = {domain.name: len(domain.test) for domain in domains}
-        same = {client["domain"]: client.get("test") for client in manifest["clients"]} == counts
+        same = {client["domain"]: client.get("test") for client in run.manifest["clients"]} == counts
     if not same:
         raise InputError(
-            f"the data at {root} are not what {folder.path} ran on: name those with --data-root"
+            f"the data at {root} are not what {run.path} ran on: name those with --data-root"
             if root is not None
-            else f"{config.data.name} is not what {folder.path} ran on: use the fedcir that wrote it"
+            else f"{config.data.name} is not what {run.path} ran on: use the fedcir that wrote it"
         )
     return config, domains, shares
 
 
-def views_under(folder: RunFolder, config: Config, federation: Federation) -> list[View]:
-    """What a finished run's model makes of all test images of the federation that it ran on."""
-    model = make_algorithm(config.algorithm).build(federation.task)["model"]
-    arrays = folder.weights()
-    if config.model.batchnorm == "local" and (missing := sorted(model.state_dict().keys() - arrays.keys())):
-        raise InputError(
-            f"{folder.path}/model.safetensors lacks {missing[0]}: with model.batchnorm=local each site has its own"
-        )
-    if fault := difference({"model": arrays}, {"model": model.state_dict()}):
-        raise InputError(f"{folder.path}/model.safetensors is not of this run: {fault}; {REWRITE}")
-    model.load_state_dict(arrays)
-    return list(views_of(model, federation, None, SEED))
+def views_under(run: Run, config: Config, federation: Federation, shared: Groups) -> list[View]:
+    """What a finished run predicts on all test images of the federation that it ran on, as its last round tested it.
+
+    `shared` is what the server held at the end.
+    """
+    algorithm = make_algorithm(config.algorithm)
+    bench = to_look(config, algorithm, federation.task)
+    received = {"model": run.fitting(bench.modules["model"], run.weights())}
+    for name in algorithm.trains:
+        if name not in received and name not in shared:
+            raise InputError(f"{run.path}/checkpoint lacks {name}, which the run predicts by; {RESTORE}")
+        received.setdefault(name, shared.get(name, {}))
+    store, round = ClientStore(run.path / "clients"), len(run.records)
+    return views_of(bench, federation, None, SEED, received, store, round)
 
 
-def views_of(model: torch.nn.Module, federation: Federation, limit: int | None, seed: int) -> Iterator[View]:
-    """Every domain under one network, at most `limit` images of each, drawn at random."""
-    model.eval()
-    with threads(1), torch.inference_mode():
+def to_look(config: Config, algorithm: Algorithm, task: Task) -> Workbench:
+    """The networks of a method on this machine's CPU, with the same BatchNorm statistics for all."""
+    plain = replace(config.run, layout="contiguous", compile=False)
+    alike = replace(config, model=replace(config.model, batchnorm="average"), run=plain)
+    return workbench(alike, algorithm, task, "cpu")
+
+
+def views_of(
+    bench: Workbench,
+    federation: Federation,
+    limit: int | None,
+    seed: int,
+    received: Groups,
+    store: ClientStore,
+    round: int,
+) -> list[View]:
+    """Every domain under one method's networks, at most `limit` images of each, drawn at random."""
+    views = []
+    with threads(1), torch.inference_mode(), _outputs_of(bench.modules["model"]) as outputs:
         for number, domain in federation.evaluators.items():
-            test = federation.clients[number].test
-            assert test is not None
-            rows = drawn(len(test), limit, seed, domain)
-            parts = [_look(model, test, rows[i : i + EVALUATION_BATCH]) for i in range(0, len(rows), EVALUATION_BATCH)]
-            z, sigma, labels, predicted, losses = (_joined([part[k] for part in parts]) for k in range(5))
-            yield View(domain, z, sigma if sigma.size else None, labels, predicted, losses)
+            client = federation.clients[number]
+            assert client.test is not None
+            ctx = ready_to_test(bench, client, received, store.load(number, round + 1), round)
+            rows = drawn(len(client.test), limit, seed, domain)
+            parts = []
+            for start in range(0, len(rows), EVALUATION_BATCH):
+                x, y = client.test.batch(rows[start : start + EVALUATION_BATCH], bench.device, bench.layout)
+                outputs.clear()
+                logits = bench.algorithm.predict(bench.modules, x, ctx)
+                losses = F.cross_entropy(logits, y, reduction="none")
+                parts.append((*_representations(outputs, len(x)), y, logits.argmax(-1), losses))
+            z, sigma, labels, predicted, lost = (_joined([part[k] for part in parts]) for k in range(5))
+            views.append(View(domain, z, sigma if sigma.size else None, labels, predicted, lost))
+    return views
+
+
+@contextmanager
+def _outputs_of(model: torch.nn.Module) -> Iterator[list[Any]]:
+    """What the part of a network that is called `encoder`, if there is one, gives while the network is used."""
+    outputs: list[Any] = []
+    encoder = getattr(model, "encoder", None)
+    if not isinstance(encoder, torch.nn.Module):
+        yield outputs
+        return
+    handle = encoder.register_forward_hook(lambda module, inputs, output: outputs.append(output))
+    try:
+        yield outputs
+    finally:
+        handle.remove()
+
+
+def _representations(outputs: Sequence[Any], count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """z and sigma of a batch: the first output that is (B, Z), or two of these. Without columns if there is none."""
+    nothing = torch.empty(count, 0)
+    for output in outputs:
+        parts = output if isinstance(output, tuple) else (output,)
+        fit = all(isinstance(part, torch.Tensor) and part.ndim == 2 and len(part) == count for part in parts)
+        if fit and len(parts) == 1:
+            return parts[0].float(), nothing
+        if fit and len(parts) == 2 and parts[0].shape == parts[1].shape:
+            return parts[0].float(), parts[1].float()
+    return nothing, nothing
 
 
 def drawn(count: int, limit: int | None, seed: int, domain: str) -> Labels:
@@ -127,27 +182,5 @@ def drawn(count: int, limit: int | None, seed: int, domain: str) -> Labels:
     return np.sort(numpy_rng(seed, "views", domain).permutation(count)[:limit])
 
 
-def _look(model: torch.nn.Module, data: Examples, rows: Labels) -> Sequence[torch.Tensor]:
-    x, y = data.batch(rows, torch.device("cpu"), torch.contiguous_format)
-    if isinstance(model, GaussianClassifier):
-        z, sigma = model.encoder(x)
-    else:
-        assert isinstance(model, Classifier)
-        z, sigma = model.encoder(x), torch.empty(len(x), 0)
-    logits = model.head(z)
-    return z, sigma, y, logits.argmax(-1), F.cross_entropy(logits, y, reduction="none")
-
-
 def _joined(parts: Sequence[torch.Tensor]) -> Any:
     return torch.cat(list(parts)).numpy()
-
-
-def run_folders(paths: Sequence[Path]) -> list[RunFolder]:
-    """The runs at these paths, each a run or a folder of runs."""
-    found = []
-    for path in paths:
-        inside = [path] if RunFolder(path).exists else sorted(each.parent for each in path.glob("*/config.toml"))
-        if not inside:
-            raise InputError(f"{path} holds no run: give a folder that `fedcir run` or `fedcir compare` wrote")
-        found += [RunFolder(each) for each in inside]
-    return found

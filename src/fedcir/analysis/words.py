@@ -19,14 +19,15 @@ NEAR = ((0.1, "near to"), (0.5, "some way from"), (float("inf"), "far from"))
 def verdict(found: Diagnosis, other: Diagnosis | None = None) -> list[str]:
     """Sentences on one diagnosis, and on what changed from it to a second run on the same data."""
     said = apart_in_words(found)
-    if found.bound is not None:
+    if found.of_run:
         worst = min(found.views, key=lambda view: view.accuracy).domain
         named = f"{worst}, which nobody trains on" if worst in found.unseen else worst
-        said += [
-            f"Least accurate is {named}: {found.accuracy[worst]:.1%}.",
+        said.append(f"Least accurate is {named}: {found.accuracy[worst]:.1%}.")
+    if found.bound is not None:
+        said.append(
             f"The two terms of the bound: average risk {found.bound.risk_interval:.3f}, "
-            f"divergence to the mixture {found.bound.divergence_interval:.2f}.",
-        ]
+            f"divergence to the mixture {found.bound.divergence_interval:.2f}."
+        )
     said += aligned_in_words(found)
     if other is not None:
         said += [*aligned_in_words(other), *_compared(found, other)]
@@ -35,8 +36,10 @@ def verdict(found: Diagnosis, other: Diagnosis | None = None) -> list[str]:
 
 def apart_in_words(found: Diagnosis) -> list[str]:
     """How much clients differ in images and in labels."""
+    if not found.measured:
+        return [_skew(found)]
     shift, far = found.apart.mean_pair_interval, found.apart.to_mixture[found.furthest]
-    under = found.encoder if found.bound is None else f"the model of {found.name}"
+    under = f"the model of {found.name}" if found.of_run else found.encoder
     said = [
         f"Feature shift is {_word(shift.value, SHIFT)}: under {under} two clients have a proxy A-distance of "
         f"{shift:.2f} on average, where 0 cannot be told apart and 2 always can.",
@@ -106,18 +109,24 @@ def _check_same(found: Diagnosis, other: Diagnosis) -> None:
 
 
 def _compared(found: Diagnosis, other: Diagnosis) -> list[str]:
-    further, better = change_of_distance(found, other), change_of_accuracy(found, other)
+    better = change_of_accuracy(found, other)
+    points = better.scaled(100)
+    accuracy = found.mean_accuracy.value, other.mean_accuracy.value
+    gained = (
+        f"Mean accuracy went from {accuracy[0]:.1%} to {accuracy[1]:.1%}: {points:+.1f} points on the same images, "
+        f"{_chance(better)}."
+    )
+    if not (found.measured and other.measured):
+        return [gained]
+    further = change_of_distance(found, other)
     before, after = found.apart.pairs, other.apart.pairs
     came = sum(after[pair].value < before[pair].value for pair in before)
     count = "" if len(before) == 1 else f"; {came} of {len(before)} pairs came nearer"
     way = "nearer" if further.value < 0 else "further apart" if further.value > 0 else "as far apart as before"
-    points = better.scaled(100)
-    accuracy = found.mean_accuracy.value, other.mean_accuracy.value
     return [
         f"From {found.name} to {other.name} clients are {way}: their mean distance changed by {further:+.2f}, "
         f"{_chance(further)}{count}.",
-        f"Mean accuracy went from {accuracy[0]:.1%} to {accuracy[1]:.1%}: {points:+.1f} points on the same images, "
-        f"{_chance(better)}.",
+        gained,
         _together(-_sign(further), _sign(better)),
     ]
 

@@ -37,11 +37,11 @@ def diagnose(
     set: Annotated[list[str] | None, typer.Option("--set", metavar="SECTION.FIELD=VALUE", help=SET)] = None,
 ) -> None:
     """Measure how far clients are apart, in data or in runs. Takes a dataset before any training, one run, or two."""
-    from fedcir.analysis.diagnosis import as_json, diagnose_data, diagnose_run, same_data, verdict
-    from fedcir.analysis.views import run_folders
+    from fedcir.analysis.diagnosis import as_json, diagnose_data, diagnose_run, verdict
     from fedcir.cli.progress import Meter
     from fedcir.config import Asked
     from fedcir.insight.report.diagnosis import check_picture, diagnosis
+    from fedcir.runs.run import load_run, run_folders, same_data
     from fedcir.types import InputError
 
     own: dict[str, object] = {"--dataset": dataset, "--image-size": image_size, "--model": model, "--set": set}
@@ -56,11 +56,12 @@ def diagnose(
             folders = run_folders(runs)
             if len(folders) > 2:
                 raise InputError(f"diagnose takes one run or two, got {len(folders)}: name them")
-            same_data(folders)
+            read = [load_run(folder) for folder in folders]
+            same_data(read, clients=True)
             root = None if data_root is None else str(data_root)
-            found = [diagnose_run(folder, root, samples, meter.show) for folder in folders]
+            found = [diagnose_run(run, root, samples, meter.show) for run in read]
             if len({each.name for each in found}) < len(found):
-                found = [replace(each, name=str(folder.path)) for each, folder in zip(found, folders, strict=True)]
+                found = [replace(each, name=str(folder)) for each, folder in zip(found, folders, strict=True)]
         else:
             asked: dict[str, object] = {
                 "dataset": dataset,
@@ -79,7 +80,7 @@ def diagnose(
         return
     for each in found:
         _print(each)
-    for note in found[0].notes:
+    for note in dict.fromkeys(note for each in found for note in each.told):
         print(f"note: {note}")
     for sentence in said:
         print(sentence)
@@ -88,16 +89,17 @@ def diagnose(
 
 def _print(found: "Diagnosis") -> None:
     names = found.domains
-    matrix = names if len(names) <= WIDE else []
-    header = ["", *matrix, "mixture", *([] if found.shared else ["label skew"])]
-    rows = [header + (["brightness", "contrast"] if found.bound is None else ["accuracy", "risk"])]
+    matrix = names if len(names) <= WIDE and found.measured else []
+    header = ["", *matrix, *(["mixture"] if found.measured else []), *([] if found.shared else ["label skew"])]
+    rows = [header + (["accuracy", "risk"] if found.of_run else ["brightness", "contrast"])]
     accuracy, risk, skew = found.accuracy, found.risk, found.skew
     for name in names:
         row = [name]
         for other in matrix:
             pair = found.apart.pairs.get((name, other)) or found.apart.pairs.get((other, name))
             row.append("" if pair is None else f"{pair.value:.2f}")
-        row.append(f"{found.apart.to_mixture[name]:.2f}")
+        if found.measured:
+            row.append(f"{found.apart.to_mixture[name]:.2f}")
         if not found.shared:
             row.append(f"{skew[name]:.2f}" if name in skew else "-")
         if found.pixels is None:
@@ -105,15 +107,16 @@ def _print(found: "Diagnosis") -> None:
         else:
             row += [f"{found.pixels[name].brightness:.2f}", f"{found.pixels[name].contrast:.2f}"]
         rows.append(row)
-    print_table(rows, f"{found.name}: proxy A-distances of domains, 0 to 2, and 95 % intervals")
-    if not matrix:
+    told = "proxy A-distances of domains, 0 to 2, and" if found.measured else "domains, with"
+    print_table(rows, f"{found.name}: {told} 95 % intervals")
+    if found.measured and not matrix:
         pairs = sorted(found.apart.pairs.items(), key=lambda each: each[1].value)
         near, far = (f"{' and '.join(pair)} {each:.2f}" for pair, each in (pairs[0], pairs[-1]))
         print(f"{len(pairs)} pairs, --json lists them; nearest are {near}, furthest {far}")
     if found.aligned is not None:
         kls = ", ".join(f"{name} {each:,.0f}" for name, each in found.aligned.client_intervals.items())
         print(f"KL to q(z|y) in nats: {kls}")
-    if found.bound is not None:
+    if found.of_run:
         if len(found.classes) <= LONG:
             _print_recall(found)
         if mistaken := found.mistaken():

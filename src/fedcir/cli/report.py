@@ -10,7 +10,7 @@ import typer
 from fedcir.cli.jobs import check_target
 
 if TYPE_CHECKING:
-    from fedcir.engine.folder import RunFolder
+    from fedcir.runs.run import Source
 
 
 def report(
@@ -22,7 +22,7 @@ def report(
     quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")] = False,
 ) -> None:
     """Write one page on what runs came to. Accuracies, curves, distances, costs and settings; it opens offline."""
-    from fedcir.analysis.views import run_folders
+    from fedcir.runs.run import run_folders
     from fedcir.types import InputError
 
     check_target(target)
@@ -33,23 +33,23 @@ def report(
     if not out.parent.is_dir():
         raise InputError(f"--out: no folder {out.parent}")
     root = None if data_root is None else str(data_root)
-    folders = list({folder.path.resolve(): folder for folder in run_folders(runs)}.values())
+    folders = list({path.resolve(): path for path in run_folders(runs)}.values())
     for note in write_report(folders, out, quiet, target=target, samples=samples, data_root=root):
         print(f"note: {note}", file=sys.stderr)
     if not quiet:
         print(f"{out} is written; open it in a browser")
 
 
-def write_report(folders: "Sequence[RunFolder]", path: Path, quiet: bool, **options: Any) -> tuple[str, ...]:
+def write_report(runs: "Sequence[Source]", path: Path, quiet: bool, **options: Any) -> tuple[str, ...]:
     """The page, showing how far it is. Gives what could not be read or measured."""
     from fedcir.cli.progress import Meter
     from fedcir.insight.report.report import report as make
 
     with Meter("measuring distances, runs", quiet) as meter:
-        return make(folders, path, on_run=meter.show, **options)
+        return make(runs, path, on_run=meter.show, **options)
 
 
-def try_report(folders: "Sequence[RunFolder]", path: Path, quiet: bool, **options: Any) -> str:
+def try_report(runs: "Sequence[Source]", path: Path, quiet: bool, **options: Any) -> str:
     """The same where runs are what was asked for and the page comes on top: what is wrong with it is a note.
 
     Gives the words that name it.
@@ -57,7 +57,7 @@ def try_report(folders: "Sequence[RunFolder]", path: Path, quiet: bool, **option
     from fedcir.types import InputError
 
     try:
-        for note in write_report(folders, path, quiet, **options):
+        for note in write_report(runs, path, quiet, **options):
             if not quiet:
                 print(f"note: {path.name}: {note}", file=sys.stderr)
     except InputError as error:

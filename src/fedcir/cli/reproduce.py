@@ -51,11 +51,11 @@ def reproduce(
     """Make a table or figure of the paper. Plans its runs, does those that are left and writes what came out."""
     from fedcir.cli.progress import Meter
     from fedcir.config import nearest
-    from fedcir.engine.folder import RunFolder
     from fedcir.insight.experiments import experiment
     from fedcir.insight.experiments.experiment import SCALES, Results
     from fedcir.insight.experiments.plan import cases
     from fedcir.insight.report.report import reproduction
+    from fedcir.runs.run import load_run
     from fedcir.runs.sweep import Job
     from fedcir.types import InputError
 
@@ -82,10 +82,10 @@ def reproduce(
     if plan:
         return
     failures = run_all(list(jobs.values()), options)
-    folders = {name: RunFolder(job.out) for name, job in jobs.items() if name not in failures}
-    if not folders:
+    runs = {name: load_run(job.out) for name, job in jobs.items() if name not in failures}
+    if not runs:
         raise InputError(f"all runs of {id} failed, the first with: {next(iter(failures.values()))}")
-    results = Results(planned, folders, target)
+    results = Results(planned, runs, target)
     outcome = made.outcome(results)
     _write(id, made.title, outcome, out)
     if options.report:

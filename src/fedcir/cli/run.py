@@ -79,10 +79,8 @@ def print_note(note: str) -> None:
 
 def print_run(summary: dict[str, Any], options: Options, out: Path, profile: Iterable[tuple[str, float]] = ()) -> None:
     """What a run came to."""
-    from fedcir.engine.folder import RunFolder
-
     if options.report:
-        try_report([RunFolder(out)], out / "report.html", options.quiet)
+        try_report([out], out / "report.html", options.quiet)
     if options.json:
         print(jsonlib.dumps(summary))
     elif not options.quiet:
@@ -107,12 +105,12 @@ def compare(
     from dataclasses import asdict
 
     from fedcir.engine.files import write
-    from fedcir.engine.folder import RunFolder
     from fedcir.insight.report import tables
     from fedcir.insight.report.advice import advice
     from fedcir.insight.report.plots import convergence, draw
     from fedcir.runs.compare import baseline_of
     from fedcir.runs.compare import compare as compare_runs
+    from fedcir.runs.run import Run, load_run
     from fedcir.runs.sweep import Job
 
     check_target(target)
@@ -125,10 +123,10 @@ def compare(
     _check_comparison(out, planned[0].config)
     prepare(planned, options)
     failures = run_all(planned, options)
-    runs: dict[str, dict[int, RunFolder]] = {}
+    runs: dict[str, dict[int, Run]] = {}
     for (name, seed), path in jobs.items():
         if path.name not in failures:
-            runs.setdefault(Path(name).stem, {})[seed] = RunFolder(path)
+            runs.setdefault(Path(name).stem, {})[seed] = load_run(path)
     if not runs:
         tell_failures(failures, len(jobs))
     baseline = baseline_of(runs)

@@ -129,16 +129,22 @@ def fit(bench: Workbench, client: Client, received: Groups, kept: Groups, round:
 def evaluate(bench: Workbench, client: Client, received: Groups, kept: Groups, round: int) -> ClientReply:
     """Test the received model on the client's test set; the reply carries counts, so that they can be added."""
     assert client.test is not None
-    ctx = _receive(bench, client, received, kept, round, torch_rng(bench.seed, "evaluate", round, client.id))
-    if BATCHNORM in bench.first and BATCHNORM not in kept:
-        _estimate_statistics(bench, client)
-    for module in bench.modules.values():
-        module.eval()
+    ctx = ready_to_test(bench, client, received, kept, round)
     metrics = _tested(bench, client.test, ctx)
     if client.validation is not None:
         aside = _tested(bench, client.validation, ctx)
         metrics |= {f"validation/{name}": value for name, value in aside.items()}
     return ClientReply(client.id, len(client.test), {}, metrics)
+
+
+def ready_to_test(bench: Workbench, client: Client, received: Groups, kept: Groups, round: int) -> LocalContext:
+    """Load the networks as this client tests them; gives what `predict` is told."""
+    ctx = _receive(bench, client, received, kept, round, torch_rng(bench.seed, "evaluate", round, client.id))
+    if BATCHNORM in bench.first and BATCHNORM not in kept:
+        _estimate_statistics(bench, client)
+    for module in bench.modules.values():
+        module.eval()
+    return ctx
 
 
 def _tested(bench: Workbench, data: Examples, ctx: LocalContext) -> dict[str, float]:

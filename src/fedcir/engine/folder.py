@@ -69,6 +69,14 @@ class Summary(TypedDict):
     cost: dict[str, object]
 
 
+class Card(TypedDict):
+    """What is relied on in the metadata of model.safetensors."""
+
+    classes: list[str]
+    model: dict[str, object]
+    algorithm: dict[str, object]
+
+
 class RunFolder:
     """A run on disk."""
 
@@ -140,6 +148,13 @@ class RunFolder:
         path = self.path / "model.safetensors"
         with reading(path, REMAKE):
             return load_file(path)
+
+    def card(self) -> dict[str, Any]:
+        """What its model's file says of the model."""
+        path = self.path / "model.safetensors"
+        with reading(path, REMAKE), safe_open(path, framework="pt") as file:
+            found: dict[str, Any] = typed(json.loads((file.metadata() or {}).get("fedcir", "")), Card, "card")
+        return found
 
     def records(self, after: int = 0) -> list[RoundRecord]:
         """The rounds after this one that were written whole.

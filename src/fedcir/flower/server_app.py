@@ -157,7 +157,7 @@ def _wrote_report(out: Path) -> bool:
             report,  # not for every message at every site, which imports this module
         )
 
-        report([RunFolder(out)], out / "report.html")
+        report([out], out / "report.html")
     except Exception as error:
         log.warning("note: no report.html: %s", error)
         return False

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from fedcir.engine.folder import RunFolder
+from fedcir.runs.run import Run
 from fedcir.types import RoundRecord
 
 Values = tuple[float, ...]
@@ -74,12 +74,12 @@ class Cloud:
 Chart = Lines | Bars | Heat | Cloud
 
 
-def curve(name: str, runs: Iterable[RunFolder], measure: Measure, along: Measure | None = None) -> Series | None:
+def curve(name: str, runs: Iterable[Run], measure: Measure, along: Measure | None = None) -> Series | None:
     """The mean over seeds against the round, or against what `along` has added up to, from lowest to highest seed.
 
     Rounds that not all seeds have are left out; None if there is none.
     """
-    by_seed = [_points(run.records(), measure, along) for run in runs]
+    by_seed = [_points(run.records, measure, along) for run in runs]
     rounds = sorted(set.intersection(*(set(each) for each in by_seed))) if by_seed else []
     if not rounds:
         return None

@@ -9,7 +9,7 @@ from scipy.stats import t as student
 
 from fedcir.algorithms import algorithm_class
 from fedcir.engine.cost import to_target
-from fedcir.engine.folder import RunFolder
+from fedcir.runs.run import Run
 from fedcir.types import InputError
 
 
@@ -73,29 +73,29 @@ class Method:
         return f"95 % interval {mean - half:+.1f} to {mean + half:+.1f}"
 
 
-def baseline_of(runs: Mapping[str, Mapping[int, RunFolder]]) -> str:
+def baseline_of(runs: Mapping[str, Mapping[int, Run]]) -> str:
     """What others are compared with: FedAvg, or the first federated method, or the first."""
     return min(runs, key=lambda name: (name.split(" ")[0] != "fedavg", _pools(runs[name])))
 
 
-def compare(runs: Mapping[str, Mapping[int, RunFolder]], baseline: str, target: float | None = None) -> list[Method]:
+def compare(runs: Mapping[str, Mapping[int, Run]], baseline: str, target: float | None = None) -> list[Method]:
     """One entry a method, from finished runs by method and seed.
 
     Differences are over the seeds that the baseline has too. Without a target, each seed's is the accuracy of the
     baseline's last round, or their mean where the baseline lacks that seed.
     """
-    reference = {seed: run.summary()["final"]["accuracy_mean"] for seed, run in runs[baseline].items()}
+    reference = {seed: run.final["accuracy_mean"] for seed, run in runs[baseline].items()}
     usual = statistics.fmean(reference.values())
     methods = []
     for name, by_seed in runs.items():
-        final = [run.summary()["final"] for run in by_seed.values()]
+        final = [run.final for run in by_seed.values()]
         paired = [
             own["accuracy_mean"] - reference[seed]
             for seed, own in zip(by_seed, final, strict=True)
             if seed in reference
         ]
         costs = [
-            to_target(run.records(), reference.get(seed, usual) if target is None else target)
+            to_target(run.records, reference.get(seed, usual) if target is None else target)
             for seed, run in by_seed.items()
         ]
         methods.append(
@@ -131,9 +131,9 @@ def half_width(values: Sequence[float], confidence: float = 0.95) -> float:
     return float(student.ppf((1 + confidence) / 2, len(values) - 1) * spread)
 
 
-def _pools(by_seed: Mapping[int, RunFolder]) -> bool:
+def _pools(by_seed: Mapping[int, Run]) -> bool:
     try:
-        return algorithm_class(next(iter(by_seed.values())).config().algorithm.name).pools
+        return algorithm_class(next(iter(by_seed.values())).config.algorithm.name).pools
     except InputError:  # a file of its author's own that is not here
         return False
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedcir.engine.folder import RunFolder
 from fedcir.insight.charts import Chart
 from fedcir.runs.compare import Estimate
+from fedcir.runs.run import Run
 from fedcir.types import InputError
 
 Tables = Mapping[str, Mapping[str, Any]]
@@ -83,8 +83,8 @@ class Results:
     """The runs of an experiment that have ended well."""
 
     cases: Sequence[Case]
-    folders: Mapping[str, RunFolder]
-    """By the case's name."""
+    by_name: Mapping[str, Run]
+    """The case's."""
     target: float | None = None
     """The accuracy to reach, as a fraction (table3)."""
 
@@ -100,12 +100,12 @@ class Results:
     def points(self) -> list[str]:
         return list(dict.fromkeys(case.point.name for case in self.cases))
 
-    def runs(self, dataset: str, algorithm: str, point: str = "") -> dict[int, RunFolder]:
+    def runs(self, dataset: str, algorithm: str, point: str = "") -> dict[int, Run]:
         """By seed."""
         return {
-            case.seed: self.folders[case.name]
+            case.seed: self.by_name[case.name]
             for case in self.cases
-            if (case.dataset, case.method, case.point.name) == (dataset, algorithm, point) and case.name in self.folders
+            if (case.dataset, case.method, case.point.name) == (dataset, algorithm, point) and case.name in self.by_name
         }
 
     def accuracy(self, dataset: str, algorithm: str, point: str = "") -> Estimate | None:
@@ -114,7 +114,7 @@ class Results:
         None where no run has ended.
         """
         runs = self.runs(dataset, algorithm, point).values()
-        final = [100 * run.summary()["final"]["accuracy_mean"] for run in runs]
+        final = [100 * run.final["accuracy_mean"] for run in runs]
         return Estimate.of(final) if final else None
 
 

@@ -3,28 +3,32 @@
 import numpy as np
 
 from fedcir.analysis.diagnosis import diagnose_run
+from fedcir.analysis.divergence import Divergences
 from fedcir.insight.charts import Chart, Lines, Series
 from fedcir.insight.experiments.experiment import Experiment, Outcome, Results, Rows, number
+from fedcir.runs.compare import baseline_of
 
 SAMPLES = 1000
 """Test images of each domain at most."""
 
 
 def outcome(results: Results) -> Outcome:
-    first, *others = results.algorithms
     rows: Rows = [["dataset", "clients", *results.algorithms]]
     numbers: Rows = [["dataset", "seed", "one", "other", *results.algorithms]]
     panels: list[Chart] = []
     notes = []
     for dataset in results.datasets:
-        found = {
-            name: {seed: diagnose_run(run, limit=SAMPLES).apart for seed, run in results.runs(dataset, name).items()}
-            for name in results.algorithms
-        }
+        found: dict[str, dict[int, Divergences]] = {}
+        for name in results.algorithms:
+            made = {seed: diagnose_run(run, limit=SAMPLES) for seed, run in results.runs(dataset, name).items()}
+            found[name] = {seed: each.apart for seed, each in made.items() if each.measured}
+            whys = dict.fromkeys(each.unmeasured for each in made.values() if not each.measured)
+            notes += [f"{dataset}: not measured for {name}: {why}." for why in whys]
         seeds = sorted(set.intersection(*(set(each) for each in found.values())))
         if not seeds:
             rows.append([dataset, "no seed has ended with all methods", *("–" for _ in results.algorithms)])
             continue
+        first = baseline_of({name: results.runs(dataset, name) for name in results.algorithms})
         names = list(found[first][seeds[0]].pairs)
         for a, b in names:
             values = {name: [found[name][seed].pairs[a, b].value for seed in seeds] for name in found}
@@ -35,7 +39,7 @@ def outcome(results: Results) -> Outcome:
         rows.append([dataset, "mean to the mixture", *(_cell(each) for each in mixture.values())])
         for place, seed in enumerate(seeds):
             numbers.append([dataset, str(seed), "mean", "mixture", *(number(v[place]) for v in mixture.values())])
-        for other in others:
+        for other in (name for name in results.algorithms if name != first):
             x, y = (
                 tuple(float(np.mean([found[name][seed].pairs[pair].value for seed in seeds])) for pair in names)
                 for name in (first, other)

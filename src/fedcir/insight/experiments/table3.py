@@ -4,10 +4,11 @@ import math
 import statistics
 
 from fedcir.engine.cost import Ledger, to_target
-from fedcir.engine.folder import RunFolder
 from fedcir.insight.charts import Chart, Lines, Series
 from fedcir.insight.experiments import paper
 from fedcir.insight.experiments.experiment import Experiment, Outcome, Results, Rows, number
+from fedcir.runs.compare import baseline_of
+from fedcir.runs.run import Run
 
 MEASURES = ("TFLOPs", "GB moved", "GB of memory")
 NOTES = [
@@ -29,7 +30,7 @@ def outcome(results: Results) -> Outcome:
         ours: list[tuple[float, float]] = []
         for place, algorithm in enumerate(results.algorithms):
             runs = list(results.runs(dataset, algorithm).values())
-            spent = [to_target(run.records(), target) for run in runs]
+            spent = [to_target(run.records, target) for run in runs]
             reached = sum(each is not None for each in spent)
             theirs = paper.TABLE3.get(algorithm) if dataset == "domainnet" and beside else None
             tail = [f"{value:.2f}" for value in theirs] if theirs else [""] * (len(MEASURES) if beside else 0)
@@ -55,22 +56,22 @@ def outcome(results: Results) -> Outcome:
 
 
 def _target(results: Results, dataset: str) -> float:
-    """As asked; the paper's on DomainNet; elsewhere where FedAvg, or the first method, ended."""
+    """As asked; the paper's on DomainNet; elsewhere where the baseline ended."""
     if results.target is not None:
         return results.target
     if dataset == "domainnet":
         return paper.TABLE3_TARGET
-    names = sorted(results.algorithms, key=lambda name: name != "fedavg")
-    found = next((each for name in names if (each := results.accuracy(dataset, name)) is not None), None)
+    runs = {name: each for name in results.algorithms if (each := results.runs(dataset, name))}
+    found = results.accuracy(dataset, baseline_of(runs)) if runs else None
     return 0.0 if found is None else found.mean / 100
 
 
-def _spent(run: RunFolder, spent: Ledger | None) -> tuple[float, float, float, float]:
+def _spent(run: Run, spent: Ledger | None) -> tuple[float, float, float, float]:
     """Rounds, TFLOPs, GB and GB of memory; a run that never gets there is later than all."""
-    memory = run.summary()["cost"]["peak_memory"] / 1e9
+    memory = run.peak_memory / 1e9
     if spent is None:
         return math.inf, math.inf, math.inf, memory
-    clients = sum(bool(client["train"]) for client in run.manifest()["clients"])
+    clients = sum(bool(client["train"]) for client in run.manifest["clients"])
     moved = spent.bytes_down + spent.bytes_up
     return spent.rounds, spent.flops / 1e12 / clients, moved / 1e9 / clients, memory
 

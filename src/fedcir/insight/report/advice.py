@@ -8,11 +8,11 @@ from statistics import fmean
 from scipy.stats import kendalltau
 from scipy.stats import t as student
 
-from fedcir.engine.folder import RunFolder
 from fedcir.insight.charts import accuracy, curve
 from fedcir.runs.compare import Method
+from fedcir.runs.run import Run
 
-Runs = Mapping[str, Mapping[int, RunFolder]]
+Runs = Mapping[str, Mapping[int, Run]]
 
 FEW = 5
 """Evaluated rounds of which nothing can be said."""
@@ -27,7 +27,7 @@ MANY = 12
 
 
 def advice(
-    runs: Runs, methods: Sequence[Method], baseline: str, name: Callable[[RunFolder], str] = lambda run: run.path.name
+    runs: Runs, methods: Sequence[Method], baseline: str, name: Callable[[Run], str] = lambda run: run.path.name
 ) -> list[str]:
     """Sentences, the most important first. `name` is how a run is called in a command."""
     federated = [method for method in methods if not method.pools]
@@ -73,7 +73,7 @@ class Rise:
     rounds: int
 
 
-def rise(runs: Iterable[RunFolder]) -> Rise | None:
+def rise(runs: Iterable[Run]) -> Rise | None:
     """None unless accuracy, the mean over seeds, was still rising at the last round.
 
     Its latest rounds must rise (Kendall's tau, p < 0.01), and the last quarter of them be worth it over the one before.
@@ -92,7 +92,7 @@ def rise(runs: Iterable[RunFolder]) -> Rise | None:
 
 def _rounds(runs: Runs, federated: Sequence[Method]) -> list[str]:
     by_seed = {method.algorithm: runs[method.algorithm].values() for method in federated}
-    records = [run.records() for each in by_seed.values() for run in each]
+    records = [run.records for each in by_seed.values() for run in each]
     rounds = max(len(each) for each in records)
     evaluated = max(sum(record.accuracy_mean is not None for record in each) for each in records)
     if evaluated < FEW:

@@ -80,7 +80,7 @@ def _bars(study: Study, method: Method, domains: Sequence[str]) -> Series:
     ends = []
     (run, *_) = study.runs[method.algorithm].values()
     for name, value in zip(there, values, strict=True):
-        std, tested = method.domains[name].std, len(run.manifest().get("test", {}).get(name, ()))
+        std, tested = method.domains[name].std, len(run.manifest.get("test", {}).get(name, ()))
         if std is not None:
             ends.append((value - std, value + std))
         else:
@@ -93,6 +93,7 @@ def _bars(study: Study, method: Method, domains: Sequence[str]) -> Series:
 def distances(study: Study, found: Diagnoses, samples: int, why_not: Sequence[str]) -> Section:
     """How far clients are apart under each method's model, and for which runs that could not be measured."""
     title = "Distances between clients"
+    found = {name: measured for name, by_seed in found.items() if (measured := _measured(by_seed))}
     if not found:
         return Section(title, (Words(tuple(why_not)),))
     shown = _shown(study, found)
@@ -130,6 +131,10 @@ def distances(study: Study, found: Diagnoses, samples: int, why_not: Sequence[st
         note = f"Below the diagonal clients are nearer than under {baseline}. {of}"
         blocks.append(Figure("Distances side by side", against, note))
     return Section(title, tuple(blocks))
+
+
+def _measured(by_seed: Mapping[int, Diagnosis]) -> dict[int, Diagnosis]:
+    return {seed: each for seed, each in by_seed.items() if each.measured}
 
 
 def _told(values: Sequence[float], digits: int, alone: Interval | None) -> str:

@@ -1,6 +1,7 @@
 """The picture of a diagnosis: distances, representations, accuracies, classes by domains, and labels by clients."""
 
 import importlib.util
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -35,19 +36,19 @@ def check_picture(path: Path, method: str) -> None:
 def diagnosis(found: Sequence[Diagnosis], path: Path, method: str = "pca") -> None:
     """Draw one, or two runs side by side."""
     check_picture(path, method)
-    rows, columns = (2, 2) if found[0].bound is None else (2, 3) if len(found) == 1 else (3, 2)
+    rows, columns = (2, 2) if not found[0].of_run else (2, 3) if len(found) == 1 else (3, 2)
     figure = Figure(figsize=(len(found) * columns * 4.6, rows * 4.2), layout="constrained")
     for part, each in zip(figure.subfigures(1, len(found), squeeze=False)[0], found, strict=True):
         if len(found) > 1:
             part.suptitle(plain(each.name), fontweight="bold")
         axes = iter(part.subplots(rows, columns).ravel())
         _distances(next(axes), each)
-        if each.bound is not None and len(found) > 1:
+        if each.of_run and len(found) > 1:
             _accuracies(next(axes), each)
         _representations(next(axes), next(axes), each, method)
-        if each.bound is not None and len(found) == 1:
+        if each.of_run and len(found) == 1:
             _accuracies(next(axes), each)
-        if each.bound is not None:
+        if each.of_run:
             _table(next(axes), each.recall, each.classes, each.domains, "share of a class that is right", ".0%", 1.0)
         held = np.stack([counts / counts.sum() for counts in each.labels.values()], axis=1)  # (classes, clients)
         top = max(float(held.max()), 2 / len(each.classes))
@@ -56,11 +57,19 @@ def diagnosis(found: Sequence[Diagnosis], path: Path, method: str = "pca") -> No
 
 
 def _distances(axes: Any, found: Diagnosis) -> None:
+    if not found.measured:
+        _empty(axes, "no distances: its network gives no representations")
+        return
     names = found.domains
     matrix = np.full((len(names), len(names)), np.nan)
     for (a, b), distance in found.apart.pairs.items():
         matrix[names.index(a), names.index(b)] = matrix[names.index(b), names.index(a)] = distance.value
     _table(axes, matrix, names, names, f"proxy A-distance, {found.apart.mean_pair:.2f} on average", ".2f", 2.0)
+
+
+def _empty(axes: Any, why: str = "") -> None:
+    axes.set_axis_off()
+    axes.text(0.5, 0.5, textwrap.fill(why, 30), ha="center", va="center", transform=axes.transAxes)
 
 
 def _accuracies(axes: Any, found: Diagnosis) -> None:
@@ -78,6 +87,10 @@ def _accuracies(axes: Any, found: Diagnosis) -> None:
 
 
 def _representations(by_client: Any, by_class: Any, found: Diagnosis, method: str) -> None:
+    if not found.measured:
+        _empty(by_client)
+        _empty(by_class)
+        return
     points = in_the_plane(np.concatenate([view.z for view in found.sample]), method)
     owners = np.repeat(np.arange(len(found.sample)), [len(view.z) for view in found.sample])
     labels = np.concatenate([view.labels for view in found.sample])

@@ -14,15 +14,15 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from fedcir.engine.files import write
-from fedcir.engine.folder import RunFolder
 from fedcir.insight.charts import Chart, Lines, accuracy, curve
+from fedcir.runs.run import Run
 
 
-def convergence(runs: Mapping[str, Mapping[int, RunFolder]]) -> Lines:
+def convergence(runs: Mapping[str, Mapping[int, Run]]) -> Lines:
     """Mean accuracy over domains against the round: a line a method, a band from the lowest seed to the highest."""
     curves = [curve(name, by_seed.values(), accuracy) for name, by_seed in runs.items()]
     series = tuple(each for each in curves if each is not None)
-    unseen = any(record.unseen for by_seed in runs.values() for run in by_seed.values() for record in run.records())
+    unseen = any(record.unseen for by_seed in runs.values() for run in by_seed.values() for record in run.records)
     over = "domains trained on" if unseen else "domains"
     return Lines("", "round", f"test accuracy, mean over {over} (%)", series)
 

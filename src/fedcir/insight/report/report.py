@@ -5,12 +5,12 @@ from pathlib import Path
 
 from fedcir.analysis.diagnosis import Diagnosis, diagnose_run
 from fedcir.engine.files import write
-from fedcir.engine.folder import RunFolder
 from fedcir.insight.experiments.experiment import Outcome, Results
 from fedcir.insight.report import clients, sections
 from fedcir.insight.report.page import Figure, Section, Table, Words, page
 from fedcir.insight.report.study import Study, study_of
 from fedcir.runs.compare import compare
+from fedcir.runs.run import Source, place_of
 from fedcir.types import InputError
 
 SAMPLES = 250
@@ -20,7 +20,7 @@ OnRun = Callable[[int, int], None]
 
 
 def report(
-    folders: Sequence[RunFolder],
+    runs: Sequence[Source],
     path: Path,
     *,
     title: str | None = None,
@@ -35,10 +35,10 @@ def report(
     `first` are sections of the caller's own, before all others. With no samples, no distances are measured.
     `on_run` is told how many runs have been looked at, of how many.
     """
-    study = study_of(folders)
+    study = study_of(runs)
     methods = compare(study.runs, study.baseline, target)
     found, why_not = _diagnoses(study, samples, data_root, on_run) if samples else ({}, [])
-    hidden = _paths(folders, study, data_root)
+    hidden = _paths(runs, study, data_root)
     missing = [_sentence(reason, hidden) for reason in why_not] if samples else ["Not measured, as asked."]
     told = [
         *first,
@@ -65,23 +65,23 @@ def reproduction(
     figures = [Figure(panel.title or id, {"": panel}) for panel in outcome.panels]
     words = [Words(tuple(outcome.notes))] if outcome.notes else []
     own = Section(id, (Table(title, outcome.rows), *words, *figures))
-    folders = list(results.folders.values())
+    runs = list(results.by_name.values())
     datasets = ", ".join(results.datasets)
     if len(results.datasets) == 1 and len(results.points) == 1:
-        return report(folders, path, title=f"{id}: {datasets}", first=[own], target=results.target, on_run=on_run)
+        return report(runs, path, title=f"{id}: {datasets}", first=[own], target=results.target, on_run=on_run)
     rows = [["run", "test accuracy (%)"]]
-    rows += [[folder.path.name, f"{100 * folder.summary()['final']['accuracy_mean']:.2f}"] for folder in folders]
+    rows += [[run.path.name, f"{100 * run.final['accuracy_mean']:.2f}"] for run in runs]
     again = "Each run's settings are in the folder settings, a file a run: fedcir run FILE.toml makes it again."
-    runs = Section("Runs", (Words((again,)), Table("After the last round, mean over domains", rows)))
-    lead = f"{title} ({datasets}; {_many(len(folders), 'run')})."
-    write(path, page(f"{id}: {datasets}", lead[0].upper() + lead[1:], [own, runs], results.algorithms))
+    listed = Section("Runs", (Words((again,)), Table("After the last round, mean over domains", rows)))
+    lead = f"{title} ({datasets}; {_many(len(runs), 'run')})."
+    write(path, page(f"{id}: {datasets}", lead[0].upper() + lead[1:], [own, listed], results.algorithms))
     return ()
 
 
 def _lead(study: Study) -> str:
     run = next(iter(study.one_of_each.values()))
-    config = run.config()
-    trained = [client for client in run.manifest()["clients"] if client.get("train")]
+    config = run.config
+    trained = [client for client in run.manifest["clients"] if client.get("train")]
     runs = sum(len(by_seed) for by_seed in study.runs.values())
     parts = [
         f"{_many(len(study.runs), 'method')} on {study.dataset}",
@@ -102,13 +102,16 @@ def _diagnoses(
     """Of every run whose data are there and allow it; and of which others not, and why."""
     found: dict[str, dict[int, Diagnosis]] = {}
     failed: dict[str, list[tuple[str, str]]] = {}
-    runs = [(name, seed, folder) for name, by_seed in study.runs.items() for seed, folder in by_seed.items()]
-    for done, (name, seed, folder) in enumerate(runs, start=1):
+    runs = [(name, seed, run) for name, by_seed in study.runs.items() for seed, run in by_seed.items()]
+    for done, (name, seed, run) in enumerate(runs, start=1):
         try:
-            found.setdefault(name, {})[seed] = diagnose_run(folder, data_root, samples)
+            found.setdefault(name, {})[seed] = made = diagnose_run(run, data_root, samples)
+            why = made.unmeasured
         except (InputError, OSError) as error:
-            alike = str(error).replace(str(folder.path), "")  # what is wrong with all of them is said once
-            failed.setdefault(alike, []).append((folder.path.name, str(error)))
+            why = str(error)
+        if why:
+            alike = why.replace(str(run.path), "")  # what is wrong with all of them is said once
+            failed.setdefault(alike, []).append((run.path.name, why))
         if on_run is not None:
             on_run(done, len(runs))
     reasons = []
@@ -118,10 +121,10 @@ def _diagnoses(
     return {name: by_seed for name, by_seed in found.items() if by_seed}, reasons
 
 
-def _paths(folders: Sequence[RunFolder], study: Study, data_root: str | None) -> dict[str, str]:
+def _paths(runs: Sequence[Source], study: Study, data_root: str | None) -> dict[str, str]:
     """Paths of this machine, and what stands for them on a page that is sent to others."""
-    roots = [data_root, *(run.config().data.root for run in study.one_of_each.values())]
-    hidden = {folder.path: folder.path.name for folder in folders} | {Path(root): "DIR" for root in roots if root}
+    roots = [data_root, *(run.config.data.root for run in study.one_of_each.values())]
+    hidden = {place: place.name for place in map(place_of, runs)} | {Path(root): "DIR" for root in roots if root}
     return {str(path): name for path, name in hidden.items() if len(path.parts) > 1}
 
 

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 
 from fedcir.config import dump_toml
 from fedcir.engine.cost import ledger
-from fedcir.engine.folder import RunFolder
 from fedcir.insight.charts import Chart, Lines, Measure, Series, accuracy, accuracy_unseen, curve, risk, training_loss
 from fedcir.insight.report.advice import advice
 from fedcir.insight.report.page import Figure, Listing, Section, Table, Words
@@ -13,6 +12,7 @@ from fedcir.insight.report.quantities import duration, flops, size, time_unit_of
 from fedcir.insight.report.study import Study, shareable
 from fedcir.insight.report.tables import UNSEEN, difference, domain_header, domains_of, goal_cells, goal_header, percent
 from fedcir.runs.compare import Method, half_width
+from fedcir.runs.run import Run
 from fedcir.types import RoundRecord
 
 
@@ -44,17 +44,17 @@ def results(study: Study, methods: Sequence[Method], notes: Sequence[str]) -> Se
     return Section("Results", (Words((*findings(study, methods), *notes)), Table(caption, rows)))
 
 
-def mean_interval(runs: Sequence[RunFolder]) -> tuple[float, float] | None:
+def mean_interval(runs: Sequence[Run]) -> tuple[float, float] | None:
     """Of the mean accuracy: over seeds by Student's t, or of one run over its test images by the binomial variance.
 
     None where nothing tells how many test images there were.
     """
-    final = [run.summary()["final"] for run in runs]
+    final = [run.final for run in runs]
     mean = statistics.fmean(each["accuracy_mean"] for each in final)
     if len(runs) > 1:
         half = half_width([each["accuracy_mean"] for each in final])
     else:
-        tested = {name: len(ids) for name, ids in runs[0].manifest().get("test", {}).items()}
+        tested = {name: len(ids) for name, ids in runs[0].manifest.get("test", {}).items()}
         by_domain = {name: p for name, p in final[0]["accuracy"].items() if name not in final[0].get("unseen", ())}
         if not all(tested.get(name) for name in by_domain):
             return None
@@ -140,7 +140,7 @@ def training(study: Study, methods: Sequence[Method]) -> Section:
         charts = {name: Lines("", "round", "test loss", series) for name, series in drawn.items()}
         figures.append(Figure("Risk: the global model's loss on test images", charts, pick="of"))
     terms: dict[str, Chart] = {}
-    for name in dict.fromkeys(t for run in study.one_of_each.values() for r in run.records() for t in r.losses):
+    for name in dict.fromkeys(t for run in study.one_of_each.values() for r in run.records for t in r.losses):
         label = TERMS.get(name, name)
         if label not in terms and (series := _curves(study, training_loss if name in ("ce", "fl") else _term(name))):
             terms[label] = Lines("", "round", "mean over clients and steps", series)
@@ -152,7 +152,7 @@ def training(study: Study, methods: Sequence[Method]) -> Section:
 
 def _along(study: Study) -> dict[str, tuple[str, Measure | None]]:
     """What accuracy is drawn against, each in the unit that suits it."""
-    spent = [ledger(run.records()) for by_seed in study.runs.values() for run in by_seed.values()]
+    spent = [ledger(run.records) for by_seed in study.runs.values() for run in by_seed.values()]
     moved, data = unit_of(max(each.bytes_down + each.bytes_up for each in spent), "B")
     computed, flops = unit_of(max(each.flops for each in spent), "FLOPs")
     waited, time = time_unit_of(max(each.seconds.get("total", 0.0) for each in spent))
@@ -193,11 +193,11 @@ def costs(study: Study, methods: Sequence[Method], target: float | None) -> Sect
     """What each method took in all, and to a target accuracy."""
     rows = [["method", "rounds", "moved", "computed", "time", "peak memory"]]
     for name, by_seed in study.runs.items():
-        spent = [ledger(run.records()) for run in by_seed.values()]
+        spent = [ledger(run.records) for run in by_seed.values()]
         moved = statistics.fmean(each.bytes_down + each.bytes_up for each in spent)
         computed = statistics.fmean(each.flops for each in spent)
         seconds = statistics.fmean(each.seconds.get("total", 0.0) for each in spent)
-        memory = statistics.fmean(run.summary()["cost"]["peak_memory"] for run in by_seed.values())
+        memory = statistics.fmean(run.peak_memory for run in by_seed.values())
         rows.append([name, f"{spent[0].rounds}", size(moved), flops(computed), duration(seconds), size(memory)])
     goal = [["method", *goal_header(study.baseline, target)]]
     goal += [[method.algorithm, *goal_cells(method, len(study.runs[method.algorithm]))] for method in methods]
@@ -211,7 +211,7 @@ def settings(study: Study) -> Section:
         *("model.name", "data.image_size", "partition.scheme", "partition.clients", "server.active", "server.rounds"),
         *("local.steps", "local.batch_size", "local.lr", "local.momentum", "local.weight_decay"),
     ]
-    tables = {name: shareable(folder) for name, folder in study.one_of_each.items()}
+    tables = {name: shareable(run) for name, run in study.one_of_each.items()}
     rows = [["setting", "value"]]
     for section, field in (key.split(".") for key in shown):
         values = {name: str(each[section].get(field, "")) for name, each in tables.items()}

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from fedcir.config import PATHS, config_tables
-from fedcir.engine.folder import RunFolder
 from fedcir.engine.resume import MAY_DIFFER
 from fedcir.insight.experiments.experiment import METHODS
 from fedcir.runs.compare import baseline_of
+from fedcir.runs.run import Run, Source, as_run, same_data
 from fedcir.types import InputError
 
 
@@ -18,7 +18,7 @@ class Study:
     """Finished runs to be told of together."""
 
     dataset: str
-    runs: Mapping[str, Mapping[int, RunFolder]]
+    runs: Mapping[str, Mapping[int, Run]]
     """By the method's name and the seed."""
     notes: tuple[str, ...] = ()
     """What its reader should know of them, and which runs are left out."""
@@ -38,80 +38,61 @@ class Study:
         return min(both, default=None)
 
     @property
-    def one_of_each(self) -> dict[str, RunFolder]:
+    def one_of_each(self) -> dict[str, Run]:
         """A run of each method, of one seed where there is one that all have."""
         seed = self.common_seed
         return {name: by_seed[min(by_seed) if seed is None else seed] for name, by_seed in self.runs.items()}
 
 
-def study_of(folders: Sequence[RunFolder]) -> Study:
+def study_of(sources: Sequence[Source]) -> Study:
     """Those of these runs that are finished and can be read, which must be on the same data."""
-    faults = {folder.path: fault for folder in folders if (fault := _fault(folder)) is not None}
-    finished = [folder for folder in folders if folder.path not in faults]
+    finished: list[Run] = []
+    faults = []
+    for source in sources:
+        try:
+            finished.append(_finished(as_run(source)))
+        except InputError as error:
+            faults.append(str(error))
     if not finished:
-        raise InputError(next(iter(faults.values())))
-    _same_data(finished)
+        raise InputError(faults[0])
+    same_data(finished)
     finished.sort(key=_rank)
-    settings = {folder.path: _settings(folder) for folder in finished}
+    settings = {run.path: _settings(run) for run in finished}
     names = _names(settings)
-    runs: dict[str, dict[int, RunFolder]] = {}
-    for folder in finished:
-        name, seed = names[folder.path], folder.config().run.seed
+    runs: dict[str, dict[int, Run]] = {}
+    for run in finished:
+        name, seed = names[run.path], run.config.run.seed
         if seed in (by_seed := runs.setdefault(name, {})):
             raise InputError(
-                f"{by_seed[seed].path} and {folder.path} are the same run, {name} with seed {seed}: leave one out"
+                f"{by_seed[seed].path} and {run.path} are the same run, {name} with seed {seed}: leave one out"
             )
-        by_seed[seed] = folder
-    notes = [f"left out: {fault}" for fault in faults.values()]
+        by_seed[seed] = run
+    notes = [f"left out: {fault}" for fault in faults]
     if differing := [key for key in _differing(list(settings.values())) if not key.startswith("algorithm.")]:
         notes.append(f"these runs differ in {', '.join(differing)}, not only in the method")
-    return Study(finished[0].config().data.name, runs, tuple(notes))
+    return Study(finished[0].config.data.name, runs, tuple(notes))
 
 
-def _fault(folder: RunFolder) -> str | None:
-    """Why a run cannot be told of, if it cannot."""
-    if not folder.finished:
-        return f"{folder.path} holds no finished run: finish it with --resume"
-    try:
-        folder.config(), folder.manifest()
-        summary, recorded = folder.summary(), len(folder.records())
-    except InputError as error:
-        return str(error)
-    if recorded < summary["rounds"]:
-        return f"{folder.path / 'rounds.jsonl'} holds {recorded} of {summary['rounds']} rounds, the rest is damaged"
-    if summary["final"] is None:
-        return f"{folder.path} was never tested, since no client had a test Dataset"
-    return None
+def _finished(run: Run) -> Run:
+    """The run, of which all can be told."""
+    _ = run.final
+    rounds = run.summary["rounds"] if run.summary is not None else 0
+    if len(run.records) < rounds:
+        raise InputError(
+            f"{run.path / 'rounds.jsonl'} holds {len(run.records)} of {rounds} rounds, the rest is damaged"
+        )
+    return run
 
 
-def _rank(folder: RunFolder) -> int:
+def _rank(run: Run) -> int:
     """The paper's order of methods, so that each has one place and colour in all reports; others come after."""
-    name = folder.config().algorithm.name
+    name = run.config.algorithm.name
     return METHODS.index(name) if name in METHODS else len(METHODS)
 
 
-def _same_data(folders: Sequence[RunFolder]) -> None:
-    first = folders[0]
-    for other in folders[1:]:
-        for what, one, two in (
-            ("datasets", first.config().data.name, other.config().data.name),
-            ("data", first.manifest().get("content"), other.manifest().get("content")),
-        ):
-            if one != two and not (what == "data" and _drawn_anew(first, other)):
-                names = f" ({one} and {two})" if what == "datasets" else ""
-                raise InputError(f"{first.path} and {other.path} ran on different {what}{names}: report on each alone")
-
-
-def _drawn_anew(first: RunFolder, other: RunFolder) -> bool:
-    """Whether training images were drawn by seeds that differ, of data that are tested on the same images."""
-    one, two = first.config(), other.config()
-    drawn = one.data.train_per_domain is not None or one.data.val_fraction > 0
-    return drawn and one.run.seed != two.run.seed and first.manifest().get("test") == other.manifest().get("test")
-
-
-def shareable(folder: RunFolder) -> dict[str, dict[str, Any]]:
+def shareable(run: Run) -> dict[str, dict[str, Any]]:
     """A run's settings for others to read: of files only their names, and nothing of where its data lie."""
-    tables = config_tables(folder.config())
+    tables = config_tables(run.config)
     tables["algorithm"]["name"] = Path(tables["algorithm"]["name"]).name
     for section, name in (key.split(".") for key in PATHS):
         if name in tables[section] and section == "data":
@@ -121,11 +102,9 @@ def shareable(folder: RunFolder) -> dict[str, dict[str, Any]]:
     return tables
 
 
-def _settings(folder: RunFolder) -> dict[str, Any]:
+def _settings(run: Run) -> dict[str, Any]:
     """All that makes a run what it is, but for its seed: by section.field."""
-    flat = {
-        f"{section}.{name}": value for section, values in shareable(folder).items() for name, value in values.items()
-    }
+    flat = {f"{section}.{name}": value for section, values in shareable(run).items() for name, value in values.items()}
     flat["algorithm.name"] = Path(flat["algorithm.name"]).stem
     apart = MAY_DIFFER - {"server.rounds"} | {"run.seed"}
     return {key: value for key, value in flat.items() if key not in apart}

@@ -1,0 +1,206 @@
+"""A run as a value: everything that its folder holds, read once."""
+
+import copy
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedcir.algorithms import make_algorithm, named_algorithm, names
+from fedcir.algorithms.algorithm import Algorithm
+from fedcir.config import AlgorithmConfig, Config, ModelConfig, build, nearest
+from fedcir.engine.folder import REWRITE, RunFolder
+from fedcir.models.task import Task, image_task
+from fedcir.models.tensors import difference
+from fedcir.types import Arrays, InputError, RoundRecord, ServerState
+
+NESTED = ("losses", "accuracy", "validation", "risk", "seconds")
+"""What a round has several numbers of, by name."""
+PLAIN = (*(f.name for f in fields(RoundRecord) if f.name not in (*NESTED, "dropped", "unseen")), "risk_mean")
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run as it was when it was read. One that is still training has the rounds that were done by then."""
+
+    path: Path
+    config: Config
+    manifest: dict[str, Any]
+    records: tuple[RoundRecord, ...]
+    summary: dict[str, Any] | None
+    """None until the run is finished."""
+
+    @property
+    def finished(self) -> bool:
+        return self.summary is not None
+
+    @cached_property
+    def card(self) -> dict[str, Any]:
+        """What a user of its model must know: classes, image size, normalisation, network and algorithm."""
+        return RunFolder(self.path).card()
+
+    @property
+    def final(self) -> dict[str, Any]:
+        """The accuracies of its last round."""
+        if self.summary is None:
+            raise InputError(f"{self.path} holds no finished run: finish it with --resume")
+        if self.summary["final"] is None:
+            raise InputError(f"{self.path} was never tested, since no client had a test Dataset")
+        found: dict[str, Any] = self.summary["final"]
+        return found
+
+    @property
+    def peak_memory(self) -> int:
+        """Bytes that all processes of the machine held at most; 0 until it is finished."""
+        return 0 if self.summary is None else int(self.summary["cost"]["peak_memory"])
+
+    def curve(self, name: str) -> tuple[list[int], list[float]]:
+        """Rounds and values of a number, to plot: `plt.plot(*run.curve("accuracy_mean"))`.
+
+        Names are the columns of `to_rows`, such as "bytes_up", "accuracy/photo" or "losses/total". Rounds without the
+        value are left out.
+        """
+        rows = self.to_rows()
+        known = rows[0] if rows else (*PLAIN, "dropped", name)  # before its first round, nobody knows what it will have
+        if name not in known:
+            raise InputError(f"no number {name!r} in the rounds of {self.path}; {nearest(name, known)}")
+        points = [(row["round"], row[name]) for row in rows if row[name] is not None]
+        return [round for round, _ in points], [value for _, value in points]
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """A plain dict of numbers for each round, to make a table of: `pandas.DataFrame(run.to_rows())`.
+
+        All have the same keys; None stands where a round has no value.
+        """
+        rows = [_flat(record) for record in self.records]
+        columns = dict.fromkeys(key for row in rows for key in row)
+        return [{key: row.get(key) for key in columns} for row in rows]
+
+    def model(
+        self, *, algorithm: Algorithm | type[Algorithm] | str | Path | None = None, encoder: nn.Module | None = None
+    ) -> nn.Module:
+        """The trained network in evaluation mode, made from the model card. It takes no data.
+
+        A run of an algorithm of your own needs it as `algorithm`: an instance, its class, or its file. A run of
+        fedcir.train needs an `encoder` like the one that it was given.
+        """
+        arrays = self.weights()
+        network = self._method(algorithm).build(self._task(arrays, encoder))["model"]
+        network.load_state_dict(self.fitting(network, arrays))
+        return network.eval()
+
+    def weights(self) -> Arrays:
+        """The tensors of the model that it came to."""
+        return RunFolder(self.path).weights()
+
+    def fitting(self, network: nn.Module, arrays: Arrays) -> Arrays:
+        """These tensors, which must be those that the network has."""
+        own = network.state_dict()
+        if self.config.model.batchnorm == "local" and (missing := sorted(own.keys() - arrays.keys())):
+            raise InputError(
+                f"{self.path}/model.safetensors lacks {missing[0]}: with model.batchnorm=local each site has its own"
+            )
+        if fault := difference({"model": arrays}, {"model": dict(own)}):
+            raise InputError(f"{self.path}/model.safetensors is not of this run: {fault}; {REWRITE}")
+        return arrays
+
+    def state(self) -> ServerState | None:
+        """What the server held at its last checkpoint."""
+        return RunFolder(self.path).load_checkpoint()
+
+    def _method(self, given: Algorithm | type[Algorithm] | str | Path | None) -> Algorithm:
+        values = {name: value for name, value in self.card["algorithm"].items() if name != "name"}
+        name = self.config.algorithm.name
+        if given is None:
+            if name not in names():
+                raise InputError(
+                    f"{self.path} was trained by {name}, which fedcir does not bring: "
+                    "give it, as in run.model(algorithm='./mine.py')"
+                )
+            return make_algorithm(AlgorithmConfig(name, values))
+        _, method = named_algorithm(given)
+        return method if isinstance(given, Algorithm) else build(type(method), values, "algorithm")
+
+    def _task(self, arrays: Arrays, encoder: nn.Module | None) -> Task:
+        classes, seed = len(self.card["classes"]), self.config.run.seed
+        if "channels" in self.card:
+            if encoder is not None:
+                raise InputError(f"{self.path} has the encoder {self.config.model.name}: leave encoder out")
+            return image_task(build(ModelConfig, self.card["model"], "model"), classes, self.card["channels"], seed)
+        if encoder is None:
+            raise InputError(
+                f"{self.path} is a run of fedcir.train on its caller's encoder: "
+                "give one like it, as in run.model(encoder=...)"
+            )
+        if not isinstance(encoder, nn.Module):
+            raise InputError(f"encoder must be an nn.Module, got {encoder!r}")
+        own = copy.deepcopy(encoder).to("cpu", torch.float32)
+        gaussian, head = arrays.get("encoder.gaussian.weight"), arrays.get("head.weight")
+        widest = gaussian if gaussian is not None else head
+        features = 0 if widest is None or widest.ndim != 2 else widest.shape[1]
+        latent = features if gaussian is None else len(gaussian) // 2
+        return Task(classes, features, latent, seed, lambda: copy.deepcopy(own))
+
+
+Source = Run | RunFolder | str | Path
+"""What names a run: itself, or where it lies."""
+
+
+def load_run(path: str | Path) -> Run:
+    """Read a run from its folder. One that is not finished has no summary yet."""
+    folder = RunFolder(Path(path))
+    config, manifest, records = folder.config(), folder.manifest(), tuple(folder.records())
+    return Run(folder.path, config, manifest, records, folder.summary() if folder.finished else None)
+
+
+def as_run(source: Source) -> Run:
+    return source if isinstance(source, Run) else load_run(place_of(source))
+
+
+def place_of(source: Source) -> Path:
+    return Path(source) if isinstance(source, str | Path) else source.path
+
+
+def run_folders(paths: Iterable[Path]) -> list[Path]:
+    """Where the runs at these paths lie, each a run or a folder of runs."""
+    found = []
+    for path in paths:
+        inside = [path] if RunFolder(path).exists else sorted(each.parent for each in path.glob("*/config.toml"))
+        if not inside:
+            raise InputError(f"{path} holds no run: give a folder that `fedcir run` or `fedcir compare` wrote")
+        found += inside
+    return found
+
+
+def same_data(runs: Sequence[Run], clients: bool = False) -> None:
+    """Refuse to set runs on different data side by side; if asked, also those of different clients or seeds."""
+    first = runs[0]
+    for other in runs[1:]:
+        if first.config.data.name != other.config.data.name:
+            differ = f"on different datasets ({first.config.data.name} and {other.config.data.name})"
+        elif first.manifest.get("content") != other.manifest.get("content") and not _drawn_anew(first, other):
+            differ = "on different data"
+        elif clients and first.manifest.get("hash") != other.manifest.get("hash"):
+            differ = "with different clients or seeds"
+        else:
+            continue
+        raise InputError(f"{first.path} and {other.path} ran {differ}: look at each alone")
+
+
+def _drawn_anew(first: Run, other: Run) -> bool:
+    """Whether training images were drawn by seeds that differ, of data that are tested on the same images."""
+    one, two = first.config, other.config
+    drawn = one.data.train_per_domain is not None or one.data.val_fraction > 0
+    return drawn and one.run.seed != two.run.seed and first.manifest.get("test") == other.manifest.get("test")
+
+
+def _flat(record: RoundRecord) -> dict[str, Any]:
+    """Its numbers by name: `accuracy_mean`, `accuracy/photo`, and how many clients were dropped."""
+    row = {name: getattr(record, name) for name in PLAIN}
+    for name in NESTED:
+        row |= {f"{name}/{key}": value for key, value in (getattr(record, name) or {}).items()}
+    return {**row, "dropped": len(record.dropped)}
