@@ -11,7 +11,8 @@ import pytest
 from fedcir.engine.folder import RunFolder
 from fedcir.insight.charts import Lines
 from fedcir.insight.experiments import experiment, ids, paper
-from fedcir.insight.experiments.experiment import METHODS, Case, Point, Results
+from fedcir.insight.experiments.experiment import Case, Point, Results
+from fedcir.insight.experiments.paper import METHODS
 from fedcir.insight.experiments.plan import cases, locate
 from fedcir.types import InputError, RoundRecord
 

@@ -18,7 +18,7 @@ from fedcir.config import OPTIONS, Asked, Config
 if TYPE_CHECKING:
     from PIL import Image
 
-    from fedcir.data.check import Findings
+    from fedcir.data.inspection import Findings
 
 data = App("List, check, show and prepare datasets.")
 
@@ -70,12 +70,12 @@ def check(
     from dataclasses import fields
 
     from fedcir.cli.progress import Meter
-    from fedcir.data.check import check as look
+    from fedcir.data.inspection import inspect_dataset
     from fedcir.types import InputError
 
     config = _config(name, data_root, image_size, set)
     with Meter("looking at images", quiet) as meter:
-        found = look(config.data, meter.show)
+        found = inspect_dataset(config.data, meter.show)
     if json:
         sizes = [[width, height, count] for (width, height), count in found.sizes.most_common()]
         told = {field.name: getattr(found, field.name) for field in fields(found)}

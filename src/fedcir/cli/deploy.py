@@ -96,7 +96,7 @@ def check(
     _need_flower()
     from fedcir.cli.progress import Meter
     from fedcir.config import Asked
-    from fedcir.flower.check import Setup, check_site
+    from fedcir.flower.site_check import Setup, check_site
     from fedcir.types import InputError
 
     if all(each is None for each in (superlink, root_certificates, key, data_root, domain)):

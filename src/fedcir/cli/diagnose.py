@@ -12,7 +12,7 @@ from fedcir.cli.options import Assignments, option
 from fedcir.cli.tables import print_table
 
 if TYPE_CHECKING:
-    from fedcir.analysis.diagnosis import Diagnosis
+    from fedcir.analysis.diagnose import Diagnosis
 
 WIDE = 10
 """Domains whose distances are printed as a matrix."""
@@ -37,11 +37,11 @@ def diagnose(
     set: Assignments = None,
 ) -> None:
     """Measure how far clients are apart, in data or in runs. Takes a dataset before any training, one run, or two."""
-    from fedcir.analysis.diagnosis import as_json, diagnose_data, diagnose_run, same_data, verdict
+    from fedcir.analysis.diagnose import as_json, diagnose_data, diagnose_run, same_data, verdict
     from fedcir.analysis.views import run_folders
     from fedcir.cli.progress import Meter
     from fedcir.config import Asked
-    from fedcir.insight.report.diagnosis import check_picture, diagnosis
+    from fedcir.insight.report.picture import check_picture, draw_diagnosis
     from fedcir.types import InputError
 
     own: dict[str, object] = {"--dataset": dataset, "--image-size": image_size, "--model": model, "--set": set}
@@ -71,7 +71,7 @@ def diagnose(
             asked |= {"clients": clients, "beta": beta, "seed": seed}
             found = [diagnose_data(Asked(options=asked, assignments=set or ()).config(), samples, meter.show)]
     said = verdict(found[0], *found[1:])
-    diagnosis(found, out, projection)
+    draw_diagnosis(found, out, projection)
     if json:
         told = [as_json(each) for each in found]
         told[0]["verdict"] = said

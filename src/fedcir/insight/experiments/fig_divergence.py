@@ -2,9 +2,10 @@
 
 import numpy as np
 
-from fedcir.analysis.diagnosis import diagnose_run
+from fedcir.analysis.diagnose import diagnose_run
 from fedcir.insight.charts import Chart, Lines, Series
-from fedcir.insight.experiments.experiment import Experiment, Outcome, Results, Rows, number
+from fedcir.insight.experiments.experiment import Experiment, Outcome, Results, number
+from fedcir.insight.report.tables import Rows
 
 SAMPLES = 1000
 """Test images of each domain at most."""

@@ -7,7 +7,8 @@ from fedcir.engine.cost import Ledger, to_target
 from fedcir.engine.folder import RunFolder
 from fedcir.insight.charts import Chart, Lines, Series
 from fedcir.insight.experiments import paper
-from fedcir.insight.experiments.experiment import Experiment, Outcome, Results, Rows, number
+from fedcir.insight.experiments.experiment import Experiment, Outcome, Results, number
+from fedcir.insight.report.tables import Rows
 
 MEASURES = ("TFLOPs", "GB moved", "GB of memory")
 NOTES = [

@@ -8,7 +8,7 @@ from typing import Any
 from fedcir.config import PATHS, config_tables
 from fedcir.engine.folder import RunFolder
 from fedcir.engine.resume import MAY_DIFFER
-from fedcir.insight.experiments.experiment import METHODS
+from fedcir.insight.experiments.paper import METHODS
 from fedcir.runs.compare import baseline_of
 from fedcir.types import InputError
 
@@ -84,10 +84,10 @@ def _fault(folder: RunFolder) -> str | None:
     return None
 
 
-def _rank(folder: RunFolder) -> int:
-    """The paper's order of methods, so that each has one place and colour in all reports; others come after."""
+def _rank(folder: RunFolder) -> tuple[int, str]:
+    """The paper's order of methods, so that each has one place in all reports; others come after, by name."""
     name = folder.config().algorithm.name
-    return METHODS.index(name) if name in METHODS else len(METHODS)
+    return (METHODS.index(name), "") if name in METHODS else (len(METHODS), Path(name).stem)
 
 
 def _same_data(folders: Sequence[RunFolder]) -> None:
