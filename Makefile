@@ -1,6 +1,8 @@
 # `make` lists the targets. Everything runs in a virtual environment that make itself sets up.
 PYTHON ?= python3
 BIN := .venv/bin
+# What running needs, and with it what the tests, the checks and the other targets need.
+RUN_READY := .venv/.run-ready
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
@@ -9,16 +11,20 @@ READY := .venv/.ready
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
-$(READY): pyproject.toml constraints.txt
+$(RUN_READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "fedcir needs Python 3.11 or newer; name one with: make PYTHON=python3.12 ..." >&2; exit 2; }
 	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable .
+	@touch $@
+
+$(READY): $(RUN_READY)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
-install: $(READY)  ## Set up the virtual environment in .venv
+install: $(READY)  ## Set up the virtual environment in .venv, with every extra
 
-run: $(READY)  ## Train FedAvg, FedReg, FedAlign and FedCiR on the embedded data and compare them (resumes, or shows again)
+run: $(RUN_READY)  ## Train FedAvg, FedReg, FedAlign and FedCiR on the embedded data and compare them (resumes, or shows again)
 	$(BIN)/fedcir compare --resume --out runs/default
 
 # One torch thread a worker, since two on two cores wait for each other. fedcir itself sets its threads: a test runs

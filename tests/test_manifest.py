@@ -122,10 +122,11 @@ def test_the_manifest_does_not_depend_on_the_process(data_root: Path, tree: Path
     script = (
         "import json, sys\n"
         "from fedcir.data.federation import deal, manifest_of\n"
-        "from fedcir.cli.options import Options\n"
+        "from fedcir.config import Asked\n"
         "for name, root in (('arrays', sys.argv[1]), ('folders', sys.argv[2])):\n"
-        "    options = Options(dataset=name, data_root=root, clients=6, set=['data.val_fraction=0.2'])\n"
-        "    print(json.dumps(manifest_of(*deal(options.asked().config()))))\n"
+        "    given = {'dataset': name, 'data_root': root, 'clients': 6}\n"
+        "    asked = Asked(options=given, assignments=['data.val_fraction=0.2'])\n"
+        "    print(json.dumps(manifest_of(*deal(asked.config()))))\n"
     )
     command = [sys.executable, "-c", script, str(data_root), str(tree)]
     first, second = (

@@ -3,8 +3,7 @@
 import pytest
 
 from fedcir.algorithms import make_algorithm
-from fedcir.cli.options import Options
-from fedcir.config import Config, config_from, merged
+from fedcir.config import Asked, Config, config_from, merged
 from fedcir.config.presets import names, read_preset
 from fedcir.types import InputError
 
@@ -19,7 +18,7 @@ PAPER = {
 
 
 def configured(preset: str, algorithm: str) -> Config:
-    return Options(preset=preset).asked(algorithm=algorithm).config()
+    return Asked(preset, options={"algorithm": algorithm}).config()
 
 
 def test_there_is_one_preset_for_each_dataset_of_the_paper() -> None:
@@ -51,8 +50,8 @@ def test_a_preset_holds_the_papers_training(preset: str) -> None:
 
 
 def test_any_field_of_a_preset_can_be_overridden() -> None:
-    options = Options(preset="pacs", rounds=5, set=["algorithms.fedgen.lambda_kd=3", "algorithm.lambda_reg=0.25"])
-    config = options.asked(algorithm="fedgen").config()
+    fields = ["algorithms.fedgen.lambda_kd=3", "algorithm.lambda_reg=0.25"]
+    config = Asked("pacs", options={"algorithm": "fedgen", "rounds": 5}, assignments=fields).config()
     assert config.server.rounds == 5
     assert config.algorithm.fields == {"lambda_kd": 3, "lambda_reg": 0.25}
 
@@ -63,10 +62,10 @@ def test_fields_of_other_methods_do_not_reach_a_method() -> None:
 
 def test_a_preset_of_another_dataset_is_refused_and_ones_own_data_is_not() -> None:
     with pytest.raises(InputError, match="preset 'pacs' is for the dataset pacs, not minidigits"):
-        Options(preset="pacs", dataset="minidigits").asked(algorithm="fedavg").config()
-    assert Options(preset="pacs", dataset="arrays").asked(algorithm="fedavg").config().data.name == "arrays"
+        Asked("pacs", options={"dataset": "minidigits"}).config()
+    assert Asked("pacs", options={"dataset": "arrays"}).config().data.name == "arrays"
 
 
 def test_a_preset_that_is_not_there_names_the_nearest() -> None:
     with pytest.raises(InputError, match="no preset 'pac'; did you mean 'pacs'"):
-        Options(preset="pac").asked(algorithm="fedavg").config()
+        Asked("pac").config()

@@ -1,6 +1,7 @@
 """Every setting can be looked up, and what is said of it is so."""
 
 import dataclasses
+import inspect
 import json
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +10,8 @@ import pytest
 from typer.main import get_command
 
 from fedcir.cli import app
-from fedcir.config import SECTIONS, Config, config_from, merged, parse_assignment
+from fedcir.config import OPTIONS, SECTIONS, Config, config_from, merged, parse_assignment
+from fedcir.engine.train import train
 from fedcir.insight.settings import settings
 
 SETTINGS = {each.name: each for each in settings()}
@@ -42,6 +44,31 @@ def test_the_option_of_a_setting_is_one_of_run() -> None:
     assert {each.option for each in SETTINGS.values() if each.option} <= known
     assert SETTINGS["local.lr"].option == "--lr"
     assert SETTINGS["run.seed"].option == "--seed"
+
+
+@pytest.mark.parametrize("command", ["run", "compare", "reproduce", "local"])
+def test_a_setting_is_the_same_option_in_every_command_of_runs(command: str) -> None:
+    top = get_command(app).commands  # type: ignore[attr-defined]
+    params = {param.name: param for param in {**top, **top["deploy"].commands}[command].params}
+    for name, option in OPTIONS.items():
+        if name in params or name not in ("algorithm", "seed"):
+            assert params[name].help == option.help
+    kinds = {name: params[name].type.name for name in ("data_root", "rounds", "lr", "model")}
+    assert kinds == {"data_root": "path", "rounds": "integer", "lr": "float", "model": "text"}
+
+
+def test_train_and_the_strategy_have_the_defaults_of_the_settings() -> None:
+    strategy = pytest.importorskip("fedcir.flower.strategy")
+    places = {name: option.place for name, option in OPTIONS.items()}
+    places |= {name: f"local.{name}" for name in ("momentum", "weight_decay")}
+    places |= {"min_replies": "server.min_replies", "latent": "model.latent"}
+    for function in (train, strategy.AlgorithmStrategy.__init__):
+        taken = inspect.signature(function).parameters
+        shared = places.keys() & taken.keys() - {"clients", "algorithm"}
+        assert {name: taken[name].default for name in shared} == {
+            name: SETTINGS[places[name]].default for name in shared
+        }
+        assert taken["rounds"].default == 25
 
 
 def test_the_command_shows_all_a_section_or_one_setting(fedcir: Callable[..., Any]) -> None:

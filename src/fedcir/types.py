@@ -1,18 +1,22 @@
 """The few types that everything else is written in. State is a value: take one, return a new one."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor, nn
+if TYPE_CHECKING:  # so that settings and errors do not wait for it
+    import torch
+    from torch import Tensor, nn
 
-Arrays = dict[str, Tensor]
+Arrays = dict[str, "Tensor"]
 """A bag of named tensors, shaped like a state_dict; on the CPU wherever it crosses a boundary."""
 
 Groups = dict[str, Arrays]
 """Named bags: "model", "generator", "gaussians", "prototypes"."""
 
-Modules = dict[str, nn.Module]
+Modules = dict[str, "nn.Module"]
 """What an algorithm builds once per process; arrays are loaded into it and read out of it."""
 
 

@@ -18,7 +18,7 @@ from torch.utils.data import TensorDataset
 from fedcir.analysis.alignment import alignment
 from fedcir.analysis.bootstrap import RESAMPLES, Interval
 from fedcir.analysis.bound import average_risk, bound, risks
-from fedcir.analysis.diagnosis import Diagnosis, diagnose_data, diagnose_run, verdict
+from fedcir.analysis.diagnose import Diagnosis, diagnose_data, diagnose_run, verdict
 from fedcir.analysis.divergence import Divergences
 from fedcir.analysis.views import View
 from fedcir.analysis.words import change_of_accuracy, change_of_distance

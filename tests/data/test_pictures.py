@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedcir.data.decode import FEW, Look, Rows, decode_files
+from fedcir.data.decode import FEW, Look, Squares, decode_files
 from fedcir.data.square import read_picture
 from fedcir.types import InputError
 
@@ -172,7 +172,7 @@ def write_many(folder: Path, count: int) -> list[str]:
 def decoded(paths: list[str], images: Path) -> tuple[list[Look], bytes, list[tuple[int, int]]]:
     images.write_bytes(bytes(5 + len(paths) * 4 * 4 * 3))
     told: list[tuple[int, int]] = []
-    looks = decode_files(paths, 4, Rows(str(images), offset=5), lambda *progress: told.append(progress))
+    looks = decode_files(paths, 4, Squares(str(images), offset=5), lambda *progress: told.append(progress))
     return looks, images.read_bytes()[5:], told
 
 

@@ -9,7 +9,8 @@ import pytest
 from fedcir.config import Config
 from fedcir.insight.charts import Lines
 from fedcir.insight.experiments import experiment, ids, paper
-from fedcir.insight.experiments.experiment import METHODS, Case, Point, Results
+from fedcir.insight.experiments.experiment import Case, Point, Results
+from fedcir.insight.experiments.paper import METHODS
 from fedcir.insight.experiments.plan import cases, locate
 from fedcir.runs.run import Run
 from fedcir.types import InputError, RoundRecord

@@ -26,8 +26,8 @@ from fedcir.config import config_from, merged, parse_assignment
 from fedcir.engine.folder import RunFolder
 from fedcir.engine.simulate import open_run
 from fedcir.flower.certs import make_certificates, make_node_key
-from fedcir.flower.check import Setup, check_site
 from fedcir.flower.processes import CONNECTION, LocalFederation
+from fedcir.flower.site_check import Setup, check_site
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "flower_app"
 METHODS = ["fedcir", "fedsr", "fedgen"]

@@ -18,7 +18,7 @@ from PIL import Image
 
 from fedcir.flower import certs
 from fedcir.flower.certs import make_certificates, make_node_key
-from fedcir.flower.check import Finding, Setup, check_site
+from fedcir.flower.site_check import Finding, Setup, check_site
 
 Fedcir = Callable[..., Any]
 HOST = "127.0.0.1"

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scipy.stats import binomtest
 
 from fedcir.engine.folder import RunFolder
-from fedcir.insight.report.sections import mean_interval, wilson
+from fedcir.insight.report.sections import mean_interval
 from fedcir.runs.run import load_run
 
 Command = Callable[..., Any]
@@ -201,10 +200,17 @@ def test_the_interval_of_one_run_is_that_of_its_test_images(
     assert mean_interval([run]) == (pytest.approx(max(0, mean - half)), pytest.approx(min(1, mean + half)))
 
 
-def test_wilsons_interval_is_scipys() -> None:
-    theirs = binomtest(9, 12).proportion_ci(0.95, "wilson")
-    assert wilson(9 / 12, 12) == pytest.approx((theirs.low, theirs.high), abs=1e-4)
-    assert wilson(1.0, 12)[1] == pytest.approx(1.0)
+def test_a_bar_of_one_run_has_wilsons_interval_of_its_domains_test_images(
+    fedcir: Command, options: list[str], tmp_path: Path
+) -> None:
+    fedcir("run", *options, "--out", tmp_path / "run")
+    fedcir("report", tmp_path / "run", "-o", tmp_path / "r.html", "--samples", 0)
+    (bars,) = data_of(tmp_path / "r.html", "Accuracy by domain")["choices"][0]["series"]
+    for share, low, high in zip(bars["y"], bars["low"], bars["high"], strict=True):
+        p, n, z = share / 100, 12, 1.959964  # twelve test images a domain
+        middle, half = p + z**2 / (2 * n), z * (p * (1 - p) / n + (z / (2 * n)) ** 2) ** 0.5
+        ends = [100 * (middle + sign * half) / (1 + z**2 / n) for sign in (-1, 1)]
+        assert [low, high] == pytest.approx(ends, abs=1e-3)
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,14 @@ def test_runs_are_by_method_and_seed_and_fedavg_is_the_baseline(run: Callable[..
     assert study.notes == ()
 
 
+def test_methods_are_in_the_papers_order_and_ones_own_follow_by_name(run: Callable[..., Run], tmp_path: Path) -> None:
+    for name in ("Zeta", "Alpha"):
+        text = f'"""{name}: the mean."""\nfrom fedcir import FedAvg\nclass {name}(FedAvg):\n    """Mine."""\n'
+        (tmp_path / f"{name.lower()}.py").write_text(text)
+    runs = [run(f"{tmp_path}/zeta.py"), run("fedcir"), run(f"{tmp_path}/alpha.py"), run("fedavg")]
+    assert list(study_of(runs).runs) == ["fedavg", "fedcir", "alpha", "zeta"]
+
+
 def test_runs_of_one_method_are_told_apart_by_what_differs(run: Callable[..., Run]) -> None:
     runs = [run("fedcir"), run("fedcir", "algorithm.lambda_reg=2.0"), run("fedavg")]
     assert list(study_of(runs).runs) == ["fedavg", "fedcir lambda_reg=0.5", "fedcir lambda_reg=2.0"]

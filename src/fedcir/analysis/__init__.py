@@ -3,7 +3,7 @@
 from fedcir.analysis.alignment import Alignment
 from fedcir.analysis.bootstrap import Interval
 from fedcir.analysis.bound import Bound, average_risk, risks
-from fedcir.analysis.diagnosis import Diagnosis, diagnose_data, diagnose_run, verdict
+from fedcir.analysis.diagnose import Diagnosis, diagnose_data, diagnose_run, verdict
 from fedcir.analysis.divergence import Divergences, distance, divergences, proxy_a_distance
 from fedcir.engine.cost import to_target
 

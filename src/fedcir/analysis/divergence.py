@@ -14,12 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcir.analysis.bootstrap import Draws, Interval, Weights, interval, weights
+from fedcir.data.domains import Indices
 from fedcir.rng import numpy_rng, seed_for
 from fedcir.types import InputError
 
 Representations = NDArray[np.floating[Any]]  # (N, Z)
-Rows = NDArray[np.int64]
-Part = tuple[Weights, Rows]
+Part = tuple[Weights, Indices]
 """A client's weights in the resamples, and which of its samples are on one side."""
 
 LEAST = 4
@@ -124,7 +124,7 @@ def _measured(
     return 2 * (1 - 2 * float(wrong.mean())), 2 * (1 - 2 * np.mean(errors, axis=0))
 
 
-def _errors(a: Representations, b: Representations, seed: int) -> tuple[Rows, NDArray[np.bool_]]:
+def _errors(a: Representations, b: Representations, seed: int) -> tuple[Indices, NDArray[np.bool_]]:
     """Which samples of each side a linear SVM gets wrong that was trained on others: each is tested once in five folds.
 
     The larger side is cut at random. Gives the rows that are left and whether each is wrong, both (2, size).
@@ -170,7 +170,7 @@ def _mean(distances: Any, draws: Draws) -> Interval:
     return _bounded(float(np.mean([each.value for each in distances])), draws)
 
 
-def _halves(samples: int, name: str, seed: int) -> tuple[Rows, Rows]:
+def _halves(samples: int, name: str, seed: int) -> tuple[Indices, Indices]:
     if samples < 2 * LEAST:
         raise InputError(f"{name!r} has {samples} samples, its distance to the mixture needs {2 * LEAST} at least")
     order = numpy_rng(seed, "pad", "halves", name).permutation(samples)

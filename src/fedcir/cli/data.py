@@ -11,23 +11,22 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedcir.cli.app import App
-from fedcir.cli.options import BETA, SET
+from fedcir.cli.options import Assignments, option
 from fedcir.cli.tables import print_table
+from fedcir.config import OPTIONS, Asked, Config
 
 if TYPE_CHECKING:
     from PIL import Image
 
-    from fedcir.config import Config
-    from fedcir.data.check import Findings
+    from fedcir.data.inspection import Findings
 
 data = App("List, check, show and prepare datasets.")
 
-Name = Annotated[str, typer.Argument(help="Name of the dataset (`fedcir data list`).")]
-Root = Annotated[Path | None, typer.Option(help="Folder that holds the dataset.")]
-Size = Annotated[int | None, typer.Option(help="Pixels of a side; 128 by default for image files.")]
+Name = Annotated[str, typer.Argument(help=OPTIONS["dataset"].help)]
+Root = Annotated[Path | None, option("data_root")]
+Size = Annotated[int | None, option("image_size")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
-Settings = Annotated[list[str] | None, typer.Option("--set", metavar="SECTION.FIELD=VALUE", help=SET)]
 
 SHEETS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WEBP", ".pdf": "PDF"}
 """Endings of a contact sheet's name, and what Pillow calls the formats."""
@@ -65,18 +64,18 @@ def check(
     image_size: Size = None,
     quiet: Quiet = False,
     json: Json = False,
-    set: Settings = None,
+    set: Assignments = None,
 ) -> None:
     """Look at every image and say whether training can begin. Names counts, sizes, copies and damaged files."""
     from dataclasses import fields
 
     from fedcir.cli.progress import Meter
-    from fedcir.data.check import check as look
+    from fedcir.data.inspection import inspect_dataset
     from fedcir.types import InputError
 
     config = _config(name, data_root, image_size, set)
     with Meter("looking at images", quiet) as meter:
-        found = look(config.data, meter.show)
+        found = inspect_dataset(config.data, meter.show)
     if json:
         sizes = [[width, height, count] for (width, height), count in found.sizes.most_common()]
         told = {field.name: getattr(found, field.name) for field in fields(found)}
@@ -103,7 +102,7 @@ def show(
         Path | None, typer.Option("--out", "-o", help="Where to write the picture. [default: NAME.png]")
     ] = None,
     quiet: Quiet = False,
-    set: Settings = None,
+    set: Assignments = None,
 ) -> None:
     """Draw a contact sheet: domains as rows, classes as columns."""
     from fedcir.cli.progress import Meter
@@ -130,7 +129,7 @@ def show(
 
 @data.command()
 def prepare(
-    name: Name, data_root: Root = None, image_size: Size = None, quiet: Quiet = False, set: Settings = None
+    name: Name, data_root: Root = None, image_size: Size = None, quiet: Quiet = False, set: Assignments = None
 ) -> None:
     """Fetch and decode a dataset ahead of the first run. Not every dataset can be fetched: see `data list`."""
     from fedcir.cli.progress import Meter
@@ -156,17 +155,17 @@ def partition(
     name: Name,
     data_root: Root = None,
     image_size: Size = None,
-    clients: Annotated[int | None, typer.Option(help="Number of clients to split the domains between.")] = None,
-    beta: Annotated[float | None, typer.Option(help=BETA)] = None,
-    hold_out: Annotated[str | None, typer.Option(help="Domain to test on but not to train on.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of everything random. [default: 0]")] = None,
+    clients: Annotated[int | None, option("clients")] = None,
+    beta: Annotated[float | None, option("beta")] = None,
+    hold_out: Annotated[str | None, option("hold_out")] = None,
+    seed: Annotated[int | None, option("seed")] = None,
     plot: Annotated[bool, typer.Option("--plot", help="Draw which client holds which classes.")] = False,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Where to write the picture. [default: NAME-clients.png]")
     ] = None,
     quiet: Quiet = False,
     json: Json = False,
-    set: Settings = None,
+    set: Assignments = None,
 ) -> None:
     """Show which client would hold what. --json prints the manifest that a run would have."""
     from fedcir.cli.progress import Meter
@@ -220,11 +219,7 @@ def cache(
     print(f"{_megabytes(sum(entry.bytes for entry in entries))} in {cache_folder()}")
 
 
-def _config(
-    name: str, data_root: Path | None, image_size: int | None, set: list[str] | None, **more: object
-) -> "Config":
-    from fedcir.config import Asked
-
+def _config(name: str, data_root: Path | None, image_size: int | None, set: list[str] | None, **more: object) -> Config:
     given = {"dataset": name, "data_root": data_root, "image_size": image_size, **more}
     return Asked(options=given, assignments=set or ()).config()
 

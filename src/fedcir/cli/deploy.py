@@ -9,7 +9,7 @@ import typer
 
 from fedcir.cli.app import App
 from fedcir.cli.interrupt import Interrupted
-from fedcir.cli.options import Options, run_name, with_options
+from fedcir.cli.options import Options, option, run_name, with_options
 from fedcir.cli.run import print_note, print_run
 
 deploy = App("Train across machines, on Flower.")
@@ -18,8 +18,8 @@ deploy = App("Train across machines, on Flower.")
 @with_options
 def local(
     options: Options,
-    algorithm: Annotated[str | None, typer.Option(help="Method or file (./mine.py). [default: fedcir]")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of everything random. [default: 0]")] = None,
+    algorithm: Annotated[str | None, option("algorithm")] = None,
+    seed: Annotated[int | None, option("seed")] = None,
     sites: Annotated[int | None, typer.Option(help="Number of SuperNodes; by default one a client.")] = None,
     timeout: Annotated[
         float,
@@ -96,7 +96,7 @@ def check(
     _need_flower()
     from fedcir.cli.progress import Meter
     from fedcir.config import Asked
-    from fedcir.flower.check import Setup, check_site
+    from fedcir.flower.site_check import Setup, check_site
     from fedcir.types import InputError
 
     if all(each is None for each in (superlink, root_certificates, key, data_root, domain)):

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedcir.cli.options import BETA, SET
+from fedcir.cli.options import Assignments, option
 from fedcir.cli.tables import print_table
 
 if TYPE_CHECKING:
-    from fedcir.analysis.diagnosis import Diagnosis
+    from fedcir.analysis.diagnose import Diagnosis
 
 WIDE = 10
 """Domains whose distances are printed as a matrix."""
@@ -23,24 +23,24 @@ LONG = 20
 def diagnose(
     runs: Annotated[list[Path] | None, typer.Argument(help="One finished run, or two to compare.")] = None,
     dataset: Annotated[str | None, typer.Option(help="Name of a dataset to look at before any training.")] = None,
-    data_root: Annotated[Path | None, typer.Option(help="Folder that holds the dataset.")] = None,
-    image_size: Annotated[int | None, typer.Option(help="Pixels of a side; 128 by default for image files.")] = None,
+    data_root: Annotated[Path | None, option("data_root")] = None,
+    image_size: Annotated[int | None, option("image_size")] = None,
     model: Annotated[str | None, typer.Option(help="Network to look through: cnn or resnet18.")] = None,
-    clients: Annotated[int | None, typer.Option(help="Number of clients to split the domains between.")] = None,
-    beta: Annotated[float | None, typer.Option(help=BETA)] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of everything random. [default: 0]")] = None,
+    clients: Annotated[int | None, option("clients")] = None,
+    beta: Annotated[float | None, option("beta")] = None,
+    seed: Annotated[int | None, option("seed")] = None,
     samples: Annotated[int, typer.Option(help="Test images of each domain to measure distances on.")] = 1000,
     projection: Annotated[str, typer.Option(help="How the picture is flattened: pca, tsne or umap.")] = "pca",
     out: Annotated[Path, typer.Option("--out", "-o", help="File for the picture.")] = Path("diagnosis.png"),
     quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
-    set: Annotated[list[str] | None, typer.Option("--set", metavar="SECTION.FIELD=VALUE", help=SET)] = None,
+    set: Assignments = None,
 ) -> None:
     """Measure how far clients are apart, in data or in runs. Takes a dataset before any training, one run, or two."""
-    from fedcir.analysis.diagnosis import as_json, diagnose_data, diagnose_run, verdict
+    from fedcir.analysis.diagnose import as_json, diagnose_data, diagnose_run, verdict
     from fedcir.cli.progress import Meter
     from fedcir.config import Asked
-    from fedcir.insight.report.diagnosis import check_picture, diagnosis
+    from fedcir.insight.report.picture import check_picture, draw_diagnosis
     from fedcir.runs.run import load_run, run_folders, same_data
     from fedcir.types import InputError
 
@@ -72,7 +72,7 @@ def diagnose(
             asked |= {"clients": clients, "beta": beta, "seed": seed}
             found = [diagnose_data(Asked(options=asked, assignments=set or ()).config(), samples, meter.show)]
     said = verdict(found[0], *found[1:])
-    diagnosis(found, out, projection)
+    draw_diagnosis(found, out, projection)
     if json:
         told = [as_json(each) for each in found]
         told[0]["verdict"] = said

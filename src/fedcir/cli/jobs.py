@@ -54,7 +54,8 @@ def check_target(target: float | None) -> None:
 
 def cores(options: Options) -> int:
     """Runs at a time, or workers of one."""
-    return (os.cpu_count() or 1) if options.workers is None else options.workers
+    workers: int | None = options.settings.get("workers")
+    return (os.cpu_count() or 1) if workers is None else workers
 
 
 def check_place(out: Path) -> None:

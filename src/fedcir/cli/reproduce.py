@@ -134,11 +134,11 @@ def _config(options: Options, case: "Case", scale: str, roots: "Mapping[str, str
 
     preset = options.preset or (case.dataset if case.dataset in names() else None)
     root = roots[case.dataset]
-    own = replace(options, dataset=case.dataset, data_root=None if root is None else Path(root), preset=preset)
+    own = {"dataset": case.dataset, "data_root": root, "algorithm": case.algorithm, "seed": case.seed}
     base = {section: dict(values) for section, values in SCALES[scale].items()}
     if case.dataset in SOURCES and SOURCES[case.dataset].arrays is not None:  # they have a size of their own
         base.get("data", {}).pop("image_size", None)
-    return own.asked(algorithm=case.algorithm, seed=case.seed).config(merged(base, case.point.settings))
+    return replace(options, preset=preset).asked(**own).config(merged(base, case.point.settings))
 
 
 def _tell_plan(jobs: "list[Job]", opened: "Mapping[str, Federation]", workers: int, out: Path) -> None:

@@ -13,7 +13,7 @@ import typer
 
 from fedcir.cli.interrupt import Interrupted
 from fedcir.cli.jobs import check_place, check_target, parse_algorithms, parse_seeds, prepare, run_all, tell_failures
-from fedcir.cli.options import Options, latest, run_name, unused, with_options
+from fedcir.cli.options import Options, latest, option, run_name, unused, with_options
 from fedcir.cli.report import try_report
 from fedcir.cli.tables import print_table
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 @with_options
 def run(
     options: Options,
-    algorithm: Annotated[str | None, typer.Option(help="Method or file (./mine.py). [default: fedcir]")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of everything random. [default: 0]")] = None,
+    algorithm: Annotated[str | None, option("algorithm")] = None,
+    seed: Annotated[int | None, option("seed")] = None,
 ) -> None:
     """Train one method. Without arguments: FedCiR on an embedded dataset of digits."""
     from fedcir.cli.progress import Display, Meter

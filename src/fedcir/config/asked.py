@@ -5,31 +5,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fedcir.config.options import OPTIONS
 from fedcir.config.presets import read_preset
 from fedcir.config.settings import Config
 from fedcir.config.tables import config_from, config_tables, merged, parse_assignment, read_toml
 from fedcir.types import InputError
-
-OPTIONS = {
-    "dataset": "data.name",
-    "data_root": "data.root",
-    "image_size": "data.image_size",
-    "model": "model.name",
-    "rounds": "server.rounds",
-    "local_steps": "local.steps",
-    "lr": "local.lr",
-    "batch_size": "local.batch_size",
-    "clients": "partition.clients",
-    "active": "server.active",
-    "beta": "partition.beta",
-    "hold_out": "partition.hold_out",
-    "device": "run.device",
-    "workers": "run.workers",
-    "eval_every": "server.eval_every",
-    "algorithm": "algorithm.name",
-    "seed": "run.seed",
-}
-"""The settings that have a name of their own, on the command line and in Python."""
 
 OWN_DATA = ("arrays", "folders", "hub")
 """Datasets that hold anything, so that any preset may be tried on them."""
@@ -73,7 +53,7 @@ class Asked:
         if "clients" in given or "beta" in given:
             tables = merged({"partition": {"scheme": "dirichlet"}}, tables)  # unless the file says otherwise
         for name, value in given.items():
-            section, field = OPTIONS[name].split(".")
+            section, field = OPTIONS[name].place.split(".")
             tables = merged(tables, {section: {field: str(value) if isinstance(value, Path) else value}})
         for assignment in self.assignments:
             tables = merged(tables, parse_assignment(assignment))

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcir.data.decode import OnFile, Rows, decode_files
+from fedcir.data.decode import OnFile, Squares, decode_files
 from fedcir.data.domains import Images
 from fedcir.data.items import Pictures
 from fedcir.types import InputError
@@ -132,7 +132,7 @@ def _build(folder: Path, seen: str, pictures: Pictures, about: dict[str, Any], o
         size = int(about["size"])
         shape = (len(pictures.items), size, size, 3)
         images = np.lib.format.open_memmap(beside / "images.npy", mode="w+", dtype=np.uint8, shape=shape)
-        rows = Rows(str(beside / "images.npy"), images.offset)
+        rows = Squares(str(beside / "images.npy"), images.offset)
         if hasattr(os, "posix_fallocate"):
             with open(rows.path, "r+b") as file:  # a full disk is an error now, not a crash later
                 os.posix_fallocate(file.fileno(), 0, images.offset + images.nbytes)

@@ -40,7 +40,7 @@ class Look(NamedTuple):
     """What is wrong with it; empty if nothing is."""
 
 
-class Rows(NamedTuple):
+class Squares(NamedTuple):
     """A file of squares, one after the other from an offset on."""
 
     path: str
@@ -48,7 +48,7 @@ class Rows(NamedTuple):
 
 
 def decode_files(
-    paths: Sequence[str], size: int, images: Rows | None = None, on_file: OnFile | None = None
+    paths: Sequence[str], size: int, images: Squares | None = None, on_file: OnFile | None = None
 ) -> list[Look]:
     """Look at every file, and write its image into its row of `images` where that is given."""
     rows = range(len(paths))
@@ -60,7 +60,7 @@ def decode_files(
     return [looks[row] for row in rows]
 
 
-def _here(paths: Sequence[str], rows: Sequence[int], size: int, images: Rows | None) -> Iterator[dict[int, Look]]:
+def _here(paths: Sequence[str], rows: Sequence[int], size: int, images: Squares | None) -> Iterator[dict[int, Look]]:
     """Looks by row, some at a time."""
     with ExitStack() as stack:
         into = None if images is None else stack.enter_context(open(images.path, "r+b", buffering=0))
@@ -92,7 +92,7 @@ def _decode(path: str, size: int) -> tuple[Look, bytes]:
     return Look(hashlib.blake2b(encoded, digest_size=16).hexdigest(), width, height, ""), picture.tobytes()
 
 
-def _beside(paths: Sequence[str], size: int, images: Rows | None) -> Iterator[dict[int, Look]]:
+def _beside(paths: Sequence[str], size: int, images: Squares | None) -> Iterator[dict[int, Look]]:
     """The same by as many processes as there are cores."""
     count = os.cpu_count() or 1
     answers: queue.Queue[dict[int, Look] | None] = queue.Queue()
@@ -168,7 +168,7 @@ def main() -> None:
         job = json.load(sys.stdin)
     except ValueError:  # whoever wanted it done has ended
         return
-    images = None if job["images"] is None else Rows(*job["images"])
+    images = None if job["images"] is None else Squares(*job["images"])
     for some in _here(job["paths"], job["rows"], job["size"], images):
         print(json.dumps(list(some.items())), flush=True)
 

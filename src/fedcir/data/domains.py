@@ -11,7 +11,7 @@ from fedcir.rng import numpy_rng
 
 Images = NDArray[np.uint8]
 Labels = NDArray[np.int64]
-Rows = NDArray[np.int64]
+Indices = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Split:
     images: Images  # (M, H, W, C): often a whole dataset, mapped from a file, of which `rows` are these samples
     labels: Labels  # (N,)
     ids: Sequence[str]
-    rows: Rows | None = None
+    rows: Indices | None = None
     """Where each sample's image is; all images in their order if not given."""
 
     def __post_init__(self) -> None:
@@ -36,17 +36,17 @@ class Split:
         return len(self.labels)
 
     @property
-    def where(self) -> Rows:
+    def where(self) -> Indices:
         assert self.rows is not None
         return self.rows
 
-    def pixels(self, indices: Sequence[int] | Rows) -> Images:
+    def pixels(self, indices: Sequence[int] | Indices) -> Images:
         """A copy of the images of these samples."""
         chosen = np.asarray(self.images[self.where[np.asarray(indices, dtype=np.int64)]])
         _release(self.images)
         return chosen
 
-    def take(self, indices: Sequence[int] | Rows) -> "Split":
+    def take(self, indices: Sequence[int] | Indices) -> "Split":
         """These samples, in this order; no image is copied."""
         chosen = np.asarray(indices, dtype=np.int64)
         return Split(self.images, self.labels[chosen], [self.ids[i] for i in chosen], self.where[chosen])

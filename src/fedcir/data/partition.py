@@ -9,11 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcir.config import PartitionConfig
-from fedcir.data.domains import Labels
+from fedcir.data.domains import Indices, Labels
 from fedcir.rng import numpy_rng
 from fedcir.types import InputError
-
-Rows = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -21,7 +19,7 @@ class Share:
     """A client's training rows by domain, and the domain whose test set it holds. No rows: it only evaluates."""
 
     domain: str
-    rows: Mapping[str, Rows]
+    rows: Mapping[str, Indices]
     name: str = ""
     """What its owner calls it, where a file says who holds what."""
 
@@ -99,7 +97,7 @@ def dirichlet_within_domain(
                 f"with at least {min_samples} each: lower --clients or partition.min_samples"
             )
         rng = numpy_rng(seed, "partition", name)
-        parts: list[list[Rows]] = [[] for _ in range(count)]
+        parts: list[list[Indices]] = [[] for _ in range(count)]
         for label in np.unique(values):
             rows = rng.permutation(np.flatnonzero(values == label))
             cuts = np.round(np.cumsum(rng.dirichlet(np.full(count, beta)))[:-1] * len(rows)).astype(int)
@@ -168,7 +166,7 @@ def read_owners(path: Path) -> dict[str, str]:
     return owners
 
 
-def _top_up(parts: list[Rows], least: int, rng: np.random.Generator) -> list[Rows]:
+def _top_up(parts: list[Indices], least: int, rng: np.random.Generator) -> list[Indices]:
     """Move single rows from the client that holds most until each holds the least that is asked for."""
     while min(len(part) for part in parts) < least:
         sizes = [len(part) for part in parts]

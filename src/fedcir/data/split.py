@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcir.data.cache import Prepared
-from fedcir.data.domains import Domain, Domains, Labels, Rows, Split, stratified_sample
+from fedcir.data.domains import Domain, Domains, Indices, Labels, Split, stratified_sample
 from fedcir.data.items import Item
 from fedcir.rng import numpy_rng
 from fedcir.types import InputError
@@ -93,7 +93,7 @@ def _notes(items: Sequence[Item], digests: NDArray[np.void], different: int) -> 
     return tuple(notes)
 
 
-def without_duplicates(items: Sequence[Item], digests: NDArray[np.void]) -> Rows:
+def without_duplicates(items: Sequence[Item], digests: NDArray[np.void]) -> Indices:
     """Rows of which no two are the same file, ascending. Of equal ones a test image stays, else the first.
 
     An image of a validation set goes before one to train on.
@@ -118,7 +118,7 @@ def with_validation(domain: Domain, fraction: float, seed: int) -> Domain:
     return replace(domain, train=domain.train.take(kept), validation=domain.train.take(held))
 
 
-def _test_rows(items: Sequence[Item], labels: Labels, splitting: Splitting, domain: str) -> Rows:
+def _test_rows(items: Sequence[Item], labels: Labels, splitting: Splitting, domain: str) -> Indices:
     """The test samples: those of a list or folder where there is one, else a seeded share of every class."""
     if any(item.part is not None for item in items):
         return np.flatnonzero([item.part == "test" for item in items])
@@ -138,7 +138,7 @@ def _test_rows(items: Sequence[Item], labels: Labels, splitting: Splitting, doma
     return np.sort(np.array([row for group in drawn for row in together[group]], dtype=np.int64))
 
 
-def _leaving_one(labels: Labels, fraction: float, rng: np.random.Generator) -> Rows:
+def _leaving_one(labels: Labels, fraction: float, rng: np.random.Generator) -> Indices:
     """A stratified sample that takes at least one, and of no class all."""
     drawn = stratified_sample(labels, max(1, round(len(labels) * fraction)), rng)
     rest = set(labels[np.setdiff1d(np.arange(len(labels)), drawn)].tolist())

@@ -121,7 +121,7 @@ def open_deployment(grid: Grid, settings: Settings) -> Iterator[tuple[Session, R
 def in_run_config(text: str) -> str:
     """What an error says, in the run-config's words for the command line's options, which `flwr run` does not have."""
     words = {"resume": "resume=true", "out": "out", "set": "set", "preset": "preset"}
-    words |= {option.replace("_", "-"): place for option, place in OPTIONS.items()}
+    words |= {name.replace("_", "-"): option.place for name, option in OPTIONS.items()}
     return re.sub(r"--([a-z]+(-[a-z]+)*)", lambda found: words.get(found[1], found[0]), text)
 
 

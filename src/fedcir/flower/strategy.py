@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fedcir.algorithms.algorithm import Algorithm
 from fedcir.algorithms.fedcir import FedCiR
-from fedcir.config import AlgorithmConfig, Config, DataConfig, LocalConfig, RunConfig, ServerConfig
+from fedcir.config import AlgorithmConfig, Config, DataConfig, LocalConfig, ModelConfig, RunConfig, ServerConfig
 from fedcir.engine.machine import threads
 from fedcir.engine.replies import tally
 from fedcir.engine.rounds import take_step
@@ -31,8 +31,8 @@ class AlgorithmStrategy(Strategy):
     """Trains `encoder` and a classifier on top by a method of fedcir; clients answer with `local_update`.
 
     `example` is a batch of inputs of the right shape, such as torch.zeros(2, 3, 32, 32). A round begins once `sites`
-    nodes are there; clients are sampled by `seed` over the names that the sites give themselves. `start` says how many
-    rounds there are; if another strategy wraps this one, `rounds` must, where their number enters the method.
+    nodes are there; clients are sampled by `seed` over the names that the sites give themselves. There are
+    `rounds` of them, unless `start` says otherwise; if another strategy wraps this one, only `rounds` is known here.
     """
 
     def __init__(
@@ -43,16 +43,16 @@ class AlgorithmStrategy(Strategy):
         example: Tensor,
         num_classes: int,
         sites: int = 2,
-        rounds: int = 25,
-        local_steps: int = 20,
-        batch_size: int = 32,
-        lr: float = 0.01,
-        momentum: float = 0.9,
-        weight_decay: float = 5e-4,
-        active: int | None = None,
-        min_replies: int = 1,
-        latent: int | None = None,
-        seed: int = 0,
+        rounds: int = ServerConfig.rounds,
+        local_steps: int = LocalConfig.steps,
+        batch_size: int = LocalConfig.batch_size,
+        lr: float = LocalConfig.lr,
+        momentum: float = LocalConfig.momentum,
+        weight_decay: float = LocalConfig.weight_decay,
+        active: int | None = ServerConfig.active,
+        min_replies: int = ServerConfig.min_replies,
+        latent: int | None = ModelConfig.latent,
+        seed: int = RunConfig.seed,
         wait: float = 600.0,
     ) -> None:
         self.algorithm = FedCiR() if algorithm is None else algorithm
@@ -81,13 +81,14 @@ class AlgorithmStrategy(Strategy):
         self,
         grid: Grid,
         initial_arrays: ArrayRecord | None = None,
-        num_rounds: int = 3,
+        num_rounds: int | None = None,
         timeout: float = 3600,
         train_config: ConfigRecord | None = None,
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
-        """Flower's own loop; without `initial_arrays` it starts from the encoder's weights."""
+        """Flower's own loop, over `rounds` if not said otherwise; it starts from the encoder's weights if not given."""
+        num_rounds = self.config.server.rounds if num_rounds is None else num_rounds
         self.config = replace(self.config, server=replace(self.config.server, rounds=num_rounds))
         self._timeout, self._transport = timeout, None
         arrays = self.initial_arrays() if initial_arrays is None else initial_arrays

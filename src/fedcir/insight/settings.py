@@ -56,7 +56,7 @@ def settings(which: str | None = None) -> list[Setting]:
 def _section(section: str) -> list[Setting]:
     cls = SECTIONS[section]
     hints, docs = get_type_hints(cls), field_docs(cls)
-    options = {place: f"--{option.replace('_', '-')}" for option, place in OPTIONS.items()}
+    options = {option.place: f"--{name.replace('_', '-')}" for name, option in OPTIONS.items()}
     return [
         Setting(name, *_takes(hints[f.name]), f.default, docs[f.name], options.get(name))
         for f in dataclasses.fields(cls)

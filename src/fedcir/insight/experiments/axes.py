@@ -1,7 +1,8 @@
 """Figures of accuracy against a setting: one table and one panel a dataset, whatever the setting is."""
 
 from fedcir.insight.charts import Chart, Lines, spread
-from fedcir.insight.experiments.experiment import Outcome, Results, Rows, cell, number, plain
+from fedcir.insight.experiments.experiment import Outcome, Results, cell, number, plain
+from fedcir.insight.report.tables import Rows
 
 
 def accuracy_against(results: Results, axis: str, joined: bool = True) -> Outcome:

@@ -7,15 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from fedcir.insight.charts import Chart
+from fedcir.insight.report.tables import Rows
 from fedcir.runs.compare import Estimate
 from fedcir.runs.run import Run
 from fedcir.types import InputError
 
 Tables = Mapping[str, Mapping[str, Any]]
-Rows = list[list[str]]
-
-METHODS = ("centralized", "fedavg", "fedprox", "fedproc", "fedgen", "fedsr", "fedreg", "fedalign", "fedcir")
-"""All of the paper, in its order."""
 
 SCALES: dict[str, Tables] = {
     "paper": {"model": {"name": "resnet18"}, "server": {"rounds": 300}},

@@ -1,7 +1,8 @@
 """Accuracy against the number of clients, how many of them train in a round, and their label skew."""
 
 from fedcir.insight.experiments.axes import accuracy_against
-from fedcir.insight.experiments.experiment import METHODS, Experiment, Outcome, Point, Results
+from fedcir.insight.experiments.experiment import Experiment, Outcome, Point, Results
+from fedcir.insight.experiments.paper import METHODS
 
 PAIRS = {
     "paper": ((10, 5), (20, 10), (50, 10), (50, 25)),

@@ -1,7 +1,9 @@
 """Accuracy against the round."""
 
 from fedcir.insight.charts import Chart, Lines, accuracy, curve
-from fedcir.insight.experiments.experiment import METHODS, Experiment, Outcome, Results, Rows, cell, number
+from fedcir.insight.experiments.experiment import Experiment, Outcome, Results, cell, number
+from fedcir.insight.experiments.paper import METHODS
+from fedcir.insight.report.tables import Rows
 
 SHARES = (0.1, 0.25, 0.5, 0.75, 1.0)
 """Where the table looks at the curves, as shares of all rounds."""

@@ -2,10 +2,11 @@
 
 import numpy as np
 
-from fedcir.analysis.diagnosis import diagnose_run
+from fedcir.analysis.diagnose import diagnose_run
 from fedcir.analysis.divergence import Divergences
 from fedcir.insight.charts import Chart, Lines, Series
-from fedcir.insight.experiments.experiment import Experiment, Outcome, Results, Rows, number
+from fedcir.insight.experiments.experiment import Experiment, Outcome, Results, number
+from fedcir.insight.report.tables import Rows
 from fedcir.runs.compare import baseline_of
 
 SAMPLES = 1000

@@ -1,7 +1,8 @@
 """Accuracy against label skew: Dirichlet(beta) within each domain, all clients active."""
 
 from fedcir.insight.experiments.axes import accuracy_against
-from fedcir.insight.experiments.experiment import METHODS, Experiment, Outcome, Point, Results
+from fedcir.insight.experiments.experiment import Experiment, Outcome, Point, Results
+from fedcir.insight.experiments.paper import METHODS
 
 CLIENTS = {"paper": 50, "small": 20, "smoke": 8}
 BETAS = {"paper": (0.1, 0.5, 1, 10), "small": (0.1, 0.5, 1, 10), "smoke": (0.1, 10)}

@@ -1,7 +1,8 @@
 """Accuracy against the steps that a client takes in a round."""
 
 from fedcir.insight.experiments.axes import accuracy_against
-from fedcir.insight.experiments.experiment import METHODS, Experiment, Outcome, Point, Results
+from fedcir.insight.experiments.experiment import Experiment, Outcome, Point, Results
+from fedcir.insight.experiments.paper import METHODS
 
 STEPS = {"paper": (5, 20, 50, 100, 200), "small": (5, 20, 50, 100), "smoke": (1, 4)}
 

@@ -1,7 +1,8 @@
 """Average local risk against the round: the first term of the bound (Theorem 2)."""
 
 from fedcir.insight.charts import Chart, Lines, curve, risk, training_loss
-from fedcir.insight.experiments.experiment import Experiment, Outcome, Results, Rows, number
+from fedcir.insight.experiments.experiment import Experiment, Outcome, Results, number
+from fedcir.insight.report.tables import Rows
 
 MEASURES = (
     ("of the global model, on each client's test images", risk),

@@ -13,6 +13,8 @@ _TABLE1 = {
     "fedalign": "63.95 0.81  57.83 1.52  65.81 1.42  80.38 0.74  85.60 0.70",
     "fedcir": "65.18 1.12  58.81 1.48  66.14 1.45  80.45 0.71  86.23 0.47",
 }
+METHODS = tuple(_TABLE1)
+"""In the paper's order."""
 
 
 def table1(algorithm: str, dataset: str) -> tuple[float, float] | None:

@@ -2,7 +2,9 @@
 
 from fedcir.insight.charts import Chart, Lines, spread
 from fedcir.insight.experiments import paper
-from fedcir.insight.experiments.experiment import METHODS, Experiment, Outcome, Results, Rows, cell, number, plain
+from fedcir.insight.experiments.experiment import Experiment, Outcome, Results, cell, number, plain
+from fedcir.insight.experiments.paper import METHODS
+from fedcir.insight.report.tables import Rows
 
 
 def outcome(results: Results) -> Outcome:

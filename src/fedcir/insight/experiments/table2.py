@@ -2,7 +2,8 @@
 
 from fedcir.insight.charts import Chart, Lines, Series, spread
 from fedcir.insight.experiments import paper
-from fedcir.insight.experiments.experiment import Experiment, Outcome, Point, Results, Rows, cell, number, plain
+from fedcir.insight.experiments.experiment import Experiment, Outcome, Point, Results, cell, number, plain
+from fedcir.insight.report.tables import Rows
 
 REG_AT_ALIGN, ALIGN_AT_REG = 5e-6, 0.5
 

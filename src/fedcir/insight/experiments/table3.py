@@ -6,7 +6,8 @@ import statistics
 from fedcir.engine.cost import Ledger, to_target
 from fedcir.insight.charts import Chart, Lines, Series
 from fedcir.insight.experiments import paper
-from fedcir.insight.experiments.experiment import Experiment, Outcome, Results, Rows, number
+from fedcir.insight.experiments.experiment import Experiment, Outcome, Results, number
+from fedcir.insight.report.tables import Rows
 from fedcir.runs.compare import baseline_of
 from fedcir.runs.run import Run
 

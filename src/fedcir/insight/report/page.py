@@ -10,8 +10,8 @@ from importlib.resources import files
 from typing import Any
 
 from fedcir.insight.charts import Chart
-
-Rows = Sequence[Sequence[str]]
+from fedcir.insight.experiments.paper import METHODS
+from fedcir.insight.report.tables import Rows
 
 
 @dataclass(frozen=True)
@@ -78,8 +78,8 @@ def page(title: str, lead: str, sections: Sequence[Section], methods: Sequence[s
     )
 
 
-COLOURS = ("fedcir", "fedavg", "fedprox", "fedproc", "fedgen", "fedsr", "fedreg", "fedalign", "centralized")
-"""Methods by the colour that each has in every report."""
+COLOURS = (METHODS[-1], *METHODS[1:-1], METHODS[0])
+"""The paper's methods by the colour that each has in every report: its own first, the ceiling last."""
 
 
 def places(methods: Sequence[str]) -> list[int]:

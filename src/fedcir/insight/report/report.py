@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from fedcir.analysis.diagnosis import Diagnosis, diagnose_run
+from fedcir.analysis.diagnose import Diagnosis, diagnose_run
 from fedcir.engine.files import write
 from fedcir.insight.experiments.experiment import Outcome, Results
 from fedcir.insight.report import clients, sections

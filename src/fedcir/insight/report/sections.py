@@ -63,14 +63,6 @@ def mean_interval(runs: Sequence[Run]) -> tuple[float, float] | None:
     return max(0.0, mean - half), min(1.0, mean + half)
 
 
-def wilson(share: float, count: int) -> tuple[float, float]:
-    """Wilson's 95 % interval of a share of so many."""
-    z = 1.96
-    middle = (share + z * z / (2 * count)) / (1 + z * z / count)
-    half = z * (share * (1 - share) / count + z * z / (4 * count * count)) ** 0.5 / (1 + z * z / count)
-    return middle - half, middle + half
-
-
 def findings(study: Study, methods: Sequence[Method]) -> list[str]:
     """The table in words: the best federated method, the ceiling, which differences could be chance, the weakest."""
     federated = [method for method in methods if not method.pools]

@@ -7,7 +7,7 @@ from typing import Any
 
 from fedcir.config import PATHS, config_tables
 from fedcir.engine.resume import MAY_DIFFER
-from fedcir.insight.experiments.experiment import METHODS
+from fedcir.insight.experiments.paper import METHODS
 from fedcir.runs.compare import baseline_of
 from fedcir.runs.run import Run, Source, as_run, same_data
 from fedcir.types import InputError
@@ -84,10 +84,10 @@ def _finished(run: Run) -> Run:
     return run
 
 
-def _rank(run: Run) -> int:
-    """The paper's order of methods, so that each has one place and colour in all reports; others come after."""
+def _rank(run: Run) -> tuple[int, str]:
+    """The paper's order of methods, so that each has one place in all reports; others come after, by name."""
     name = run.config.algorithm.name
-    return METHODS.index(name) if name in METHODS else len(METHODS)
+    return (METHODS.index(name), "") if name in METHODS else (len(METHODS), Path(name).stem)
 
 
 def shareable(run: Run) -> dict[str, dict[str, Any]]:

@@ -15,8 +15,8 @@ import pytest
 from PIL import Image
 
 from fedcir.config import DataConfig
-from fedcir.data.check import check
 from fedcir.data.decode import FEW
+from fedcir.data.inspection import inspect_dataset
 from fedcir.data.named import OFFICE_CALTECH_10
 from fedcir.data.sources import open_dataset
 from fedcir.types import InputError
@@ -52,7 +52,7 @@ def line(text: str, start: str) -> str:
 
 
 def test_counts_sizes_and_missing_classes_are_those_of_the_files(good: Path) -> None:
-    found = check(DataConfig("folders", str(good)))
+    found = inspect_dataset(DataConfig("folders", str(good)))
     assert found.counts == {"a": {"cat": 5, "dog": 7}, "b": {"cat": 4, "emu": 3}}
     assert found.sizes == Counter({(8, 8): 16, (5, 9): 3})  # width first
     assert found.classes == ["cat", "dog", "emu"]

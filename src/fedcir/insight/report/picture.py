@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from fedcir.analysis.diagnosis import Diagnosis
+from fedcir.analysis.diagnose import Diagnosis
 from fedcir.insight.report.plots import STAMPS, plain, save
 from fedcir.rng import numpy_rng
 from fedcir.types import InputError
@@ -33,7 +33,7 @@ def check_picture(path: Path, method: str) -> None:
         raise InputError(f"--out: no folder {path.parent}")
 
 
-def diagnosis(found: Sequence[Diagnosis], path: Path, method: str = "pca") -> None:
+def draw_diagnosis(found: Sequence[Diagnosis], path: Path, method: str = "pca") -> None:
     """Draw one, or two runs side by side."""
     check_picture(path, method)
     rows, columns = (2, 2) if not found[0].of_run else (2, 3) if len(found) == 1 else (3, 2)

@@ -63,7 +63,7 @@ class Findings:
         return {d: (found.get(d, 0), n) for d, n in self.published.items() if found.get(d, 0) != n}
 
 
-def check(data: DataConfig, on_file: OnFile | None = None) -> Findings:
+def inspect_dataset(data: DataConfig, on_file: OnFile | None = None) -> Findings:
     """Look at every image of a dataset."""
     source, root = find(data)
     obstacle = ""
