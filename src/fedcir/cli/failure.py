@@ -23,7 +23,11 @@ def fail(error: BaseException) -> None:
     line, code = told(error)
     if debugging() and code != 130 and not hasattr(error, "format_message"):
         traceback.print_exception(error)
-    print(f"fedcir: {' '.join(line.split())}", file=sys.stderr)
+    from fedcir.runs.events import tell
+
+    line = " ".join(line.split())
+    if not tell("failed", line):
+        print(f"fedcir: {line}", file=sys.stderr)
     sys.exit(code)
 
 
@@ -38,10 +42,10 @@ def told(error: BaseException) -> tuple[str, int]:
         return _misused(error), 2
     if isinstance(error, OSError) and (error.filename is not None or error.strerror is not None):
         return f"{error.strerror or error}: {error.filename or ''}".rstrip(": "), 2
-    from fedcir.types import InputError
+    from fedcir.types import FedcirError, InputError
 
-    if isinstance(error, InputError):
-        return str(error), 2
+    if isinstance(error, FedcirError):
+        return str(error), 2 if isinstance(error, InputError) else 1
     from fedcir.engine.transports.processes import too_little_memory
 
     if too_little_memory(error):

@@ -23,7 +23,7 @@ import psutil
 
 from fedcir.config import dump_toml
 from fedcir.flower.certs import make_certificates, make_node_key
-from fedcir.types import InputError
+from fedcir.types import InputError, RunError
 
 HOST = "127.0.0.1"
 CONNECTION = "federation"
@@ -113,7 +113,7 @@ class LocalFederation:
                 return
             time.sleep(0.1)
         last = " ".join(self.log("superlink").read_text(encoding="utf-8", errors="replace").split()[-40:])
-        raise InputError(f"Flower's SuperLink did not start: {last}")
+        raise RunError(f"Flower's SuperLink did not start: {last}")
 
     def start_supernode(self, number: int, *options: object, secure: bool = True) -> None:
         """Start a node of the federation; other options come after its own."""
@@ -131,7 +131,7 @@ class LocalFederation:
         for key in keys:
             done = self.flwr("supernode", "register", key, CONNECTION)
             if done.returncode:
-                raise InputError(f"Flower does not register {key}: {' '.join(done.stdout.split())}")
+                raise RunError(f"Flower does not register {key}: {' '.join(done.stdout.split())}")
 
     def flwr(self, *words: object) -> "subprocess.CompletedProcess[str]":
         """A command of Flower's, done."""
