@@ -211,9 +211,9 @@ def test_wilsons_interval_is_scipys() -> None:
     [
         ("nowhere", "nowhere holds no run"),
         ("empty", "empty holds no run"),
-        ("half", "holds no finished run: finish it with --resume"),
-        ("one --target 70", "--target is an accuracy between 0 and 1, got 70"),
-        ("one --samples 3", "--samples must be at least 8, or 0 for none, got 3"),
+        ("half", "holds no finished run: resume it to finish it"),
+        ("one --target 70", "target is an accuracy between 0 and 1, got 70"),
+        ("one --samples 3", "samples must be at least 8, or 0 for none, got 3"),
         ("one -o empty", "empty is a folder: name a file"),
     ],
 )

@@ -61,7 +61,7 @@ class View:
 def data_of_run(folder: RunFolder, data_root: str | None = None) -> tuple[Config, Domains, list[Share]]:
     """A finished run's settings, its data, which must be what it ran on, and who held what."""
     if not folder.finished:
-        raise InputError(f"{folder.path} holds no finished run: finish it with --resume")
+        raise InputError(f"{folder.path} holds no finished run: resume it to finish it")
     config = folder.config()
     if config.data.name not in SOURCES:
         raise InputError(
@@ -73,10 +73,10 @@ def data_of_run(folder: RunFolder, data_root: str | None = None) -> tuple[Config
     root = config.data.root
     if root is None and "key" in folder.manifest() and SOURCES[config.data.name].root == "folder":
         raise InputError(
-            f"{folder.path} ran across sites, which keep their images: give --data-root if a folder here holds them all"
+            f"{folder.path} ran across sites, which keep their images: give data_root if a folder here holds them all"
         )
     if SOURCES[config.data.name].root == "folder" and root is not None and not Path(root).is_dir():
-        raise InputError(f"{folder.path} ran on {root}, which is no folder now: name it with --data-root")
+        raise InputError(f"{folder.path} ran on {root}, which is no folder now: give data_root, where it is")
     domains, shares = deal(config)
     manifest = folder.manifest()
     if "test" in manifest:
@@ -86,7 +86,7 @@ def data_of_run(folder: RunFolder, data_root: str | None = None) -> tuple[Config
         same = {client["domain"]: client.get("test") for client in manifest["clients"]} == counts
     if not same:
         raise InputError(
-            f"the data at {root} are not what {folder.path} ran on: name those with --data-root"
+            f"the data at {root} are not what {folder.path} ran on: give those as data_root"
             if root is not None
             else f"{config.data.name} is not what {folder.path} ran on: use the fedcir that wrote it"
         )

@@ -23,6 +23,7 @@ import psutil
 
 from fedcir.config import dump_toml
 from fedcir.flower.certs import make_certificates, make_node_key
+from fedcir.runs.events import EVENTS
 from fedcir.types import InputError, RunError
 
 HOST = "127.0.0.1"
@@ -62,8 +63,13 @@ class LocalFederation:
     def environment(self, home: str = "flwr") -> dict[str, str]:
         """Flower's own folder is one of ours, it tells nobody, and it finds its commands beside this Python."""
         path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-        own = {"FLWR_HOME": str(self.folder / home), "PATH": path, "PYTHONUNBUFFERED": "1"}
+        own = {"FLWR_HOME": str(self.folder / home), "PATH": path, "PYTHONUNBUFFERED": "1", EVENTS: str(self.events)}
         return {**os.environ, **own, "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
+
+    @property
+    def events(self) -> Path:
+        """What the server told of the run: runs/events.py."""
+        return self.folder / "events.jsonl"
 
     def log(self, name: str) -> Path:
         return self.folder / "logs" / f"{name}.log"

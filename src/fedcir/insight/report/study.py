@@ -71,7 +71,7 @@ def study_of(folders: Sequence[RunFolder]) -> Study:
 def _fault(folder: RunFolder) -> str | None:
     """Why a run cannot be told of, if it cannot."""
     if not folder.finished:
-        return f"{folder.path} holds no finished run: finish it with --resume"
+        return f"{folder.path} holds no finished run: resume it to finish it"
     try:
         folder.config(), folder.manifest()
         summary, recorded = folder.summary(), len(folder.records())
