@@ -130,7 +130,7 @@ REFUSED = [
     ("-x", ["no option -x; see `fedcir run --help`\n"]),
     ("-o", ["-o takes a value, got none\n"]),
     ("--clients 1", ["partition.clients", "3", "got 1"]),
-    ("--clients 1000", ["'ink' has 24 training images", "lower --clients"]),
+    ("--clients 1000", ["'ink' has 24 training images", "lower partition.clients", "--clients"]),
     ("--beta nan", ["partition.beta", "nan"]),
     ("--hold-out crayon", ["'crayon'", "ink, pen, wax"]),
     ("--model resnet", ["'resnet'", "resnet18"]),
@@ -234,7 +234,7 @@ def test_a_command_without_arguments_shows_its_help(fedcir: Command, command: li
 def test_a_folder_that_is_not_a_run_is_refused_and_left_as_it_was(
     fedcir: Command, options: list[str], place: Path
 ) -> None:
-    check_refused(fedcir("run", *options, "--out", "folder"), ["folder is not empty and not a run", "another --out"])
+    check_refused(fedcir("run", *options, "--out", "folder"), ["folder is not empty and not a run: choose another"])
     assert [path.name for path in (place / "folder").iterdir()] == ["thesis.txt"]
 
 
@@ -484,7 +484,7 @@ def test_compare_trains_what_is_not_finished_and_puts_all_side_by_side(
     train(tiny("fedcir", "server.rounds=2", "algorithm.hidden=256"), both / "fedcir-0")
     before = content(both)
     command = ["compare", *options, "--algorithms", "fedavg,fedcir", "--seeds", "0,1", "--workers", "1", "-o", "both"]
-    check_refused(fedcir(*command, "--rounds", "2"), ["both/fedavg-0 holds a run already", "--resume"])
+    check_refused(fedcir(*command, "--rounds", "2"), ["both/fedavg-0 holds a run already", "resume it"])
     said = fedcir(*command, "--rounds", "2", "--resume")
     assert said.code == 0
     assert {path: state for path, state in content(both).items() if path in before} == before

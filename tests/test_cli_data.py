@@ -289,7 +289,7 @@ def test_help_and_list_are_whole(fedcir: Command) -> None:
 REFUSED = [
     # arguments, which of the commands take them, what the message names
     ("minidigit", "check show prepare partition", ["'minidigit'", "did you mean 'minidigits'?"]),
-    ("folders", "check show prepare partition", ["'folders' needs --data-root"]),
+    ("folders", "check show prepare partition", ["'folders' needs data.root", "--data-root"]),
     ("folders --data-root nowhere", "check show prepare partition", ["no folder nowhere"]),
     ("folders --data-root file", "check show prepare partition", ["file is a file, not a folder"]),
     ("folders --data-root tree --image-size 0", "check show", ["data.image_size must be at least 1, got 0"]),
@@ -369,7 +369,7 @@ def test_a_run_on_folders_tells_its_notes_and_can_be_resumed(fedcir: Command, pl
 
 def test_a_preset_brings_its_dataset_and_may_be_tried_on_ones_own(fedcir: Command, place: Path) -> None:
     assert fedcir("run", "--preset", "pacs").err == (
-        "fedcir: dataset 'pacs' needs --data-root, the folder that holds it\n"
+        "fedcir: dataset 'pacs' needs data.root, the folder that holds it (--data-root)\n"
     )
     assert "is for the dataset pacs, not minidigits" in fedcir("run", "--preset", "pacs", "--dataset", "minidigits").err
     small = "--model cnn --rounds 1 --local-steps 1 --image-size 12 --device cpu --set model.width=2 -o run --quiet"

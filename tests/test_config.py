@@ -172,5 +172,5 @@ def test_an_assignment_is_read_as_toml_or_else_as_text(text: str, value: object)
 
 @pytest.mark.parametrize("text", ["local.lr", "lr=1", ".lr=1", "local.=1", "=1", ""])
 def test_an_assignment_without_its_parts_is_refused(text: str) -> None:
-    with pytest.raises(InputError, match=r"--set takes section\.field=value, got '"):
+    with pytest.raises(InputError, match=r"set takes section\.field=value, got '"):
         parse_assignment(text)

@@ -60,7 +60,7 @@ def test_debug_shows_the_traceback_but_no_values(place: Path, options: list[str]
 def test_a_comparison_tells_why_its_run_failed_and_with_debug_where(place: Path, options: list[str]) -> None:
     command = ["compare", *options, "--algorithms", "fedavg,./broken.py", "--rounds", "1", "-o", "both"]
     ended = process("--debug", *command)
-    last = f"fedcir: 1 of 2 runs failed, try them again with --resume: broken-0: {LINE}"
+    last = f"fedcir: 1 of 2 runs failed, resume to try them again: broken-0: {LINE}"
     assert ended.stderr.splitlines()[-1] == last
     assert "Traceback (most recent call last):" in ended.stderr
     assert RunFolder(place / "both" / "fedavg-0").finished
@@ -97,7 +97,7 @@ def test_a_fault_of_ours_asks_for_a_report(monkeypatch: pytest.MonkeyPatch) -> N
     line, code = told(raised.value)
     assert code == 1
     assert line.startswith(
-        "internal error: TypeError: unsupported operand type(s) for /: 'int' and 'str' (records.py, line "
+        "internal error: TypeError: unsupported operand type(s) for /: 'int' and 'str' (engine/folder.py, line "
     )
     assert line.endswith("): run again as `fedcir --debug ...` and report it")
 

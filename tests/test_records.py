@@ -408,8 +408,8 @@ DAMAGED = [
     ("summary.json", holding("[]"), r"summary must be an object, got \[\]; delete summary\.json there"),
     ("summary.json", holding('{"final": 3}'), r"summary\.\w+ is missing; delete summary\.json there"),
     ("summary.json", empty, "Expecting value: line 1 column 1"),
-    ("model.safetensors", Path.unlink, "No such file.*; continue the run with --resume"),
-    ("model.safetensors", garble, "model.safetensors: .*; continue the run with --resume"),
+    ("model.safetensors", Path.unlink, "No such file.*; resume the run"),
+    ("model.safetensors", garble, "model.safetensors: .*; resume the run"),
     ("rounds.jsonl", in_line(3, '"bytes_up": ', '"bytes_up": "many", "x": '), "line 3 of .*'x'.*; delete this line"),
     ("rounds.jsonl", in_line(7, '"flops": ', '"flops": "many", "round": 7, "flopz": '), "line 7 of .*'flopz'"),
     ("rounds.jsonl", in_line(2, '"accuracy_mean": ', '"accuracy_mean": "high"}'), "line 2 of .*Extra data"),
@@ -549,7 +549,9 @@ def test_a_second_process_in_the_same_folder_is_refused(tiny: Tiny, options: lis
         command = [sys.executable, "-m", "fedcir", "run", *options, "--algorithm", "fedavg", "--resume", "-o", str(out)]
         second = subprocess.run(command, check=False, capture_output=True, text=True)
         assert second.returncode == 2
-        assert second.stderr == (f"fedcir: another process is training in {out}: wait for it, or give another --out\n")
+        assert second.stderr == (
+            f"fedcir: another process is training in {out}: wait for it, or choose another folder\n"
+        )
         assert snapshot(out) == before
         assert [record.round for record in rounds] == [2, 3]
 

@@ -183,7 +183,7 @@ def test_a_folder_with_a_run_is_refused_without_resume(
     before = content(out)
     refused = fedcir("run", *options, "--algorithm", "fedavg", "--out", out)
     assert refused.code == 2
-    assert refused.err == f"fedcir: {out} holds a run already: continue it with --resume, or give another --out\n"
+    assert refused.err == f"fedcir: {out} holds a run already: resume it, or choose another folder\n"
     assert content(out) == before
 
 
@@ -208,7 +208,7 @@ def test_another_config_is_refused_by_the_name_of_the_setting(
     with pytest.raises(InputError) as refused:
         train(tiny("fedcir", change), out, resume=True)
     assert named in str(refused.value)
-    assert str(refused.value).endswith("give another --out")
+    assert str(refused.value).endswith("choose another folder")
     assert "\n" not in str(refused.value)
     assert content(out) == before
 
@@ -218,7 +218,7 @@ def test_another_algorithm_is_refused_by_its_name(
 ) -> None:
     out = tmp_path / "run"
     shutil.copytree(reference("fedcir"), out)
-    with pytest.raises(InputError, match=r"was begun with algorithm\.name=fedcir, not fedreg: give another --out"):
+    with pytest.raises(InputError, match=r"was begun with algorithm\.name=fedcir, not fedreg: choose another folder"):
         train(tiny("fedreg"), out, resume=True)
 
 
@@ -233,7 +233,7 @@ def test_changed_data_are_refused(tiny: Tiny, train: Train, data_root: Path, tmp
     arrays[part] = arrays[part][::-1]
     np.savez(root / "pen.npz", **arrays)
     before = content(out)
-    with pytest.raises(InputError, match="was begun on other data than arrays holds now: give another --out"):
+    with pytest.raises(InputError, match="was begun on other data than arrays holds now: choose another folder"):
         train(config, out, resume=True)
     assert content(out) == before
 

@@ -254,7 +254,7 @@ def test_an_unknown_tracker_is_refused_before_anything_starts(
     fedcir: Command, options: list[str], tmp_path: Path, command: tuple[str, ...], name: str, hint: str
 ) -> None:
     said = fedcir(*command, *options, "--out", tmp_path / "run", "--track", name)
-    assert said == (2, "", f"fedcir: --track cannot be {hint}\n")
+    assert said == (2, "", f"fedcir: track cannot be {hint}\n")
     assert not (tmp_path / "run").exists()
 
 

@@ -25,13 +25,19 @@ _EXPORTS = {
     **_methods(),
     "Algorithm": "fedcir.algorithms.algorithm",
     "Config": "fedcir.config",
+    "FedcirError": "fedcir.types",
     "InputError": "fedcir.types",
     "Losses": "fedcir.types",
     "Result": "fedcir.engine.train",
     "RoundRecord": "fedcir.types",
     "Run": "fedcir.runs.run",
+    "RunError": "fedcir.types",
     "RunFolder": "fedcir.engine.folder",
+    "compare": "fedcir.insight.comparison",
+    "diagnose": "fedcir.insight.diagnose",
     "load_run": "fedcir.runs.run",
+    "report": "fedcir.insight.report.write",
+    "reproduce": "fedcir.insight.reproduction",
     "train": "fedcir.engine.train",
 }
 
@@ -55,11 +61,17 @@ if TYPE_CHECKING:  # for editors and type checkers; a method that is not here is
     from fedcir.engine.folder import RunFolder as RunFolder
     from fedcir.engine.train import Result as Result
     from fedcir.engine.train import train as train
+    from fedcir.insight.comparison import compare as compare
+    from fedcir.insight.diagnose import diagnose as diagnose
+    from fedcir.insight.report.write import report as report
+    from fedcir.insight.reproduction import reproduce as reproduce
     from fedcir.runs.run import Run as Run
     from fedcir.runs.run import load_run as load_run
+    from fedcir.types import FedcirError as FedcirError
     from fedcir.types import InputError as InputError
     from fedcir.types import Losses as Losses
     from fedcir.types import RoundRecord as RoundRecord
+    from fedcir.types import RunError as RunError
 
 
 def __getattr__(name: str) -> Any:

@@ -20,13 +20,21 @@ Modules = dict[str, "nn.Module"]
 """What an algorithm builds once per process; arrays are loaded into it and read out of it."""
 
 
-class InputError(ValueError):
-    """What the user gave is wrong. The message is one line that names the value and the fix."""
+class FedcirError(Exception):
+    """What ends a task with one line that names the value and the fix."""
 
     def __init__(self, message: str, public: str = "") -> None:
         super().__init__(message)
         self.public = public
         """The same without names of files or images: what a site tells the server. Nothing if that cannot be said."""
+
+
+class InputError(FedcirError, ValueError):
+    """What the user gave is wrong."""
+
+
+class RunError(FedcirError, RuntimeError):
+    """What the user gave may be right, but a run went wrong."""
 
 
 @dataclass(frozen=True)

@@ -268,11 +268,11 @@ def test_diagnose_of_data_of_a_run_and_of_two(
     ("arguments", "words"),
     [
         (["nowhere"], "nowhere holds no run"),
-        (["--samples", "3"], "--samples must be at least 8, got 3"),
-        (["--projection", "som", "--samples", "12"], "--projection takes pca, tsne, umap, got 'som'"),
-        (["x", "--dataset", "pacs", "--beta", "1"], "leave --dataset and --beta out"),
-        (["-o", "picture.docx"], "--out takes a picture that ends in .png, .svg, .pdf, got 'picture.docx'"),
-        (["-o", "no/picture.png"], "--out: no folder no"),
+        (["--samples", "3"], "samples must be at least 8, got 3"),
+        (["--projection", "som", "--samples", "12"], "projection takes pca, tsne, umap, got 'som'"),
+        (["x", "--dataset", "pacs", "--beta", "1"], "leave dataset and beta out"),
+        (["-o", "picture.docx"], "a picture ends in .png, .svg, .pdf, got 'picture.docx'"),
+        (["-o", "no/picture.png"], "no/picture.png: no folder no"),
     ],
 )
 def test_bad_input_is_one_line(
@@ -345,7 +345,8 @@ def test_runs_that_cannot_be_seen_again_are_refused(
     fedcir("run", *options, "--data-root", root, "--out", tmp_path / "moved")
     root.rename(tmp_path / "elsewhere")
     refused(
-        fedcir("diagnose", tmp_path / "moved", *out), f"ran on {root}, which is no folder now: name it with --data-root"
+        fedcir("diagnose", tmp_path / "moved", *out),
+        f"ran on {root}, which is no folder now: give data_root, where it is (--data-root)",
     )
     assert fedcir("diagnose", tmp_path / "moved", "--data-root", tmp_path / "elsewhere", *out).code == 0
     (tmp_path / "x.png").unlink()

@@ -185,4 +185,4 @@ def test_a_link_that_leads_nowhere_is_named(tmp_path: Path) -> None:
 def test_arrays_taken_for_folders_are_pointed_to_their_dataset(data_root: Path, fedcir: Fedcir) -> None:
     said = fedcir("data", "check", "folders", "--data-root", data_root)
     assert (said.code, said.out) == (2, "")
-    assert said.err.endswith("<domain>/<class>/<image>; use --dataset arrays for its .npz files\n")
+    assert said.err.endswith("<domain>/<class>/<image>; use the dataset arrays for its .npz files\n")

@@ -147,7 +147,7 @@ def test_a_missing_column_is_named_with_those_there_are_and_the_remedy(tmp_path:
     table(rows(), ("image", "label", "site")).save_to_disk(tmp_path / "saved")
     said = fedcir("data", "check", "hub", "--data-root", tmp_path / "saved")
     assert (said.code, said.err.count("\n")) == (2, 1)
-    assert "has no column 'domain', it has image, label, site: name yours by --set data.columns=" in said.err
+    assert "has no column 'domain', it has image, label, site: name yours by data.columns=" in said.err
     setting = "data.columns=image,label,site"
     assert fedcir("data", "check", "hub", "--data-root", tmp_path / "saved", "--set", setting).code == 0
 

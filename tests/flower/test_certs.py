@@ -114,7 +114,7 @@ def test_the_files_are_those_that_are_named_and_no_others(certs: dict[str, Path]
 @pytest.mark.parametrize("name", sorted(FILES))
 def test_a_file_that_is_there_is_refused_and_untouched_and_no_other_is_written(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("mine")
-    with pytest.raises(InputError, match=f"{name} exists already: give another --out, or remove it"):
+    with pytest.raises(InputError, match=f"{name} exists already: choose another folder, or remove it"):
         make_certificates(["localhost"], tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == [name]
     assert (tmp_path / name).read_text() == "mine"
@@ -137,13 +137,13 @@ def test_numbers_that_are_not_an_address_are_not_taken_for_a_name(tmp_path: Path
 def test_no_host_and_no_day_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="name at least one host"):
         make_certificates([], tmp_path)
-    with pytest.raises(InputError, match="--days must be from 1 to 36500, got 0"):
+    with pytest.raises(InputError, match="days must be from 1 to 36500, got 0"):
         make_certificates(["localhost"], tmp_path, days=0)
     assert not list(tmp_path.iterdir())
 
 
 def test_days_beyond_the_calendar_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="--days"):
+    with pytest.raises(InputError, match="days"):
         make_certificates(["localhost"], tmp_path, days=10**7)
 
 

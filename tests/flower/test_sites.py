@@ -13,7 +13,7 @@ from grid import MemoryGrid, Node, run_of_flower  # noqa: F401
 from fedcir.config import Config, DataConfig, PartitionConfig
 from fedcir.flower.sites import Introduction, Sites, agree, push, roster_of
 from fedcir.flower.wire import Order
-from fedcir.types import InputError
+from fedcir.types import InputError, RunError
 
 
 def own(domain: str, *classes: str, **others: Any) -> Introduction:
@@ -278,7 +278,7 @@ def test_waiting_ends_as_soon_as_enough_are_there() -> None:
 
 def test_waiting_in_vain_tells_who_was_there_and_why_others_were_not() -> None:
     grid = MemoryGrid({1: introduces(own("b")), 2: introduces(own("a")), 3: fails, 4: silent})
-    with pytest.raises(InputError) as refused:
+    with pytest.raises(RunError) as refused:
         Sites(grid, Order(config(), {})).wait(4, patience=0.1)
     said = str(refused.value)
     assert said.startswith("2 of 4 sites were there after 0 s (a, b); node 3: InputError at the site")
@@ -286,7 +286,7 @@ def test_waiting_in_vain_tells_who_was_there_and_why_others_were_not() -> None:
 
 
 def test_waiting_for_anyone_in_vain_says_that_none_was_there() -> None:
-    with pytest.raises(InputError, match=r"0 of 1 sites were there after 0 s \(none\)"):
+    with pytest.raises(RunError, match=r"0 of 1 sites were there after 0 s \(none\)"):
         Sites(MemoryGrid({}), Order(config(), {})).wait(1, patience=0)
 
 

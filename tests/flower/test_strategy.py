@@ -22,7 +22,7 @@ from fedcir import Algorithm, FedCiR
 from fedcir.algorithms import algorithm_class
 from fedcir.flower import AlgorithmStrategy, local_update
 from fedcir.flower.wire import unpack_arrays
-from fedcir.types import InputError
+from fedcir.types import InputError, RunError
 
 Pair = tuple[TensorDataset, TensorDataset]
 NODES = (7, 5, 3)
@@ -182,7 +182,7 @@ def test_a_client_that_sends_nan_is_dropped_and_too_few_replies_end_the_run(tmp_
     result = strategy().start(plain, num_rounds=1)
     assert result.train_metrics_clientapp[1]["replies"] == 2
     assert result.train_metrics_clientapp[1]["dropped"] == 1
-    with pytest.raises(InputError, match="2 of 3 replies usable, 3 needed"):
+    with pytest.raises(RunError, match="2 of 3 replies usable, 3 needed"):
         strategy(min_replies=3).start(plain, num_rounds=1)
 
 

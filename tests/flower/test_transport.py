@@ -16,9 +16,9 @@ from fedcir.config import Config, config_from, config_tables, dump_toml, merged,
 from fedcir.engine.folder import RunFolder
 from fedcir.engine.session import Session
 from fedcir.flower import server_app
-from fedcir.flower.server_app import Settings, in_run_config, open_deployment
+from fedcir.flower.server_app import Settings, open_deployment
 from fedcir.flower.wire import Order
-from fedcir.types import InputError
+from fedcir.types import InputError, RunError
 
 Tiny = Callable[..., Config]
 Train = Callable[..., Path]
@@ -234,7 +234,7 @@ def test_below_min_replies_the_run_stops_and_a_resume_ends_as_if_it_had_not(
         return (healthy if first else altered(healthy, MessageType.TRAIN, rename))(message)
 
     grid.nodes[17] = instead(healthy, MessageType.TRAIN, from_round_2)
-    with pytest.raises(InputError, match=f"round 2: 2 of 3 replies usable, 3 needed .client 1: {BIAS} is missing"):
+    with pytest.raises(RunError, match=f"round 2: 2 of 3 replies usable, 3 needed .client 1: {BIAS} is missing"):
         across(grid, config, out)
     saved = RunFolder(out).load_checkpoint()
     assert saved is not None
@@ -256,7 +256,7 @@ def test_a_run_that_was_stopped_and_resumed_keeps_its_manifest(tiny: Tiny, tmp_p
 
 def test_a_run_that_was_begun_in_process_does_not_go_on_across_sites(tiny: Tiny, train: Train, tmp_path: Path) -> None:
     train(tiny("fedavg"), tmp_path / "run", until=1)
-    with pytest.raises(InputError, match="was begun in process, not across sites: give another out"):
+    with pytest.raises(InputError, match="was begun in process, not across sites: choose another folder"):
         across(shares(tmp_path), tiny("fedavg"), tmp_path / "run", resume=True)
 
 
@@ -267,22 +267,9 @@ def test_a_folder_that_holds_a_run_is_refused_before_any_site_is_waited_for(tiny
 
 
 def test_a_run_that_is_refused_leaves_nothing_where_it_would_have_been(tiny: Tiny, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="0 of 3 sites were there"):
+    with pytest.raises(RunError, match="0 of 3 sites were there"):
         across(MemoryGrid({}), tiny("fedavg"), tmp_path / "run")
     assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize(
-    ("said", "told"),
-    [
-        ("continue it with --resume, or give another --out", "continue it with resume=true, or give another out"),
-        ("but there are 3 clients: lower --active", "but there are 3 clients: lower server.active"),
-        ("it does not go with --hold-out", "it does not go with partition.hold_out"),
-        ("give each its own in --node-config", "give each its own in --node-config"),
-    ],
-)
-def test_errors_name_what_a_run_config_has_and_not_options_of_the_command_line(said: str, told: str) -> None:
-    assert in_run_config(said) == told
 
 
 def metrics(**values: float) -> Change:

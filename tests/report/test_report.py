@@ -218,9 +218,9 @@ def test_a_bar_of_one_run_has_wilsons_interval_of_its_domains_test_images(
     [
         ("nowhere", "nowhere holds no run"),
         ("empty", "empty holds no run"),
-        ("half", "holds no finished run: finish it with --resume"),
-        ("one --target 70", "--target is an accuracy between 0 and 1, got 70"),
-        ("one --samples 3", "--samples must be at least 8, or 0 for none, got 3"),
+        ("half", "holds no finished run: resume it to finish it"),
+        ("one --target 70", "target is an accuracy between 0 and 1, got 70"),
+        ("one --samples 3", "samples must be at least 8, or 0 for none, got 3"),
         ("one -o empty", "empty is a folder: name a file"),
     ],
 )

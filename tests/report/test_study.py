@@ -63,9 +63,9 @@ def test_the_same_run_twice_is_refused(run: Callable[..., Run]) -> None:
 
 def test_what_is_not_finished_is_left_out_and_said(run: Callable[..., Run]) -> None:
     half = run("fedcir", "server.rounds=3", until=1)
-    said = f"left out: {half.path} holds no finished run: finish it with --resume"
+    said = f"left out: {half.path} holds no finished run: resume it to finish it"
     assert study_of([run("fedavg"), half]).notes == (said,)
-    with pytest.raises(InputError, match="holds no finished run: finish it with --resume"):
+    with pytest.raises(InputError, match="holds no finished run: resume it to finish it"):
         study_of([half])
 
 

@@ -1,7 +1,7 @@
 import csv
 from dataclasses import replace
 
-from fedcir.insight.report.tables import comma_separated, comparison_numbers, comparison_rows, latex, markdown
+from fedcir.insight.report.tables import as_text, comma_separated, comparison_numbers, comparison_rows, latex, markdown
 from fedcir.runs.compare import Estimate, Method, ToTarget
 
 METHODS = [
@@ -54,7 +54,9 @@ def test_a_domain_that_nobody_trains_on_is_marked_and_has_a_mean_of_its_own() ->
     header, fedavg, _ = comparison_rows([held_out(method, "c") for method in METHODS], "fedavg", seeds=3)
     assert header[:6] == ["method", "a_b", "c (not trained on)", "seen mean", "worst", "unseen mean"]
     assert fedavg[2:6] == ["30.0 ± 1.0", "50.0 ± 1.0", "40.0 ± 2.0", "20.0 ± 1.0"]
-    first, _ = csv.DictReader(comma_separated(comparison_numbers([held_out(m, "c") for m in METHODS])).splitlines())
+    first, _ = csv.DictReader(
+        comma_separated(as_text(comparison_numbers([held_out(m, "c") for m in METHODS]))).splitlines()
+    )
     assert (first["c"], first["mean"], first["unseen_mean"]) == ("0.3", "0.5", "0.2")
 
 
@@ -67,7 +69,7 @@ def test_where_each_method_holds_out_another_domain_the_numbers_are_marked() -> 
 
 
 def test_the_csv_holds_plain_numbers() -> None:
-    first, second = csv.DictReader(comma_separated(comparison_numbers(METHODS)).splitlines())
+    first, second = csv.DictReader(comma_separated(as_text(comparison_numbers(METHODS))).splitlines())
     assert (first["mean"], first["mean_std"], first["difference"]) == ("0.5", "0.01", "")
     assert (second["difference"], second["half_width"], second["rounds_to_target"]) == ("0.1", "0.0345", "")
 

@@ -64,7 +64,7 @@ class View:
 def data_of_run(run: Run, data_root: str | None = None) -> tuple[Config, Domains, list[Share]]:
     """A finished run's settings, its data, which must be what it ran on, and who held what."""
     if not run.finished:
-        raise InputError(f"{run.path} holds no finished run: finish it with --resume")
+        raise InputError(f"{run.path} holds no finished run: resume it to finish it")
     config = run.config
     if config.data.name not in SOURCES:
         raise InputError(
@@ -76,10 +76,10 @@ def data_of_run(run: Run, data_root: str | None = None) -> tuple[Config, Domains
     root = config.data.root
     if root is None and "key" in run.manifest and SOURCES[config.data.name].root == "folder":
         raise InputError(
-            f"{run.path} ran across sites, which keep their images: give --data-root if a folder here holds them all"
+            f"{run.path} ran across sites, which keep their images: give data_root if a folder here holds them all"
         )
     if SOURCES[config.data.name].root == "folder" and root is not None and not Path(root).is_dir():
-        raise InputError(f"{run.path} ran on {root}, which is no folder now: name it with --data-root")
+        raise InputError(f"{run.path} ran on {root}, which is no folder now: give data_root, where it is")
     domains, shares = deal(config)
     if "test" in run.manifest:
         same = manifest_of(domains, shares)["hash"] == run.manifest["hash"]
@@ -88,7 +88,7 @@ def data_of_run(run: Run, data_root: str | None = None) -> tuple[Config, Domains
         same = {client["domain"]: client.get("test") for client in run.manifest["clients"]} == counts
     if not same:
         raise InputError(
-            f"the data at {root} are not what {run.path} ran on: name those with --data-root"
+            f"the data at {root} are not what {run.path} ran on: give those as data_root"
             if root is not None
             else f"{config.data.name} is not what {run.path} ran on: use the fedcir that wrote it"
         )

@@ -9,7 +9,7 @@ import typer
 
 from fedcir.cli.app import App
 from fedcir.cli.interrupt import Interrupted
-from fedcir.cli.options import Options, option, run_name, with_options
+from fedcir.cli.options import Options, option, with_options
 from fedcir.cli.run import print_note, print_run
 
 deploy = App("Train across machines, on Flower.")
@@ -31,6 +31,7 @@ def local(
     from fedcir.cli.progress import Display, Meter
     from fedcir.engine.folder import RunFolder
     from fedcir.flower.locally import run_locally
+    from fedcir.runs.places import run_name
     from fedcir.runs.tracking import check_tracker, open_track
     from fedcir.types import InputError
 

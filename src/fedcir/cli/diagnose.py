@@ -2,7 +2,6 @@
 
 import json as jsonlib
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -37,52 +36,29 @@ def diagnose(
     set: Assignments = None,
 ) -> None:
     """Measure how far clients are apart, in data or in runs. Takes a dataset before any training, one run, or two."""
-    from fedcir.analysis.diagnose import as_json, diagnose_data, diagnose_run, verdict
-    from fedcir.cli.progress import Meter
-    from fedcir.config import Asked
-    from fedcir.insight.report.picture import check_picture, draw_diagnosis
-    from fedcir.runs.run import load_run, run_folders, same_data
-    from fedcir.types import InputError
+    from fedcir.cli.progress import Watch
+    from fedcir.insight.diagnose import diagnose as find
 
-    own: dict[str, object] = {"--dataset": dataset, "--image-size": image_size, "--model": model, "--set": set}
-    own |= {"--clients": clients, "--beta": beta, "--seed": seed}
-    if runs and (given := [option for option, value in own.items() if value is not None]):
-        raise InputError(f"runs know their data and settings: leave {' and '.join(given)} out")
-    if samples < 8:
-        raise InputError(f"--samples must be at least 8, got {samples}")
-    check_picture(out, projection)
-    with Meter("measuring distances", quiet) as meter:
-        if runs:
-            folders = run_folders(runs)
-            if len(folders) > 2:
-                raise InputError(f"diagnose takes one run or two, got {len(folders)}: name them")
-            read = [load_run(folder) for folder in folders]
-            same_data(read, clients=True)
-            root = None if data_root is None else str(data_root)
-            found = [diagnose_run(run, root, samples, meter.show) for run in read]
-            if len({each.name for each in found}) < len(found):
-                found = [replace(each, name=str(folder)) for each, folder in zip(found, folders, strict=True)]
-        else:
-            asked: dict[str, object] = {
-                "dataset": dataset,
-                "data_root": data_root,
-                "image_size": image_size,
-                "model": model,
-            }
-            asked |= {"clients": clients, "beta": beta, "seed": seed}
-            found = [diagnose_data(Asked(options=asked, assignments=set or ()).config(), samples, meter.show)]
-    said = verdict(found[0], *found[1:])
-    draw_diagnosis(found, out, projection)
+    own = {"dataset": dataset, "image_size": image_size, "model": model, "clients": clients, "beta": beta, "seed": seed}
+    with Watch(quiet) as watch:
+        diagnosed = find(
+            runs or (),
+            data_root=data_root,
+            samples=samples,
+            projection=projection,
+            out=out,
+            set=set or (),
+            on_work=watch.work,
+            **own,
+        )
     if json:
-        told = [as_json(each) for each in found]
-        told[0]["verdict"] = said
-        print(jsonlib.dumps(told, indent=1, ensure_ascii=False))
+        print(jsonlib.dumps(diagnosed.to_rows(), indent=1, ensure_ascii=False))
         return
-    for each in found:
+    for each in diagnosed.found:
         _print(each)
-    for note in dict.fromkeys(note for each in found for note in each.told):
+    for note in dict.fromkeys(note for each in diagnosed.found for note in each.told):
         print(f"note: {note}")
-    for sentence in said:
+    for sentence in diagnosed.verdict:
         print(sentence)
     print(f"\n{out} shows it")
 

@@ -23,7 +23,11 @@ def fail(error: BaseException) -> None:
     line, code = told(error)
     if debugging() and code != 130 and not hasattr(error, "format_message"):
         traceback.print_exception(error)
-    print(f"fedcir: {' '.join(line.split())}", file=sys.stderr)
+    from fedcir.runs.events import tell
+
+    line = " ".join(line.split())
+    if not tell("failed", line):
+        print(f"fedcir: {line}", file=sys.stderr)
     sys.exit(code)
 
 
@@ -38,15 +42,26 @@ def told(error: BaseException) -> tuple[str, int]:
         return _misused(error), 2
     if isinstance(error, OSError) and (error.filename is not None or error.strerror is not None):
         return f"{error.strerror or error}: {error.filename or ''}".rstrip(": "), 2
-    from fedcir.types import InputError
+    from fedcir.types import FedcirError, InputError
 
-    if isinstance(error, InputError):
-        return str(error), 2
+    if isinstance(error, FedcirError):
+        return with_options(str(error)), 2 if isinstance(error, InputError) else 1
     from fedcir.engine.transports.processes import too_little_memory
 
     if too_little_memory(error):
         return "there is too little memory: lower --workers, --batch-size or --image-size", 2
     return _broken(error), 1
+
+
+def with_options(text: str) -> str:
+    """A message of the package, and behind it the options of the settings that it names."""
+    from fedcir.config import OPTIONS
+
+    names = {place: option for option, place in OPTIONS.items()} | {option: option for option in OPTIONS}
+    found = re.findall(r"(?<![\w./-])([a-z]+[._][a-z_]+)(?![\w=/.]*[\w=/])", text)
+    options = dict.fromkeys(f"--{names[name].replace('_', '-')}" for name in found if name in names)
+    missing = [option for option in options if option not in text]
+    return f"{text} ({', '.join(missing)})" if missing else text
 
 
 def _misused(error: Any) -> str:

@@ -2,7 +2,6 @@
 
 import functools
 import inspect
-import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -46,9 +45,15 @@ class Options:
         """What was asked for, and more by the names of options."""
         return Asked(self.preset, self.config, {**self.settings, **more}, tuple(self.set or ()))
 
+    def keywords(self) -> dict[str, Any]:
+        """The same by the names that the functions of the package take."""
+        named = ("preset", "config", "out", "resume", "report", "track")
+        return {**self.settings, **{name: getattr(self, name) for name in named}, "set": self.set or ()}
+
     def to_run(self, algorithm: str | None, seed: int | None, prefix: str = "") -> tuple[Config, Path]:
         """The settings and the folder of one run. A resumed one has its own, over which the given ones count."""
         from fedcir.engine.folder import RunFolder
+        from fedcir.runs.places import run_name, unused
         from fedcir.types import InputError
 
         asked = self.asked(algorithm=algorithm, seed=seed)
@@ -62,25 +67,18 @@ class Options:
         return asked.config_over(RunFolder(self.out).config()), self.out
 
 
-def run_name(config: Config) -> str:
-    return f"{config.data.name}-{Path(config.algorithm.name).stem}-{config.run.seed}"
+def listed(text: str) -> list[str]:
+    """What stands between commas."""
+    return [each.strip() for each in text.split(",") if each.strip()]
 
 
-def unused(path: Path) -> Path:
-    """This path, or the first with a number behind it where nothing lies yet."""
-    numbered = (path.with_name(f"{path.name}-{number}") for number in itertools.count(2))
-    return next(each for each in itertools.chain([path], numbered) if not _in_use(each))
+def numbers(text: str) -> list[int]:
+    from fedcir.types import InputError
 
-
-def latest(path: Path) -> Path:
-    """The last of those that `unused` has given out, or the path itself."""
-    free = unused(path)
-    number = int(free.name.removeprefix(f"{path.name}-")) if free != path else 2
-    return path if number <= 2 else path.with_name(f"{path.name}-{number - 1}")
-
-
-def _in_use(path: Path) -> bool:
-    return path.exists() and not (path.is_dir() and not any(path.iterdir()))
+    try:
+        return [int(each) for each in text.split(",")]
+    except ValueError:
+        raise InputError(f"--seeds takes whole numbers such as 0,1,2, got {text!r}") from None
 
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:

@@ -3,7 +3,7 @@
 import sys
 import time
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Any, Self
 
 from rich.console import Console
 from rich.progress import (
@@ -17,7 +17,12 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from fedcir.cli.failure import debugging
+from fedcir.cli.interrupt import Interrupted
 from fedcir.types import RoundRecord
+
+if TYPE_CHECKING:
+    from fedcir.runs.sweep import Progress as Step
 
 
 class Meter:
@@ -158,6 +163,68 @@ class Display:
         started, done = self._first[name]
         seconds = (time.monotonic() - started) / max(1, record.round - done) * (self._totals[name] - record.round)
         return f"{_clock(seconds)} left"
+
+
+class Watch:
+    """Shows all that a command with several parts has to: long work, runs and notes; with `quiet` little of it.
+
+    Stopped by Ctrl-C once runs have begun, it says how to go on.
+    """
+
+    def __init__(self, quiet: bool) -> None:
+        self._quiet, self._begun = quiet, False
+        self._meter: Meter | None = None
+        self._display: Display | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+        if self._begun and kind is KeyboardInterrupt:
+            raise Interrupted("rounds are saved; continue with the same command and --resume") from None
+
+    def close(self) -> None:
+        """Leave the terminal to others."""
+        if self._meter is not None:
+            self._meter.close()
+        if self._display is not None:
+            self._display.__exit__(None, None, None)
+        self._meter = self._display = None
+
+    def callbacks(self) -> dict[str, Any]:
+        """By the names that functions of the package take."""
+        return {"on_progress": self.progress, "on_work": self.work, "on_note": self.note}
+
+    def work(self, done: int, total: int | None, what: str) -> None:
+        if self._meter is None:
+            self.close()
+            self._meter = Meter(what, self._quiet)
+        self._meter.show(done, total, what)
+
+    def note(self, text: str) -> None:
+        self.close()
+        if not self._quiet:
+            print(f"note: {text}", file=sys.stderr)
+
+    def progress(self, step: "Step") -> None:
+        if self._display is None:
+            self.close()
+            self._display = Display(self._quiet, runs=step.jobs).__enter__()
+            self._begun = True
+        name = step.job.out.name
+        if step.event == "begun":
+            self._display.begin(name, step.job.config.server.rounds)
+        elif step.record is not None:
+            self._display.show(name, step.record)
+        else:
+            self._display.end(name, step.said)
+            if debugging() and step.trace:
+                print(step.trace, file=sys.stderr)
+        for note in step.notes:
+            print(f"note: {name}: {note}", file=sys.stderr)
 
 
 def _clock(seconds: float) -> str:

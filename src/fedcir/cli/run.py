@@ -7,18 +7,13 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from fedcir.cli.interrupt import Interrupted
-from fedcir.cli.jobs import check_place, check_target, parse_algorithms, parse_seeds, prepare, run_all, tell_failures
-from fedcir.cli.options import Options, latest, option, run_name, unused, with_options
-from fedcir.cli.report import try_report
+from fedcir.cli.options import Options, listed, numbers, option, with_options
 from fedcir.cli.tables import print_table
-
-if TYPE_CHECKING:
-    from fedcir.config import Config
 
 
 @with_options
@@ -31,6 +26,7 @@ def run(
     from fedcir.cli.progress import Display, Meter
     from fedcir.engine.machine import end_with
     from fedcir.engine.simulate import open_run
+    from fedcir.runs.places import run_name
     from fedcir.runs.sweep import PARENT
     from fedcir.runs.tracking import check_tracker, open_track
 
@@ -74,13 +70,20 @@ def run(
 
 
 def print_note(note: str) -> None:
-    print(f"note: {note}", file=sys.stderr)
+    from fedcir.runs.events import tell
+
+    if not tell("note", note):
+        print(f"note: {note}", file=sys.stderr)
 
 
 def print_run(summary: dict[str, Any], options: Options, out: Path, profile: Iterable[tuple[str, float]] = ()) -> None:
     """What a run came to."""
+    from fedcir.cli.progress import Watch
+    from fedcir.insight.report.write import add_report
+
     if options.report:
-        try_report([out], out / "report.html", options.quiet)
+        with Watch(options.quiet) as watch:
+            add_report([out], out / "report.html", on_work=watch.work, on_note=watch.note)
     if options.json:
         print(jsonlib.dumps(summary))
     elif not options.quiet:
@@ -102,71 +105,30 @@ def compare(
     target: Annotated[float | None, typer.Option(help="Accuracy to reach, such as 0.9; else FedAvg's last.")] = None,
 ) -> None:
     """Train several methods on the same data and compare them. Clients, splits and batches are the same too."""
-    from dataclasses import asdict
+    from fedcir.cli.progress import Watch
+    from fedcir.insight.comparison import compare as compare_methods
+    from fedcir.types import RunError
 
-    from fedcir.engine.files import write
-    from fedcir.insight.report import tables
-    from fedcir.insight.report.advice import advice
-    from fedcir.insight.report.plots import convergence, draw
-    from fedcir.runs.compare import baseline_of
-    from fedcir.runs.compare import compare as compare_runs
-    from fedcir.runs.run import Run, load_run
-    from fedcir.runs.sweep import Job
-
-    check_target(target)
-    names, numbers = parse_algorithms(algorithms), parse_seeds(seeds)
-    usual = Path("runs", "compare")
-    out = options.out or (latest(usual) if options.resume else unused(usual))
-    jobs = {(name, seed): out / f"{Path(name).stem}-{seed}" for seed in numbers for name in names}
-    planned = [Job(options.asked(algorithm=name, seed=seed).config(), path) for (name, seed), path in jobs.items()]
-    check_place(out)
-    _check_comparison(out, planned[0].config)
-    prepare(planned, options)
-    failures = run_all(planned, options)
-    runs: dict[str, dict[int, Run]] = {}
-    for (name, seed), path in jobs.items():
-        if path.name not in failures:
-            runs.setdefault(Path(name).stem, {})[seed] = load_run(path)
-    if not runs:
-        tell_failures(failures, len(jobs))
-    baseline = baseline_of(runs)
-    methods = compare_runs(runs, baseline, target)
-    rows = tables.comparison_rows(methods, baseline, len(numbers), target)
-    draw([convergence(runs)], [out / "curves.png"])
-    write(out / "comparison.md", tables.markdown(rows))
-    write(out / "comparison.tex", tables.latex(rows))
-    write(out / "comparison.csv", tables.comma_separated(tables.comparison_numbers(methods)))
-    write(out / "comparison.json", jsonlib.dumps([asdict(method) for method in methods], indent=1) + "\n")
-    page = ""
-    if options.report:
-        page = try_report(
-            [run for by_seed in runs.values() for run in by_seed.values()],
-            out / "report.html",
-            options.quiet,
+    with Watch(options.quiet) as watch:
+        comparison = compare_methods(
+            algorithms=listed(algorithms),
+            seeds=numbers(seeds),
             target=target,
+            **options.keywords(),
+            **watch.callbacks(),
         )
+    out = comparison.out
     if options.json:
         print((out / "comparison.json").read_text(encoding="utf-8"), end="")
     elif not options.quiet:
-        print_table(rows, f"test accuracy after the last round (%), {len(numbers)} seed{'s' * (len(numbers) > 1)}")
-        for sentence in advice(runs, methods, baseline, lambda run: str(run.path)):
+        count = len(comparison.seeds)
+        print_table(comparison.table(), f"test accuracy after the last round (%), {count} seed{'s' * (count > 1)}")
+        for sentence in comparison.advice():
             print(sentence)
-        first = f"{page}, " if page else ""
+        first = f"{comparison.page.name}, " if comparison.page else ""
         print(f"\n{out} holds {first}curves.png, comparison.md, .csv, .tex and .json, and the runs")
-    tell_failures(failures, len(jobs))
-
-
-def _check_comparison(out: Path, config: "Config") -> None:
-    """Refuse to add to runs on other data, whose tables would be written over."""
-    from fedcir.config import differing
-    from fedcir.engine.folder import RunFolder
-    from fedcir.engine.resume import MAY_DIFFER
-    from fedcir.types import InputError
-
-    for path in sorted(out.glob("*/config.toml")):
-        for key, (old, new) in differing(RunFolder(path.parent).config(), config).items():
-            if key.startswith(("data.", "partition.")) and key not in MAY_DIFFER:
-                raise InputError(f"{path.parent} was begun with {key}={old}, not {new}: give another --out")
+    if comparison.failed:
+        raise RunError(comparison.failed)
 
 
 def _print_summary(summary: dict[str, Any]) -> None:

@@ -1,6 +1,7 @@
 """Settings: what there is to set, how it is read and written, and what a user asked for."""
 
 from fedcir.config.asked import Asked
+from fedcir.config.cores import cores
 from fedcir.config.options import OPTIONS
 from fedcir.config.settings import (
     DEFAULT_ALGORITHM,
@@ -49,6 +50,7 @@ __all__ = [
     "build",
     "config_from",
     "config_tables",
+    "cores",
     "differing",
     "dump_toml",
     "merged",

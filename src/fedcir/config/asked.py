@@ -1,14 +1,14 @@
 """What a user asked for: a preset, a file, options and assignments, over the defaults."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from fedcir.config.options import OPTIONS
 from fedcir.config.presets import read_preset
 from fedcir.config.settings import Config
-from fedcir.config.tables import config_from, config_tables, merged, parse_assignment, read_toml
+from fedcir.config.tables import assigned, config_from, config_tables, merged, nearest, parse_assignment, read_toml
 from fedcir.types import InputError
 
 OWN_DATA = ("arrays", "folders", "hub")
@@ -24,8 +24,29 @@ class Asked:
     """A TOML file."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """By the names of OPTIONS; None is as good as not given."""
-    assignments: Sequence[str] = ()
-    """Such as `local.lr=0.1`."""
+    assignments: Sequence[str] | Mapping[str, Any] = ()
+    """Such as `local.lr=0.1`, or {"local.lr": 0.1}."""
+
+    @classmethod
+    def of(
+        cls,
+        options: Mapping[str, Any],
+        preset: str | None = None,
+        config: str | Path | None = None,
+        set: Sequence[str] | Mapping[str, Any] = (),
+        without: Sequence[str] = (),
+    ) -> "Asked":
+        """What a caller from Python gave by name. `without` are options that it gives in another way."""
+        known = [name for name in OPTIONS if name not in without]
+        if wrong := next((name for name in options if name not in known), None):
+            raise InputError(f"no option {wrong!r}; {nearest(wrong, known)}")
+        if isinstance(set, str):
+            raise InputError(f"set takes a dict or a list of assignments, got {set!r}")
+        return cls(preset, None if config is None else Path(config), options, set)
+
+    def over(self, **options: Any) -> "Asked":
+        """The same with other options over these."""
+        return replace(self, options={**self.options, **options})
 
     def config(self, under: Mapping[str, Any] | None = None) -> Config:
         """The settings asked for; `under` lies between the preset and the file."""
@@ -49,12 +70,15 @@ class Asked:
     def tables(self, under: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """What the file, the options and the assignments say, over other tables."""
         tables = merged(under or {}, {} if self.file is None else read_toml(self.file))
-        given = {name: value for name, value in self.options.items() if value is not None}
-        if "clients" in given or "beta" in given:
+        options = {name: value for name, value in self.options.items() if value is not None}
+        if "clients" in options or "beta" in options:
             tables = merged({"partition": {"scheme": "dirichlet"}}, tables)  # unless the file says otherwise
-        for name, value in given.items():
+        for name, value in options.items():
             section, field = OPTIONS[name].place.split(".")
             tables = merged(tables, {section: {field: str(value) if isinstance(value, Path) else value}})
-        for assignment in self.assignments:
-            tables = merged(tables, parse_assignment(assignment))
+        said = self.assignments
+        pairs = said.items() if isinstance(said, Mapping) else ()
+        texts = () if isinstance(said, Mapping) else said
+        for each in [*(assigned(*pair) for pair in pairs), *map(parse_assignment, texts)]:
+            tables = merged(tables, each)
         return tables

@@ -119,14 +119,21 @@ def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 def parse_assignment(text: str) -> dict[str, Any]:
     """`local.lr=0.1` as tables. The value is read as TOML, and as a plain string where that fails."""
     key, equals, value = text.partition("=")
-    *sections, name = key.strip().split(".")
-    if not (equals and sections and all(sections) and name):
-        raise InputError(f"--set takes section.field=value, got {text!r}")
+    if not equals:
+        raise InputError(f"set takes section.field=value, got {text!r}")
     try:
         parsed = tomllib.loads(f"value = {value.strip()}")
     except tomllib.TOMLDecodeError:
         parsed = {}
-    tables: dict[str, Any] = {name: parsed["value"] if len(parsed) == 1 else value.strip()}
+    return assigned(key, parsed["value"] if len(parsed) == 1 else value.strip())
+
+
+def assigned(key: str, value: Any) -> dict[str, Any]:
+    """A setting such as `local.lr` and its value as tables."""
+    *sections, name = key.strip().split(".")
+    if not (sections and all(sections) and name):
+        raise InputError(f"set takes section.field=value, got {f'{key}={value}'!r}")
+    tables: dict[str, Any] = {name: value}
     for section in reversed(sections):
         tables = {section: tables}
     return tables

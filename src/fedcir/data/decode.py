@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from PIL import Image, UnidentifiedImageError
 
+from fedcir.config import cores
 from fedcir.data.square import read_picture
 
 FEW = 256
@@ -94,7 +95,7 @@ def _decode(path: str, size: int) -> tuple[Look, bytes]:
 
 def _beside(paths: Sequence[str], size: int, images: Squares | None) -> Iterator[dict[int, Look]]:
     """The same by as many processes as there are cores."""
-    count = os.cpu_count() or 1
+    count = cores()
     answers: queue.Queue[dict[int, Look] | None] = queue.Queue()
     workers = []
     try:

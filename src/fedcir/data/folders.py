@@ -127,7 +127,7 @@ def _what_is_wrong(top: Level, unused: Counts) -> str:
         place = "/".join([*(each if each.casefold() in PARTS else "<class>" for each in folders), "<image>"])
         return f"holds images as {place}, such as {name}; {right}"
     if any(kind == ".npz" for _, kind in unused):
-        hint = "; use --dataset arrays for its .npz files"
+        hint = "; use the dataset arrays for its .npz files"
     else:
         hint = f"; it holds {there[0]}" if (there := unused_files(unused)) else ""
     return f"holds no image; it should hold <domain>/<class>/<image>{hint}"

@@ -52,7 +52,7 @@ def hub(root: str, columns: Sequence[str]) -> Found:
             if column not in table.column_names:
                 raise InputError(
                     f"{root} has no column {column!r}, it has {', '.join(table.column_names)}: "
-                    "name yours by --set data.columns=IMAGE,LABEL,DOMAIN"
+                    "name yours by data.columns=IMAGE,LABEL,DOMAIN"
                 )
         part: Part | None = None if "test" not in splits else "test" if split == "test" else "train"
         pairs = zip(_words(table, label), _words(table, domain), strict=True)

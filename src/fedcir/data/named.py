@@ -109,7 +109,7 @@ def verify(items: Sequence[Item], published: Published, name: str, root: Path) -
         if want and (extra := got - want):
             raise InputError(
                 f"{root} has the {what} {min(extra)!r}, but the {plural} of {name} are {', '.join(sorted(want))}; "
-                "use --dataset folders for your own"
+                "use the dataset folders for your own"
             )
         if want and not published.partial and (missing := want - got):
             raise InputError(f"{root} lacks the {what} {min(missing)!r} of {name}")

@@ -49,7 +49,7 @@ def partition(
             raise InputError(
                 f"client {share.name or number} would hold {size} images, "
                 f"below partition.min_samples={config.min_samples}: "
-                + (f"mend its rows in {config.file}" if config.file else "lower --clients")
+                + (f"mend its rows in {config.file}" if config.file else "lower partition.clients")
             )
     spoken_for = {share.domain for share in shares}
     return [*shares, *(Share(name, {}) for name in labels if name not in spoken_for)]
@@ -74,7 +74,7 @@ def _shares(
     if clients != len(labels):
         raise InputError(
             f"partition.clients is {clients} for {len(labels)} domains: "
-            "use --set partition.scheme=dirichlet to split a domain between clients"
+            "use partition.scheme=dirichlet to split a domain between clients"
         )
     return by_domain(labels)
 
@@ -94,7 +94,7 @@ def dirichlet_within_domain(
         if len(values) < count * min_samples:
             raise InputError(
                 f"domain {name!r} has {len(values)} training images, too few for {count} clients "
-                f"with at least {min_samples} each: lower --clients or partition.min_samples"
+                f"with at least {min_samples} each: lower partition.clients or partition.min_samples"
             )
         rng = numpy_rng(seed, "partition", name)
         parts: list[list[Indices]] = [[] for _ in range(count)]

@@ -238,7 +238,7 @@ def find(data: DataConfig) -> tuple[Source, Path]:
         raise InputError(f"no dataset {data.name!r}; {nearest(data.name, SOURCES)}")
     source = SOURCES[data.name]
     if source.root != "nothing" and data.root is None:
-        raise InputError(f"dataset {data.name!r} needs --data-root, the {source.root} that holds it")
+        raise InputError(f"dataset {data.name!r} needs data.root, the {source.root} that holds it")
     root = Path(data.root or ".")
     if source.root == "folder" and not root.is_dir():
         fetch = f"; `fedcir data prepare {data.name} --data-root {root}` fetches it" if source.downloads else ""

@@ -24,7 +24,7 @@ _ADVICE = {
     "save as PNG": (".svg", ".eps", ".pdf"),
     "save frames as PNG": (".mp4", ".avi", ".mov", ".mkv", ".webm"),
     "unpack": (".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".rar", ".7z"),
-    "use --dataset arrays": (".npz",),
+    "use the dataset arrays": (".npz",),
     "if DICOM, convert to PNG": ("",),
 }  # fmt: skip
 ADVICE = {kind: advice for advice, kinds in _ADVICE.items() for kind in kinds}

@@ -15,7 +15,7 @@ from safetensors.torch import save
 from fedcir.config import typed
 from fedcir.types import Arrays, Groups, InputError
 
-RESTORE = "restore the file, or do the run again in another --out"
+RESTORE = "restore the file, or do the run again in another folder"
 
 
 def write(path: Path, content: str | bytes) -> None:

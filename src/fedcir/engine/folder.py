@@ -27,9 +27,9 @@ NOT_ALWAYS = ("validation", "risk", "unseen", "accuracy_unseen")
 LOCK_PATIENCE = 3.0
 """Seconds that the workers of a killed run are given to end: they hold its lock too, and might still write."""
 
-REWRITE = "delete summary.json there and continue the run with --resume, which writes both it and the model again"
-REMAKE = "continue the run with --resume, which writes it again from the last checkpoint"
-REDO = "delete this line and all after it and continue the run with --resume, which does their rounds again"
+REWRITE = "delete summary.json there and resume the run, which writes both it and the model again"
+REMAKE = "resume the run, which writes it again from the last checkpoint"
+REDO = "delete this line and all after it and resume the run, which does their rounds again"
 
 
 class Holder(TypedDict):
@@ -232,13 +232,13 @@ class RunFolder:
         If nothing was written in the meantime, nothing is left: no lock, and no folder that was not there before.
         """
         if self.path.exists() and not self.path.is_dir():
-            raise InputError(f"{self.path} is a file: give another --out")
+            raise InputError(f"{self.path} is a file: choose another folder")
         if not self.exists and self.foreign:
-            raise InputError(f"{self.path} is not empty and not a run: give another --out")
+            raise InputError(f"{self.path} is not empty and not a run: choose another folder")
         lock, new = self.path / self.LOCK, not self.path.exists()
         file = _take(lock, LOCK_PATIENCE)
         if file is None:
-            raise InputError(f"another process is training in {self.path}: wait for it, or give another --out")
+            raise InputError(f"another process is training in {self.path}: wait for it, or choose another folder")
         with file:
             try:
                 yield

@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import nn
 
-from fedcir.config import Config, ModelConfig
+from fedcir.config import Config, ModelConfig, cores
 from fedcir.types import InputError
 
 
@@ -34,8 +34,7 @@ def pick_workers(config: Config, evaluators: int) -> int:
         return config.run.workers or min(most, len(devices_of(config.run.device)))
     if not hasattr(os, "memfd_create") or not hasattr(os, "fork"):  # processes are shared by fork, on Linux
         return 1
-    cores = len(os.sched_getaffinity(0)) // config.run.threads
-    return config.run.workers or max(1, min(cores, most))
+    return config.run.workers or max(1, min(cores() // config.run.threads, most))
 
 
 def devices_of(name: str) -> list[str]:

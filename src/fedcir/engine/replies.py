@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedcir.models.tensors import difference, not_finite, tensor_bytes
-from fedcir.types import ClientReply, Dropped, Groups, InputError
+from fedcir.types import ClientReply, Dropped, Groups, RunError
 
 Counts = dict[str, tuple[int, int]]
 """Correct answers and samples by domain."""
@@ -41,7 +41,7 @@ class Collected:
                 f"{_clients(client for client, other in self.dropped.items() if other == reason)}: {reason}"
                 for reason in dict.fromkeys(self.dropped.values())
             )
-            raise InputError(
+            raise RunError(
                 f"round {self.round}: {self.count} of {len(cohort)} replies usable, {least} needed ({reasons})"
             )
 

@@ -35,7 +35,7 @@ def kept_in(session: Session, out: Path, resume: bool) -> None:
         folder.create(config, roster.manifest)
         return
     if not resume:
-        raise InputError(f"{out} holds a run already: continue it with --resume, or give another --out")
+        raise InputError(f"{out} holds a run already: resume it, or choose another folder")
     check_settings(folder, config, session.algorithm)
     check_data(folder, config, roster)
     if (state := folder.load_checkpoint()) is not None:
@@ -57,7 +57,7 @@ def check_settings(folder: RunFolder, config: Config, algorithm: Algorithm) -> N
     _check_file(folder, config)
     for key, (old, new) in differing(folder.config(), asked).items():
         if key not in MAY_DIFFER and not (key in OPEN and new == OPEN[key]) and not _same_file(key, old, new):
-            raise InputError(f"{folder.path} was begun with {key}={old}, not {new}: give another --out")
+            raise InputError(f"{folder.path} was begun with {key}={old}, not {new}: choose another folder")
     old_rounds, new_rounds = folder.config().server.rounds, config.server.rounds
     if new_rounds < old_rounds:
         raise InputError(
@@ -71,7 +71,9 @@ def check_settings(folder: RunFolder, config: Config, algorithm: Algorithm) -> N
 def check_data(folder: RunFolder, config: Config, roster: Roster) -> None:
     """Refuse to go on with a run on other data than it was begun on."""
     if folder.manifest().get("hash") != roster.manifest["hash"]:
-        raise InputError(f"{folder.path} was begun on other data than {config.data.name} holds now: give another --out")
+        raise InputError(
+            f"{folder.path} was begun on other data than {config.data.name} holds now: choose another folder"
+        )
 
 
 def _check_file(folder: RunFolder, config: Config) -> None:
@@ -79,7 +81,7 @@ def _check_file(folder: RunFolder, config: Config) -> None:
     begun, path = folder.algorithm_hash(), Path(config.algorithm.name)
     if begun is not None and path.suffix == ".py" and file_hash(path) != begun and folder.records():
         raise InputError(
-            f"{path} is not as it was when {folder.path} was begun: give another --out "
+            f"{path} is not as it was when {folder.path} was begun: choose another folder "
             f"(that run's copy is {folder.path / Path(folder.config().algorithm.name).name})"
         )
 

@@ -9,7 +9,7 @@ from fedcir.engine.cost import ledger
 from fedcir.engine.replies import Collected, Tests, tally
 from fedcir.engine.session import Session
 from fedcir.models.tensors import clone, not_finite, tensor_bytes
-from fedcir.types import ClientReply, Dropped, InputError, RoundRecord, ServerState
+from fedcir.types import ClientReply, Dropped, RoundRecord, RunError, ServerState
 
 
 class Transport(Protocol):
@@ -94,7 +94,7 @@ def take_step(
     usable = collected.usable(replies, cohort)
     state = session.algorithm.server_step(handed, usable, session.modules, session.context(round))
     if (name := not_finite(state.shared)) is not None:
-        raise InputError(f"round {round}: {name} is not finite after the server's step; lower its learning rate")
+        raise RunError(f"round {round}: {name} is not finite after the server's step; lower its learning rate")
     return state, collected
 
 

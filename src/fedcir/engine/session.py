@@ -114,7 +114,7 @@ def settled(config: Config, algorithm: Algorithm, roster: Roster) -> Config:
     clients = roster.holders
     active = clients if config.server.active is None else config.server.active
     if active > clients:
-        raise InputError(f"server.active is {active}, but there are {clients} clients: lower --active")
+        raise InputError(f"server.active is {active}, but there are {clients} clients: lower it")
     if config.server.min_replies > active:
         raise InputError(f"server.min_replies is {config.server.min_replies}, above the {active} active clients")
     run = replace(config.run, device=str(pick_device(config.run.device)))
@@ -167,5 +167,5 @@ def check_statistics(config: Config, algorithm: Algorithm, domain: str, trains: 
     if keeps_statistics(config, algorithm) and not trains:
         raise InputError(
             f"model.batchnorm=local needs training data at every site, {domain!r} has none: "
-            "it does not go with --hold-out"
+            "it does not go with partition.hold_out"
         )

@@ -27,12 +27,12 @@ def make_certificates(hosts: Sequence[str], folder: Path, days: int = 365) -> di
     if not hosts:
         raise InputError("name at least one host: the name or address by which the sites reach the server")
     if not 1 <= days <= MAX_DAYS:
-        raise InputError(f"--days must be from 1 to {MAX_DAYS}, got {days}")
+        raise InputError(f"days must be from 1 to {MAX_DAYS}, got {days}")
     names = [_alternative(host) for host in dict.fromkeys((*hosts, *LOOPBACK))]
     paths = {name: folder / name for name in ("ca.crt", "server.crt", "server.key")}
     for path in paths.values():
         if path.exists():
-            raise InputError(f"{path} exists already: give another --out, or remove it")
+            raise InputError(f"{path} exists already: choose another folder, or remove it")
     folder.mkdir(parents=True, exist_ok=True)
     begin, end = datetime.now(UTC) - timedelta(hours=1), datetime.now(UTC) + timedelta(days=days)
     ca_key, key = ec.generate_private_key(ec.SECP384R1()), ec.generate_private_key(ec.SECP384R1())

@@ -29,7 +29,7 @@ from fedcir.engine.store import GENERATIONS, ClientStore
 from fedcir.flower.sites import Introduction
 from fedcir.flower.wire import CONFIG, ORDER, Order, pack_reply, unpack_task
 from fedcir.models.task import Task
-from fedcir.types import InputError
+from fedcir.types import FedcirError, InputError
 
 app = ClientApp()
 
@@ -102,8 +102,8 @@ def answer(
     try:
         return Message(_content(msg, context, place, algorithm), reply_to=msg)
     except Exception as error:
-        logging.getLogger("flwr").error("fedcir: %s", error, exc_info=not isinstance(error, InputError))
-        public = error.public if isinstance(error, InputError) else ""
+        logging.getLogger("flwr").error("fedcir: %s", error, exc_info=not isinstance(error, FedcirError))
+        public = error.public if isinstance(error, FedcirError) else ""
         reason = f"{public or f'{type(error).__name__} at the site'}; its own log tells more"
         who = context.node_config.get("domain", context.node_config.get("partition-id"))
         if msg.metadata.message_type == MessageType.QUERY and who is not None:

@@ -1,6 +1,5 @@
 """A configured run on a federation of this machine, as its user sees it: rounds, one by one."""
 
-import re
 import subprocess
 import tempfile
 import time
@@ -14,8 +13,9 @@ from fedcir.data.decode import OnFile
 from fedcir.data.federation import open_federation
 from fedcir.engine.folder import RunFolder
 from fedcir.flower.processes import LocalFederation
-from fedcir.flower.server_app import STOPPED, check_deployable
-from fedcir.types import InputError, RoundRecord
+from fedcir.flower.server_app import check_deployable
+from fedcir.runs.events import told
+from fedcir.types import InputError, RoundRecord, RunError
 
 LOOK = 0.5
 """Seconds between two looks at the run folder."""
@@ -35,18 +35,18 @@ def run_locally(
     Everything is torn down when it ends, or when it is closed.
     """
     if timeout <= 0:
-        raise InputError(f"--timeout must be above 0, got {timeout:g}")
+        raise InputError(f"timeout must be above 0, got {timeout:g}")
     folder = RunFolder(out)
     check_deployable(config, make_algorithm(config.algorithm))
     if folder.exists and not resume:
-        raise InputError(f"{out} holds a run already: continue it with --resume, or give another --out")
+        raise InputError(f"{out} holds a run already: resume it, or choose another folder")
     with folder.locked():  # what is wrong with the folder is said before anything is started
         pass
     federation = open_federation(config, on_file)
     clients = len(federation.clients)
     sites = clients if sites is None else sites
     if not 1 <= sites <= clients:
-        raise InputError(f"--sites must be from 1 to {clients}, the number of clients, got {sites}")
+        raise InputError(f"sites must be from 1 to {clients}, the number of clients, got {sites}")
     for note in federation.notes:
         on_note(note)
     config = _absolute(config)
@@ -60,10 +60,10 @@ def run_locally(
         asked["report"] = False  # whoever watches the rounds writes it
         with LocalFederation(Path(work), nodes) as flower:
             on_note(f"a SuperLink at {flower.address} and {sites} SuperNodes, with TLS and authentication")
-            yield from _watch(flower.submit("run", asked), folder, flower.log("run"))
+            yield from _watch(flower, flower.submit("run", asked), folder)
 
 
-def _watch(process: "subprocess.Popen[bytes]", folder: RunFolder, log: Path) -> Iterator[RoundRecord]:
+def _watch(flower: LocalFederation, process: "subprocess.Popen[bytes]", folder: RunFolder) -> Iterator[RoundRecord]:
     shown = len(folder.records())
     running = True
     while running:
@@ -74,10 +74,11 @@ def _watch(process: "subprocess.Popen[bytes]", folder: RunFolder, log: Path) -> 
         if running:
             time.sleep(LOOK)
     if not folder.finished:
-        text = log.read_text(encoding="utf-8", errors="replace")
-        found = re.findall(f"{re.escape(STOPPED)}(.*)", text)
+        if why := [each["text"] for each in told(flower.events) if each["event"] == "failed"]:
+            raise RunError(why[-1])
+        text = flower.log("run").read_text(encoding="utf-8", errors="replace")
         last = next((line for line in reversed(text.splitlines()) if line.strip()), "no word from it")
-        raise InputError(found[-1].strip() if found else f"Flower's run ended early: {last.strip()}")
+        raise RunError(f"Flower's run ended early: {last.strip()}")
 
 
 def _absolute(config: Config) -> Config:

@@ -23,7 +23,8 @@ import psutil
 
 from fedcir.config import dump_toml
 from fedcir.flower.certs import make_certificates, make_node_key
-from fedcir.types import InputError
+from fedcir.runs.events import EVENTS
+from fedcir.types import InputError, RunError
 
 HOST = "127.0.0.1"
 CONNECTION = "federation"
@@ -62,8 +63,13 @@ class LocalFederation:
     def environment(self, home: str = "flwr") -> dict[str, str]:
         """Flower's own folder is one of ours, it tells nobody, and it finds its commands beside this Python."""
         path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-        own = {"FLWR_HOME": str(self.folder / home), "PATH": path, "PYTHONUNBUFFERED": "1"}
+        own = {"FLWR_HOME": str(self.folder / home), "PATH": path, "PYTHONUNBUFFERED": "1", EVENTS: str(self.events)}
         return {**os.environ, **own, "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
+
+    @property
+    def events(self) -> Path:
+        """What the server told of the run: runs/events.py."""
+        return self.folder / "events.jsonl"
 
     def log(self, name: str) -> Path:
         return self.folder / "logs" / f"{name}.log"
@@ -113,7 +119,7 @@ class LocalFederation:
                 return
             time.sleep(0.1)
         last = " ".join(self.log("superlink").read_text(encoding="utf-8", errors="replace").split()[-40:])
-        raise InputError(f"Flower's SuperLink did not start: {last}")
+        raise RunError(f"Flower's SuperLink did not start: {last}")
 
     def start_supernode(self, number: int, *options: object, secure: bool = True) -> None:
         """Start a node of the federation; other options come after its own."""
@@ -131,7 +137,7 @@ class LocalFederation:
         for key in keys:
             done = self.flwr("supernode", "register", key, CONNECTION)
             if done.returncode:
-                raise InputError(f"Flower does not register {key}: {' '.join(done.stdout.split())}")
+                raise RunError(f"Flower does not register {key}: {' '.join(done.stdout.split())}")
 
     def flwr(self, *words: object) -> "subprocess.CompletedProcess[str]":
         """A command of Flower's, done."""

@@ -4,7 +4,6 @@ The run folder is that of a run in process, so a ServerApp that was killed goes 
 """
 
 import logging
-import re
 import shlex
 import sys
 from collections.abc import Iterator, Mapping
@@ -18,7 +17,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedcir.algorithms import make_algorithm
 from fedcir.algorithms.algorithm import Algorithm
-from fedcir.config import OPTIONS, Asked, Config
+from fedcir.config import Asked, Config
 from fedcir.engine.folder import RunFolder
 from fedcir.engine.machine import keep_memory, threads
 from fedcir.engine.resume import kept_in
@@ -27,13 +26,11 @@ from fedcir.engine.session import Session, check_statistics, keeps_statistics, o
 from fedcir.flower.sites import Sites, agree, roster_of
 from fedcir.flower.transport import GridTransport
 from fedcir.flower.wire import Order
-from fedcir.types import InputError, RoundRecord
+from fedcir.runs.events import tell
+from fedcir.types import FedcirError, InputError, RoundRecord, RunError
 
 app = ServerApp()
 log = logging.getLogger("flwr")
-
-STOPPED = "fedcir stopped: "
-"""What marks, in Flower's log, why a run could not go on."""
 
 
 @dataclass(frozen=True)
@@ -77,11 +74,12 @@ def main(grid: Grid, context: Context) -> None:
                 log.warning("note: %s", note)
             for record in rounds:
                 log.info(_line(record, session.config.server.rounds))
-    except (InputError, OSError) as error:
+    except (FedcirError, OSError) as error:
         if isinstance(error, OSError) and error.filename is None:
             raise
-        stopped = InputError(in_run_config(_told(error)))
-        log.error("%s%s", STOPPED, stopped)
+        stopped = RunError(_said(error))
+        tell("failed", str(stopped))
+        log.error("fedcir stopped: %s", stopped)
         _say_no_more(stopped)
         raise stopped from None
     page = ", with a report.html to open" if settings.report and _wrote_report(settings.out) else ""
@@ -118,13 +116,6 @@ def open_deployment(grid: Grid, settings: Settings) -> Iterator[tuple[Session, R
             rounds.close()  # saves the last whole round if the caller stops early
 
 
-def in_run_config(text: str) -> str:
-    """What an error says, in the run-config's words for the command line's options, which `flwr run` does not have."""
-    words = {"resume": "resume=true", "out": "out", "set": "set", "preset": "preset"}
-    words |= {name.replace("_", "-"): option.place for name, option in OPTIONS.items()}
-    return re.sub(r"--([a-z]+(-[a-z]+)*)", lambda found: words.get(found[1], found[0]), text)
-
-
 def check_deployable(config: Config, algorithm: Algorithm) -> None:
     """Refuse what cannot be done without moving data."""
     if algorithm.pools:
@@ -136,11 +127,11 @@ def check_deployable(config: Config, algorithm: Algorithm) -> None:
         raise InputError("model.weights does not go with model.batchnorm=local across sites: leave one of them out")
 
 
-def _told(error: InputError | OSError) -> str:
+def _said(error: FedcirError | OSError) -> str:
     return f"{error.strerror}: {error.filename}" if isinstance(error, OSError) else str(error)
 
 
-def _say_no_more(stopped: InputError) -> None:
+def _say_no_more(stopped: RunError) -> None:
     """Keep Flower's traceback and exit code from the log, which has one line on it already. The run still fails."""
 
     def is_news(record: logging.LogRecord) -> bool:
@@ -169,10 +160,10 @@ def _saved_manifest(folder: RunFolder, resume: bool) -> dict[str, Any] | None:
     if not folder.exists:
         return None
     if not resume:
-        raise InputError(f"{folder.path} holds a run already: continue it with resume=true, or give another out")
+        raise InputError(f"{folder.path} holds a run already: resume it, or choose another folder")
     manifest = folder.manifest()
     if "key" not in manifest:
-        raise InputError(f"{folder.path} was begun in process, not across sites: give another out")
+        raise InputError(f"{folder.path} was begun in process, not across sites: choose another folder")
     return manifest
 
 

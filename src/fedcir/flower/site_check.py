@@ -228,5 +228,5 @@ def _address(setup: Setup) -> tuple[str, int]:
     assert setup.superlink is not None
     parsed = parse_address(setup.superlink)
     if parsed is None or not parsed[0]:
-        raise InputError(f"--superlink must be HOST:PORT, such as fl.example.org:8000, got {setup.superlink!r}")
+        raise InputError(f"superlink must be HOST:PORT, such as fl.example.org:8000, got {setup.superlink!r}")
     return parsed[0], parsed[1]

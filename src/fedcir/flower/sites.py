@@ -20,7 +20,7 @@ from fedcir.data.federation import image_card
 from fedcir.data.sources import ALL
 from fedcir.flower.wire import CONFIG, NO_REPLY, ORDER, Order, reason_of
 from fedcir.models.task import Task, image_task
-from fedcir.types import InputError
+from fedcir.types import InputError, RunError
 
 log = logging.getLogger("flwr")
 
@@ -118,7 +118,7 @@ class Sites:
             time.sleep(POLL)
         if (there := len(self.introductions)) < enough:
             failed = "".join(f"; node {node}: {reason}" for node, reason in self.failures.items())
-            raise InputError(
+            raise RunError(
                 f"{there} of {enough} sites were there after {patience:.0f} s ({self._there()}){failed}. "
                 "Start or mend the others, or lower `sites`"
             )

@@ -6,15 +6,16 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Literal
+from typing import Literal
 
 from fedcir.config import Config, config_tables, dump_toml
 from fedcir.engine.files import file_hash, write
 from fedcir.engine.folder import RunFolder
+from fedcir.runs.events import EVENTS, told
 from fedcir.types import InputError, RoundRecord
 
 POLL_SECONDS = 0.2
@@ -55,6 +56,8 @@ class Progress:
 
     job: Job
     event: Literal["begun", "round", "ended", "failed"]
+    jobs: int
+    """How many there are in all."""
     record: RoundRecord | None = None
     said: str = ""
     """Why it failed."""
@@ -64,7 +67,7 @@ class Progress:
     """What else it wrote if it failed, such as a traceback."""
 
 
-def sweep(jobs: Sequence[Job], workers: int, resume: bool, track: str | None = None) -> Iterator[Progress]:
+def sweep(jobs: Sequence[Job], workers: int, resume: bool, track: str | None = None) -> Generator[Progress, None, None]:
     """Run all jobs, giving their rounds as they come. One that fails does not stop the others.
 
     As many run at a time as there are workers, since runs side by side lose nothing by waiting for each other; where
@@ -72,11 +75,11 @@ def sweep(jobs: Sequence[Job], workers: int, resume: bool, track: str | None = N
     """
     options = [] if track is None else ["--track", track]
     if workers < 1:
-        raise InputError(f"--workers must be at least 1, got {workers}")
+        raise InputError(f"workers must be at least 1, got {workers}")
     waiting = []
     for job in jobs:
         if resume and job.done and track is None:  # a tracker may not have been told of all its rounds
-            yield Progress(job, "ended")
+            yield Progress(job, "ended", len(jobs))
         else:
             waiting.append(job)
     running: list[_Running] = []
@@ -87,13 +90,14 @@ def sweep(jobs: Sequence[Job], workers: int, resume: bool, track: str | None = N
                 each = max(1, workers // (len(waiting) + len(running)))
                 job = waiting.pop(0)
                 running.append(_Running(job, each, resume, options))
-                yield Progress(job, "begun")
+                yield Progress(job, "begun", len(jobs))
             for process in list(running):
                 ended = process.ended()
-                yield from (Progress(process.job, "round", record) for record in process.new_records())
+                for record in process.new_records():
+                    yield Progress(process.job, "round", len(jobs), record)
                 if ended:
                     running.remove(process)
-                    yield process.result()
+                    yield process.result(len(jobs))
             time.sleep(POLL_SECONDS)
 
 
@@ -109,15 +113,17 @@ class _Running:
         command += ["--no-report", "--workers", str(workers), *options]
         if resume and RunFolder(job.out).exists:
             command.append("--resume")
-        self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (closed in wait)
-        self._process = subprocess.Popen(
-            command,
-            env={**os.environ, PARENT: str(os.getpid())},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=self._errors,
-            start_new_session=True,  # so that Ctrl-C reaches it once, through interrupt()
-        )
+        self._said = tempfile.TemporaryDirectory(prefix="fedcir-")
+        self._events, self._errors = Path(self._said.name, "events.jsonl"), Path(self._said.name, "errors")
+        with open(self._errors, "wb") as errors:
+            self._process = subprocess.Popen(
+                command,
+                env={**os.environ, PARENT: str(os.getpid()), EVENTS: str(self._events)},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=errors,
+                start_new_session=True,  # so that Ctrl-C reaches it once, through interrupt()
+            )
         self._seen = 0
         self._changed: tuple[int, int] | None = None
 
@@ -139,17 +145,17 @@ class _Running:
         self._seen += len(new)
         return new
 
-    def result(self) -> Progress:
-        """How it ended, by the last line that the process wrote if it failed."""
-        self._errors.seek(0)
-        said = self._errors.read().decode(errors="replace").strip().splitlines()
+    def result(self, jobs: int) -> Progress:
+        """How it ended, by what the process told."""
+        events = told(self._events)
+        trace = self._errors.read_text(encoding="utf-8", errors="replace").strip()
         self.wait()
-        notes = tuple(line.removeprefix("note: ") for line in said if line.startswith("note: "))
+        notes = tuple(each["text"] for each in events if each["event"] == "note")
         if self._process.returncode == 0:
-            return Progress(self.job, "ended", notes=notes)
-        why = said[-1].removeprefix("fedcir: ") if said else f"exit code {self._process.returncode}"
-        trace = "\n".join(line for line in said[:-1] if not line.startswith("note: "))
-        return Progress(self.job, "failed", None, why, notes, trace)
+            return Progress(self.job, "ended", jobs, notes=notes)
+        why = [each["text"] for each in events if each["event"] == "failed"]
+        said = why[-1] if why else f"exit code {self._process.returncode}"  # it was killed
+        return Progress(self.job, "failed", jobs, None, said, notes, trace)
 
     def interrupt(self) -> None:
         """Ask the process to save its last round and end, once."""
@@ -158,7 +164,7 @@ class _Running:
 
     def wait(self) -> None:
         self._process.wait()
-        self._errors.close()
+        self._said.cleanup()
 
 
 def _end(running: Sequence[_Running]) -> None:

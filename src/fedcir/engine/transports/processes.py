@@ -243,7 +243,7 @@ def _described(error: Exception, client: int) -> dict[str, Any]:
     if too_little_memory(error):
         return {
             "error": f"a worker process has too little memory for client {client}: "
-            "lower --workers, --batch-size or --image-size",
+            "lower run.workers, local.batch_size or data.image_size",
             "expected": True,
         }
     return {"error": " ".join(str(error).split()), "expected": isinstance(error, InputError)}

@@ -29,13 +29,13 @@ TRIED = 2
 def locate(names: Sequence[str], root: Path) -> dict[str, Path]:
     """Those of several datasets that lie below a folder, each in one of its name: office_caltech10 will do."""
     if not root.is_dir():
-        raise InputError(f"--data-root {root} is no folder")
+        raise InputError(f"data.root {root} is no folder")
     inside = {_plain(path.name): path for path in sorted(root.iterdir()) if path.is_dir()}
     found = {name: inside[_plain(name)] for name in names if _plain(name) in inside}
     if not found:
         raise InputError(
-            f"{root} holds none of {', '.join(names)}, each in a folder of its name: name one with --dataset, "
-            "and its own folder with --data-root"
+            f"{root} holds none of {', '.join(names)}, each in a folder of its name: name one dataset, "
+            "and its own folder as data.root"
         )
     return found
 

@@ -24,13 +24,13 @@ FEW = 20
 def check_picture(path: Path, method: str) -> None:
     """Refuse what cannot be drawn before anything is measured."""
     if method not in PROJECTIONS:
-        raise InputError(f"--projection takes {', '.join(PROJECTIONS)}, got {method!r}")
+        raise InputError(f"projection takes {', '.join(PROJECTIONS)}, got {method!r}")
     if method == "umap" and importlib.util.find_spec("umap") is None:
-        raise InputError("--projection umap needs it: pip install umap-learn; or take pca or tsne")
+        raise InputError("projection umap needs a package: pip install umap-learn; or take pca or tsne")
     if path.suffix.lower() not in STAMPS:
-        raise InputError(f"--out takes a picture that ends in {', '.join(STAMPS)}, got {str(path)!r}")
+        raise InputError(f"a picture ends in {', '.join(STAMPS)}, got {str(path)!r}")
     if not path.parent.is_dir():
-        raise InputError(f"--out: no folder {path.parent}")
+        raise InputError(f"{path}: no folder {path.parent}")
 
 
 def draw_diagnosis(found: Sequence[Diagnosis], path: Path, method: str = "pca") -> None:

@@ -2,7 +2,8 @@
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from fedcir.insight.report.quantities import flops, size
 from fedcir.runs.compare import Estimate, Method
@@ -29,21 +30,33 @@ def comparison_rows(methods: Sequence[Method], baseline: str, seeds: int, target
     return rows
 
 
-def comparison_numbers(methods: Sequence[Method]) -> Rows:
-    """The same as plain numbers, accuracies as fractions, for a program to read."""
+def comparison_numbers(methods: Sequence[Method]) -> list[dict[str, Any]]:
+    """The same as plain numbers by name, accuracies as fractions, for a program to read."""
     domains = domains_of(methods)
     unseen = any(method.unseen for method in methods)
-    measures = [*domains, "mean", "worst", *(["unseen_mean"] if unseen else [])]
-    header = ["method", *(f"{m}{end}" for m in measures for end in ("", "_std"))]
-    rows = [[*header, "rounds_to_target", "bytes_to_target", "reached", "difference", "half_width"]]
+    rows = []
     for method in methods:
-        estimates = [*(method.domains.get(name) for name in domains), method.mean, method.worst]
-        estimates += [method.unseen_mean] if unseen else []
+        estimates = {name: method.domains.get(name) for name in domains}
+        estimates |= {"mean": method.mean, "worst": method.worst}
+        estimates |= {"unseen_mean": method.unseen_mean} if unseen else {}
+        row: dict[str, Any] = {"method": method.algorithm}
+        for name, each in estimates.items():
+            row |= {name: each.mean if each else None, f"{name}_std": each.std if each else None}
         goal, difference = method.to_target, method.difference
-        numbers = [value for each in estimates for value in ((each.mean, each.std) if each else (None, None))]
-        numbers += [goal.rounds, goal.bytes, goal.reached, difference.mean if difference else None, method.half_width]
-        rows.append([method.algorithm, *("" if value is None else f"{value:.6g}" for value in numbers)])
+        row |= {"rounds_to_target": goal.rounds, "bytes_to_target": goal.bytes, "reached": goal.reached}
+        rows.append({**row, "difference": difference.mean if difference else None, "half_width": method.half_width})
     return rows
+
+
+def as_text(rows: Sequence[Mapping[str, Any]]) -> Rows:
+    """A header and the values, numbers with six digits."""
+    return [list(rows[0]), *([_text(value) for value in row.values()] for row in rows)]
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else f"{value:.6g}"
 
 
 UNSEEN = "not trained on"

@@ -31,11 +31,11 @@ def check_tracker(name: str | None) -> None:
     if name is None:
         return
     if name not in TRACKERS:
-        raise InputError(f"--track cannot be {name!r}; {nearest(name, TRACKERS)}")
+        raise InputError(f"track cannot be {name!r}; {nearest(name, TRACKERS)}")
     for package in PACKAGES.get(name, (name,)):
         spec = find_spec(package)
         if spec is None or spec.origin is None:  # without an origin it is a mere folder of that name, such as ./wandb
-            raise InputError(f"--track {name} needs {package}: pip install 'fedcir[{name}]'")
+            raise InputError(f"track {name} needs {package}: pip install 'fedcir[{name}]'")
 
 
 class Track:
@@ -107,7 +107,7 @@ class Track:
             action(*arguments)
         except Exception as error:  # of any kind: training does not depend on it
             reason = without_password(" ".join(str(error).split()))[:200] or type(error).__name__
-            rest = f"--resume --track {self._name} tells it the rest"
+            rest = f"a run that is resumed with track {self._name} tells it the rest"
             self._on_note(f"{self._name} failed, the run goes on without it: {reason}; {rest}")
             self._name = self._tracker = None
 

@@ -1,0 +1,142 @@
+"""Several methods on the same data: their runs, and what these come to in tables and pictures."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from fedcir.config import Asked, Config, cores, differing
+from fedcir.engine.files import write
+from fedcir.engine.folder import RunFolder
+from fedcir.engine.resume import MAY_DIFFER
+from fedcir.insight.report import tables
+from fedcir.insight.report.advice import advice
+from fedcir.insight.report.plots import convergence, draw
+from fedcir.insight.report.write import add_report
+from fedcir.runs.batch import (
+    OnNote,
+    OnProgress,
+    OnWork,
+    check_target,
+    chosen_algorithms,
+    chosen_seeds,
+    prepare,
+    run_all,
+    told_failures,
+    unheard,
+)
+from fedcir.runs.compare import Method, baseline_of
+from fedcir.runs.compare import compare as compare_runs
+from fedcir.runs.places import place_for
+from fedcir.runs.run import Run, load_run
+from fedcir.runs.sweep import Job
+from fedcir.types import InputError, RunError
+
+METHODS = ("fedavg", "fedreg", "fedalign", "fedcir")
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What methods came to on the same data, over the same seeds."""
+
+    out: Path
+    """The folder that holds the runs, the tables and the pictures."""
+    runs: Mapping[str, Mapping[int, Run]]
+    """Those that ended well, by method and seed."""
+    failures: Mapping[str, str]
+    """Why the others failed, by the names of their folders."""
+    methods: Sequence[Method]
+    seeds: Sequence[int]
+    target: float | None
+    page: Path | None
+    """The report, if there is one."""
+
+    @property
+    def baseline(self) -> str:
+        """The method that others are compared with."""
+        return baseline_of(self.runs)
+
+    @property
+    def failed(self) -> str:
+        """What went wrong, in a line; empty if nothing did."""
+        count = sum(map(len, self.runs.values())) + len(self.failures)
+        return told_failures(self.failures, count) if self.failures else ""
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A dict of plain values for each method, accuracies as fractions: `pandas.DataFrame` takes them."""
+        return tables.comparison_numbers(self.methods)
+
+    def table(self) -> tables.Rows:
+        """A header and a row for each method, as people read them: accuracies in per cent."""
+        return tables.comparison_rows(self.methods, self.baseline, len(self.seeds), self.target)
+
+    def advice(self) -> list[str]:
+        """What to try next, in sentences."""
+        return advice(self.runs, self.methods, self.baseline, lambda run: str(run.path))
+
+
+def compare(
+    *,
+    algorithms: Sequence[str | Path] = METHODS,
+    seeds: Sequence[int] = (0,),
+    target: float | None = None,
+    out: str | Path | None = None,
+    resume: bool = False,
+    report: bool = True,
+    track: str | None = None,
+    preset: str | None = None,
+    config: str | Path | None = None,
+    set: Sequence[str] | Mapping[str, Any] = (),
+    on_progress: OnProgress = unheard,
+    on_work: OnWork = unheard,
+    on_note: OnNote = unheard,
+    **options: Any,
+) -> Comparison:
+    """Train several methods on the same data and compare them, as `fedcir compare` does.
+
+    `options` are those of the command, such as dataset="pacs", data_root="data/pacs", rounds=50 or workers=2. `config`
+    is a TOML file of settings, `set` any settings such as {"local.momentum": 0.5}. The runs, tables and pictures go
+    into `out`, a new folder in runs/ if not given; `resume` does what is left there. `target` is an accuracy to reach,
+    the baseline's last if not given. A run that fails leaves the others as they are, and is among `failures`; if all
+    do, that is a RunError.
+    """
+    check_target(target)
+    names, numbers = chosen_algorithms(algorithms), chosen_seeds(seeds)
+    asked = Asked.of(options, preset, config, set, without=("algorithm", "seed"))
+    place = place_for(out, Path("runs", "compare"), resume)
+    planned = {(name, seed): place / f"{Path(name).stem}-{seed}" for seed in numbers for name in names}
+    jobs = [Job(asked.over(algorithm=name, seed=seed).config(), path) for (name, seed), path in planned.items()]
+    _check(place, jobs[0].config)
+    prepare(jobs, resume, track, on_work, on_note)
+    workers = options.get("workers")
+    failures = run_all(jobs, cores() if workers is None else workers, resume, track, on_progress)
+    runs: dict[str, dict[int, Run]] = {}
+    for (name, seed), path in planned.items():
+        if path.name not in failures:
+            runs.setdefault(Path(name).stem, {})[seed] = load_run(path)
+    if not runs:
+        raise RunError(told_failures(failures, len(jobs)))
+    methods = compare_runs(runs, baseline_of(runs), target)
+    folders = [run for by_seed in runs.values() for run in by_seed.values()]
+    page = add_report(folders, place / "report.html", target, on_work, on_note) if report else None
+    comparison = Comparison(place, runs, failures, methods, numbers, target, page)
+    _write(comparison)
+    return comparison
+
+
+def _write(comparison: Comparison) -> None:
+    out, rows = comparison.out, comparison.table()
+    draw([convergence(comparison.runs)], [out / "curves.png"])
+    write(out / "comparison.md", tables.markdown(rows))
+    write(out / "comparison.tex", tables.latex(rows))
+    write(out / "comparison.csv", tables.comma_separated(tables.as_text(comparison.rows())))
+    write(out / "comparison.json", json.dumps([asdict(method) for method in comparison.methods], indent=1) + "\n")
+
+
+def _check(out: Path, config: Config) -> None:
+    """Refuse to add to runs on other data, whose tables would be written over."""
+    for path in sorted(out.glob("*/config.toml")):
+        for key, (old, new) in differing(RunFolder(path.parent).config(), config).items():
+            if key.startswith(("data.", "partition.")) and key not in MAY_DIFFER:
+                raise InputError(f"{path.parent} was begun with {key}={old}, not {new}: choose another folder")

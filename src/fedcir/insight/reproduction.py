@@ -1,0 +1,205 @@
+"""A table or figure of the paper: the plan of its runs, and what they come to."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from fedcir.config import Asked, Config, cores, merged, nearest
+from fedcir.config.presets import names as presets
+from fedcir.data.federation import Federation
+from fedcir.data.sources import SOURCES
+from fedcir.engine.files import write
+from fedcir.insight.experiments import experiment
+from fedcir.insight.experiments.experiment import SCALES, Case, Experiment, Outcome, Results
+from fedcir.insight.experiments.plan import cases, estimate, locate
+from fedcir.insight.report import tables
+from fedcir.insight.report.plots import draw
+from fedcir.insight.report.report import reproduction
+from fedcir.insight.report.write import MEASURING
+from fedcir.runs.batch import (
+    OnNote,
+    OnProgress,
+    OnWork,
+    check_target,
+    chosen_algorithms,
+    chosen_seeds,
+    prepare,
+    run_all,
+    told_failures,
+    unheard,
+)
+from fedcir.runs.places import place_for
+from fedcir.runs.run import Run, load_run
+from fedcir.runs.sweep import Job
+from fedcir.types import InputError, RunError
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """A table or figure, made."""
+
+    id: str
+    title: str
+    outcome: Outcome
+    runs: Mapping[str, Run]
+    """The runs that ended well, by name."""
+    failures: Mapping[str, str]
+    """Why the others failed, by name."""
+    out: Path
+    page: Path | None
+    """The report, if there is one."""
+
+    @property
+    def failed(self) -> str:
+        """What went wrong, in a line; empty if nothing did."""
+        return told_failures(self.failures, len(self.runs) + len(self.failures)) if self.failures else ""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The runs that a table or figure takes, checked and ready to begin."""
+
+    id: str
+    experiment: Experiment
+    cases: Sequence[Case]
+    jobs: Mapping[str, Job]
+    """By the case's name."""
+    data: Mapping[str, Federation]
+    """Of the runs that are left, by the dataset's name."""
+    out: Path
+    workers: int
+    """Runs at a time."""
+    resume: bool
+    track: str | None
+    target: float | None
+
+    @property
+    def left(self) -> list[Job]:
+        return [job for job in self.jobs.values() if not job.done]
+
+    def seconds(self) -> float:
+        """About how long those will take."""
+        return estimate(self.left, self.data, self.workers)
+
+    def carry_out(
+        self,
+        report: bool = True,
+        on_progress: OnProgress = unheard,
+        on_work: OnWork = unheard,
+        on_note: OnNote = unheard,
+    ) -> Reproduction:
+        """Do the runs that are left and write what came out."""
+        failures = run_all(list(self.jobs.values()), self.workers, self.resume, self.track, on_progress)
+        runs = {name: load_run(job.out) for name, job in self.jobs.items() if name not in failures}
+        if not runs:
+            raise RunError(f"all runs of {self.id} failed, the first with: {next(iter(failures.values()))}")
+        results = Results(self.cases, runs, self.target)
+        id, title, outcome = self.id, self.experiment.title, self.experiment.outcome(results)
+        _write(id, title, outcome, self.out)
+        page = self.out / "report.html" if report else None
+        if page is not None:
+            for note in reproduction(id, title, outcome, results, page, partial(on_work, what=MEASURING)):
+                on_note(f"{page.name}: {note}")
+        return Reproduction(id, title, outcome, runs, failures, self.out, page)
+
+
+def reproduce(
+    id: str,
+    *,
+    report: bool = True,
+    on_progress: OnProgress = unheard,
+    on_work: OnWork = unheard,
+    on_note: OnNote = unheard,
+    **asked: Any,
+) -> Reproduction:
+    """Make a table or figure of the paper, as `fedcir reproduce` does: "table1", "fig-risk" and so on.
+
+    `asked` are the keywords of `fedcir.insight.reproduction.plan`: scale, algorithms, seeds, target, out, resume,
+    preset, config, set, and the options of the command, such as dataset="pacs" or workers=2. A run that fails leaves
+    the others as they are, and is among `failures`; if all do, that is a RunError.
+    """
+    return plan(id, on_work=on_work, on_note=on_note, **asked).carry_out(report, on_progress, on_work, on_note)
+
+
+def plan(
+    id: str,
+    *,
+    scale: str = "small",
+    algorithms: Sequence[str | Path] | None = None,
+    seeds: Sequence[int] | None = None,
+    target: float | None = None,
+    out: str | Path | None = None,
+    resume: bool = False,
+    track: str | None = None,
+    preset: str | None = None,
+    config: str | Path | None = None,
+    set: Sequence[str] | Mapping[str, Any] = (),
+    on_work: OnWork = unheard,
+    on_note: OnNote = unheard,
+    **options: Any,
+) -> Plan:
+    """Which runs it takes, with what is wrong found before any of them starts.
+
+    `scale` is smoke (a minute), small (hours on 2 cores) or paper (its own settings, days). Methods and seeds are the
+    paper's if not given; `target` is an accuracy to reach (table3).
+    """
+    made = experiment(id)
+    if scale not in SCALES:
+        raise InputError(f"no scale {scale!r}; {nearest(scale, SCALES)}")
+    check_target(target)
+    if target is not None and id != "table3":
+        raise InputError(f"target is for table3, not for {id}: leave it out")
+    chosen = None if algorithms is None else chosen_algorithms(algorithms)
+    numbers = None if seeds is None else chosen_seeds(seeds)
+    asked = Asked.of(options, preset, config, set, without=("algorithm", "seed"))
+    given = asked.tables()
+    roots = _datasets(given.get("data", {}), scale, made.datasets, on_note)
+    planned = cases(made, scale, list(roots), chosen, numbers, given)
+    place = place_for(out, Path("runs", f"{id}-{scale}"), resume)
+    jobs = {case.name: Job(_config(asked, case, scale, roots), place / case.name) for case in planned}
+    if len(jobs) < len(planned):
+        raise InputError("two of its runs would have one name: leave one of the methods out")
+    opened = prepare(list(jobs.values()), resume, track, on_work, on_note)
+    workers = cores() if options.get("workers") is None else options["workers"]
+    return Plan(id, made, planned, jobs, opened, place, workers, resume, track, target)
+
+
+def _datasets(
+    given: Mapping[str, Any], scale: str, papers: tuple[str, ...], on_note: OnNote
+) -> Mapping[str, str | None]:
+    """The datasets by name and where each lies: those asked for, at smoke scale the embedded one, or the paper's."""
+    asked = [name.strip() for name in given.get("name", "").split(",") if name.strip()]
+    root = given.get("root")
+    if not asked and scale == "smoke" and root is None:
+        return {"minidigits": None}
+    if len(asked) == 1:
+        return {asked[0]: root}
+    if root is None:
+        names = ", ".join(asked or papers)
+        raise InputError(f"data.root is missing: a folder that holds {names}; or name one dataset")
+    found = locate(asked or papers, Path(root))
+    if missing := [name for name in asked or papers if name not in found]:
+        if asked:
+            raise InputError(f"{root} holds no folder for {missing[0]}")
+        on_note(f"left out, as not in {root}: {', '.join(missing)}")
+    return {name: str(path) for name, path in found.items()}
+
+
+def _config(asked: Asked, case: Case, scale: str, roots: Mapping[str, str | None]) -> Config:
+    preset = asked.preset or (case.dataset if case.dataset in presets() else None)
+    base = {section: dict(values) for section, values in SCALES[scale].items()}
+    if case.dataset in SOURCES and SOURCES[case.dataset].arrays is not None:  # they have a size of their own
+        base.get("data", {}).pop("image_size", None)
+    place = {"dataset": case.dataset, "data_root": roots[case.dataset]}
+    own = replace(asked.over(**place, algorithm=case.algorithm, seed=case.seed), preset=preset)
+    return own.config(merged(base, case.point.settings))
+
+
+def _write(id: str, title: str, outcome: Outcome, out: Path) -> None:
+    notes = "".join(f"\n{note}\n" for note in outcome.notes)
+    write(out / f"{id}.md", f"{title[0].upper()}{title[1:]}.\n\n{tables.markdown(outcome.rows)}{notes}")
+    write(out / f"{id}.tex", tables.latex(outcome.rows))
+    write(out / f"{id}.csv", tables.comma_separated(outcome.numbers))
+    draw(outcome.panels, [out / f"{id}.{end}" for end in ("png", "pdf", "svg")])

@@ -1,0 +1,120 @@
+"""The runs that a comparison or an experiment takes: what is asked for, checked before anything starts, and done."""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+from fedcir.algorithms import algorithm_class, make_algorithm, names
+from fedcir.algorithms.algorithm import Algorithm
+from fedcir.config import AlgorithmConfig
+from fedcir.data.federation import Federation, open_federation
+from fedcir.engine.folder import RunFolder
+from fedcir.engine.resume import check_data, check_settings
+from fedcir.runs.sweep import Job, Progress, sweep
+from fedcir.runs.tracking import check_tracker
+from fedcir.types import InputError
+
+OnProgress = Callable[[Progress], None]
+"""Told of every run that begins, of each of its rounds, and of its end."""
+OnNote = Callable[[str], None]
+"""Told what the user should know."""
+
+
+class OnWork(Protocol):
+    """Told how much is done of something that takes long: decoding images, measuring distances."""
+
+    def __call__(self, done: int, total: int | None, what: str) -> None: ...
+
+
+def unheard(*said: object, **more: object) -> None:
+    """For a caller that does not listen."""
+
+
+def chosen_algorithms(asked: Sequence[str | Path]) -> list[str]:
+    """Methods by name or file; all stands for those of the package."""
+    if isinstance(asked, str):
+        raise InputError(f"algorithms takes a list of names, got {asked!r}")
+    chosen = [each for name in map(str, asked) for each in (names() if name == "all" else [name])]
+    for name in chosen:
+        algorithm_class(name)
+    if not chosen:
+        raise InputError("algorithms names none: name some, or all")
+    stems = [Path(name).stem for name in chosen]
+    if twice := next((stem for stem in stems if stems.count(stem) > 1), None):
+        raise InputError(f"algorithms names {twice!r} twice")
+    return chosen
+
+
+def chosen_seeds(asked: Sequence[int]) -> list[int]:
+    seeds = sorted(asked)
+    if not seeds or any(type(seed) is not int for seed in seeds):
+        raise InputError(f"seeds takes whole numbers such as 0, 1, 2, got {list(asked)}")
+    if twice := next((str(seed) for seed in seeds if seeds.count(seed) > 1), ""):
+        raise InputError(f"seeds names {twice} twice")
+    return seeds
+
+
+def check_target(target: float | None) -> None:
+    if target is not None and not 0 < target < 1:
+        raise InputError(f"target is an accuracy between 0 and 1, got {target}")
+
+
+def prepare(
+    jobs: Sequence[Job], resume: bool, track: str | None, on_work: OnWork = unheard, on_note: OnNote = unheard
+) -> dict[str, Federation]:
+    """Find what is wrong before anything starts; open each dataset once, so that no run waits for another to do it.
+
+    Gives the datasets of runs that are not done yet.
+    """
+    check_tracker(track)
+    begun = []
+    for job in jobs:
+        algorithm, folder = _algorithm(job.config.algorithm), RunFolder(job.out)
+        if folder.exists and not resume:
+            raise InputError(f"{job.out} holds a run already: resume it, or choose another folder")
+        if folder.exists and not job.done:
+            check_settings(folder, job.config, algorithm)
+            begun.append(job)
+    opened: dict[str, Federation] = {}
+    for job in jobs:
+        if job.config.data.name not in opened and not (resume and job.done):
+            federation = open_federation(job.config, partial(on_work, what="decoding images"))
+            opened[job.config.data.name] = federation
+            for note in federation.notes:
+                on_note(note)
+    dealt: dict[str, Federation] = {}
+    for job in begun:  # the data may have changed since
+        key = repr((job.config.data, job.config.partition, job.config.model, job.config.run.seed))
+        if key not in dealt:
+            dealt[key] = open_federation(job.config)
+        check_data(RunFolder(job.out), job.config, dealt[key])
+    return opened
+
+
+def run_all(
+    jobs: Sequence[Job], workers: int, resume: bool, track: str | None, on_progress: OnProgress = unheard
+) -> dict[str, str]:
+    """Do the runs that are not done yet. Gives why each failed that did, by its folder's name."""
+    failures = {}
+    with closing(sweep(jobs, workers, resume, track)) as steps:  # so that none goes on if the caller is stopped
+        for step in steps:
+            if step.event == "failed":
+                failures[step.job.out.name] = step.said
+            on_progress(step)
+    return failures
+
+
+def told_failures(failures: Mapping[str, str], runs: int) -> str:
+    """What went wrong, in a line."""
+    some = "; ".join(f"{name}: {why}" for name, why in failures.items())
+    return f"{len(failures)} of {runs} runs failed, resume to try them again: {some}"
+
+
+def _algorithm(config: AlgorithmConfig) -> Algorithm:
+    """A field that one of several methods lacks is found before any of them starts."""
+    try:
+        return make_algorithm(config)
+    except InputError as error:
+        raise InputError(f"{config.name}: {error}; set one method's alone as algorithms.NAME.FIELD") from None
