@@ -102,7 +102,7 @@ def test_a_report_and_a_diagnosis_of_runs_are_values(compared: tuple[Comparison,
     page = fedcir.report(runs, out=tmp_path / "page.html", samples=12)
     assert (page.path.read_text().startswith("<!"), page.notes) == (True, ())
     diagnosed = fedcir.diagnose(runs, samples=12, out=tmp_path / "two.png")
-    assert [found.name for found in diagnosed.found] == ["fedavg", "fedprox"]
+    assert [found.name for found in diagnosed.found] == ["fedavg-0", "fedprox-0"]
     assert diagnosed.verdict
     assert (tmp_path / "two.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(fedcir.InputError, match="leave dataset out"):
