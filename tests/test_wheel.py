@@ -1,13 +1,38 @@
 """The package as others install it."""
 
+import ast
+import re
 import subprocess
 import sys
+import tomllib
 import zipfile
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
+
+
+UNDECLARED = {"click", "umap-learn"}
+"""Typer's own, named in annotations only; and what a user is told to install for one picture."""
+
+
+def test_every_package_that_is_imported_is_declared() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    needed = {*project["dependencies"], *(each for some in project["optional-dependencies"].values() for each in some)}
+    declared = {re.split(r"[^\w-]", each)[0].lower() for each in needed} | UNDECLARED
+    modules = set()
+    for file in (ROOT / "src").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                modules |= {alias.name.split(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                modules.add(str(node.module).split(".")[0])
+    known = {"umap": ["umap-learn"], **packages_distributions()}
+    for module in sorted(modules - sys.stdlib_module_names - {"fedcir"}):
+        names = {name.lower().replace("_", "-") for name in known[module]}
+        assert names & declared, f"{module} is of {names}: declare it in pyproject.toml"
 
 
 @pytest.mark.slow
@@ -16,7 +41,7 @@ def test_the_wheel_builds_installs_and_runs(tmp_path: Path) -> None:
     subprocess.run([*pip, "wheel", "--no-deps", "--wheel-dir", tmp_path, ROOT], check=True)
     (wheel,) = tmp_path.glob("fedcir-*.whl")
     names = zipfile.ZipFile(wheel).namelist()
-    assert {"fedcir/py.typed", "fedcir/presets/pacs.toml", "fedcir/algorithms/fedcir.py"} <= set(names)
+    assert {"fedcir/py.typed", "fedcir/config/presets/pacs.toml", "fedcir/algorithms/fedcir.py"} <= set(names)
     assert not [name for name in names if name.startswith(("tests/", "docs/", "results/"))]
     subprocess.run([*pip, "install", "--no-deps", "--target", tmp_path / "site", wheel], check=True)
     code = "import sys, fedcir.cli as c; assert 'site' in c.__file__; sys.argv = ['fedcir', 'algorithms']; c.main()"
