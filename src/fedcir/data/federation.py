@@ -185,7 +185,7 @@ def pooled(federation: Federation) -> Federation:
     """The same with all training data at the first client; the others only evaluate."""
     everything = PooledExamples([client.train for client in federation.clients if client.train is not None])
     clients = [replace(client, train=everything if client.id == 0 else None) for client in federation.clients]
-    return replace(federation, clients=tuple(clients), pooled=len(federation.trainers))
+    return replace(federation, clients=tuple(clients), pooled=federation.holders)
 
 
 def _examples(domains: Domains, share: Share, normalisation: Normalisation) -> Examples:
