@@ -66,6 +66,12 @@ class Dropped:
     reason: str
 
 
+def _no_labels() -> Tensor:
+    import torch
+
+    return torch.empty(0, dtype=torch.int64)
+
+
 @dataclass(frozen=True)
 class LocalContext:
     """What a client knows in a round beside its own data."""
@@ -82,13 +88,13 @@ class LocalContext:
     """SGD steps of a client in this round."""
     lr: float = 0.0
     """Their learning rate."""
-    labels: Callable[[], Tensor] = lambda: torch.empty(0, dtype=torch.int64)
+    labels: Callable[[], Tensor] = _no_labels
     """Those of the client's training set, (N,), read only when asked for."""
 
     @property
     def class_counts(self) -> Tensor:
         """The client's training samples by class, (C,). They stay with it unless the method sends them."""
-        return torch.bincount(self.labels(), minlength=self.num_classes)
+        return self.labels().bincount(minlength=self.num_classes)
 
 
 @dataclass(frozen=True)
