@@ -103,7 +103,7 @@ def settled(config: Config, algorithm: Algorithm, roster: Roster) -> Config:
     """The config with everything that was left open settled, as it is saved."""
     clients = len(roster.trainers)
     active = clients if config.server.active is None else config.server.active
-    if active > clients:
+    if active > clients and not algorithm.pools:
         raise InputError(f"server.active is {active}, but there are {clients} clients: lower --active")
     if config.server.min_replies > active:
         raise InputError(f"server.min_replies is {config.server.min_replies}, above the {active} active clients")
