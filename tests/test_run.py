@@ -315,3 +315,11 @@ def test_one_rule_says_what_the_same_data_are(tiny: Tiny, train: Train, tmp_path
     same_data([one, apart])
     with pytest.raises(InputError, match="ran with different clients or seeds: look at each alone"):
         same_data([one, apart], clients=True)
+
+
+def test_with_all_data_in_one_place_a_round_takes_the_steps_of_all_clients(
+    tiny: Tiny, train: Train, tmp_path: Path
+) -> None:
+    one, all_ = (load_run(train(tiny(name, "server.rounds=1"), tmp_path / name)) for name in ("centralized", "fedavg"))
+    assert one.curve("flops") == all_.curve("flops")
+    assert one.config.server.active == 3
