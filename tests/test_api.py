@@ -62,8 +62,8 @@ def test_a_comparison_is_a_value(compared: tuple[Comparison, list[str]]) -> None
     comparison, events = compared
     assert [method.algorithm for method in comparison.methods] == ["fedavg", "fedprox"]
     assert {name: list(by_seed) for name, by_seed in comparison.runs.items()} == {"fedavg": [0], "fedprox": [0]}
-    final = comparison.runs["fedprox"][0].summary()["final"]
-    row = comparison.rows()[1]
+    final = comparison.runs["fedprox"][0].final
+    row = comparison.to_rows()[1]
     assert (row["method"], row["mean"], row["ink"]) == ("fedprox", final["accuracy_mean"], final["accuracy"]["ink"])
     assert comparison.table()[0][0] == "method"
     assert (events.count("begun"), events.count("ended"), events.count("failed")) == (3, 2, 1)
@@ -121,7 +121,7 @@ def test_a_diagnosis_of_data_needs_no_run_and_no_picture(
 
 def test_a_table_of_the_paper_is_a_value(keywords: dict[str, Any], tmp_path: Path) -> None:
     made = fedcir.reproduce("fig-convergence", scale="smoke", seeds=[0], out=tmp_path / "out", report=False, **keywords)
-    assert list(made.folders) == ["arrays-fedavg-0", "arrays-fedcir-0"]
+    assert list(made.runs) == ["arrays-fedavg-0", "arrays-fedcir-0"]
     assert made.outcome.numbers
     assert not made.failures
     assert {"fig-convergence.csv", "fig-convergence.png"} <= set(files(tmp_path / "out"))

@@ -109,7 +109,7 @@ def test_a_run_under_way_has_its_rounds_and_no_summary(tiny: Tiny, train: Train,
     assert (run.finished, run.summary, run.curve("round")) == (False, None, ([1, 2], [1, 2]))
     with pytest.raises(InputError, match="holds no finished run: finish it with --resume"):
         _ = run.final
-    with pytest.raises(InputError, match=r"model.safetensors: No such file; continue the run with --resume"):
+    with pytest.raises(InputError, match=r"model.safetensors: No such file; resume the run"):
         run.model()
 
 

@@ -57,7 +57,7 @@ def with_options(text: str) -> str:
     """A message of the package, and behind it the options of the settings that it names."""
     from fedcir.config import OPTIONS
 
-    names = {place: option for option, place in OPTIONS.items()} | {option: option for option in OPTIONS}
+    names = {option.place: name for name, option in OPTIONS.items()} | {name: name for name in OPTIONS}
     found = re.findall(r"(?<![\w./-])([a-z]+[._][a-z_]+)(?![\w=/.]*[\w=/])", text)
     options = dict.fromkeys(f"--{names[name].replace('_', '-')}" for name in found if name in names)
     missing = [option for option in options if option not in text]

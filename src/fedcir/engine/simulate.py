@@ -15,7 +15,7 @@ from fedcir.engine.folder import RunFolder
 from fedcir.engine.machine import devices_of, keep_memory, pick_workers, threads
 from fedcir.engine.resume import kept_in
 from fedcir.engine.rounds import Rounds, Transport, run
-from fedcir.engine.session import Session, check_statistics, keeps_statistics, open_session, settled
+from fedcir.engine.session import Session, check_statistics, keeps_statistics, open_session
 from fedcir.engine.store import GENERATIONS, ClientStore
 from fedcir.engine.transports.processes import ProcessTransport
 from fedcir.engine.transports.serial import SerialTransport
@@ -45,7 +45,6 @@ def open_rounds(
     config: Config, algorithm: Algorithm, federation: Federation, out: Path | None, resume: bool
 ) -> Iterator[tuple[Session, Rounds]]:
     """The same for a federation that is there already."""
-    config = settled(config, algorithm, federation)  # before all data go to one client, who takes the steps of all
     if algorithm.pools:
         federation = pooled(federation)
     with ExitStack() as stack:

@@ -63,7 +63,7 @@ class Comparison:
         count = sum(map(len, self.runs.values())) + len(self.failures)
         return told_failures(self.failures, count) if self.failures else ""
 
-    def rows(self) -> list[dict[str, Any]]:
+    def to_rows(self) -> list[dict[str, Any]]:
         """A dict of plain values for each method, accuracies as fractions: `pandas.DataFrame` takes them."""
         return tables.comparison_numbers(self.methods)
 
@@ -130,7 +130,7 @@ def _write(comparison: Comparison) -> None:
     draw([convergence(comparison.runs)], [out / "curves.png"])
     write(out / "comparison.md", tables.markdown(rows))
     write(out / "comparison.tex", tables.latex(rows))
-    write(out / "comparison.csv", tables.comma_separated(tables.as_text(comparison.rows())))
+    write(out / "comparison.csv", tables.comma_separated(tables.as_text(comparison.to_rows())))
     write(out / "comparison.json", json.dumps([asdict(method) for method in comparison.methods], indent=1) + "\n")
 
 

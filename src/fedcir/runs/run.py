@@ -47,7 +47,7 @@ class Run:
     def final(self) -> dict[str, Any]:
         """The accuracies of its last round."""
         if self.summary is None:
-            raise InputError(f"{self.path} holds no finished run: finish it with --resume")
+            raise InputError(f"{self.path} holds no finished run: resume it to finish it")
         if self.summary["final"] is None:
             raise InputError(f"{self.path} was never tested, since no client had a test Dataset")
         found: dict[str, Any] = self.summary["final"]
