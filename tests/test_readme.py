@@ -27,11 +27,22 @@ def test_the_example_of_fedcir_train_runs_and_learns(capsys: pytest.CaptureFixtu
     assert "client-0" in capsys.readouterr().out
 
 
+def test_the_example_of_a_comparison_in_python_runs_and_plots(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("pandas")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    exec(compile(PYTHON[1], "README.md", "exec"), {"__name__": "example"})
+    assert "fedprox" in capsys.readouterr().out
+    assert (tmp_path / "accuracy.png").stat().st_size > 0
+
+
 def test_the_method_of_ones_own_keeps_every_promise(tmp_path: Path) -> None:
     imports = (
         "from dataclasses import dataclass\nimport torch.nn.functional as F\nfrom fedcir import Algorithm, Losses\n"
     )
-    (tmp_path / "smooth.py").write_text(imports + PYTHON[1], encoding="utf-8")
+    (tmp_path / "smooth.py").write_text(imports + PYTHON[2], encoding="utf-8")
     check_algorithm(algorithm_class(str(tmp_path / "smooth.py"))())
 
 
