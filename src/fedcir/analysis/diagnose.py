@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from fedcir.algorithms.algorithm import Algorithm
 from fedcir.analysis.alignment import alignment
 from fedcir.analysis.bound import bound
+from fedcir.analysis.diagnosis import UNTRAINED, Diagnosis, Pixels
 from fedcir.analysis.divergence import LEAST, NOWHERE, divergences
-from fedcir.analysis.findings import UNTRAINED, Diagnosis, Pixels
 from fedcir.analysis.views import SEED, data_of_run, to_look, views_of, views_under
 from fedcir.analysis.words import verdict
 from fedcir.config import Config

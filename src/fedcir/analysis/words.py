@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from fedcir.analysis.bootstrap import Interval, interval, mean_of
-from fedcir.analysis.findings import Diagnosis
+from fedcir.analysis.diagnosis import Diagnosis
 from fedcir.types import InputError
 
 SHIFT = ((0.5, "small"), (1.2, "moderate"), (2.01, "large"))
@@ -42,7 +42,7 @@ def apart_in_words(found: Diagnosis) -> list[str]:
     under = f"the model of {found.name}" if found.of_run else found.encoder
     said = [
         f"Feature shift is {_word(shift.value, SHIFT)}: under {under} two clients have a proxy A-distance of "
-        f"{shift:.2f} on average, where 0 cannot be told apart and 2 always can.",
+        f"{shift:.2f} on average (0: they cannot be told apart; 2: they always can).",
         _skew(found),
         f"Furthest from the mixture of all is {found.furthest}: {far:.2f}.",
     ]
@@ -64,8 +64,8 @@ def _skew(found: Diagnosis) -> str:
     mean = float(np.mean(list(skew.values())))
     who = f"client {most} of {found.domain_of[most]}" if found.shared else most
     return (
-        f"Label skew is {_word(mean, SKEW)}: {mean:.0%} of a client's training labels on average, "
-        f"{skew[most]:.0%} at most ({who}), are not as the mean over {len(skew)} clients has them."
+        f"Label skew is {_word(mean, SKEW)}: to match the mean of all {len(skew)} clients, a client would have to change "
+        f"{mean:.0%} of its training labels on average, and {who} {skew[most]:.0%}."
     )
 
 
@@ -77,7 +77,7 @@ def aligned_in_words(found: Diagnosis) -> list[str]:
     each = aligned.mean.value / aligned.dimensions
     said = (
         f"In {found.name} representations are {_word(each, NEAR)} the generator's q(z|y): KL {aligned.mean:,.0f} "
-        f"nats, {each:.2g} a dimension of z, where means off by one standard deviation come to 0.5"
+        f"nats, {each:.2g} for each dimension of z (0.5 is a mean that is off by one standard deviation)"
     )
     if aligned.generator_interval is None:
         return [f"{said}."]

@@ -129,7 +129,7 @@ def distances(study: Study, found: Diagnoses, samples: int, why_not: Sequence[st
     blocks: list[Words | Table | Figure] = [
         Words((*why_not, *said)),
         Table(caption, rows),
-        Figure("Proxy A-distance of clients", heats, f"0 cannot be told apart, 2 always can. {of}"),
+        Figure("Proxy A-distance of clients", heats, f"0: they cannot be told apart; 2: they always can. {of}"),
         Figure("Representations of test images, first two principal components", clouds, of),
     ]
     if against:
