@@ -64,8 +64,8 @@ def _skew(found: Diagnosis) -> str:
     mean = float(np.mean(list(skew.values())))
     who = f"client {most} of {found.domain_of[most]}" if found.shared else most
     return (
-        f"Label skew is {_word(mean, SKEW)}: to match the mean of all {len(skew)} clients, a client would have to change "
-        f"{mean:.0%} of its training labels on average, and {who} {skew[most]:.0%}."
+        f"Label skew is {_word(mean, SKEW)}: to match the mean of all {len(skew)} clients, a client would have to "
+        f"change {mean:.0%} of its training labels on average, and {who} {skew[most]:.0%}."
     )
 
 
