@@ -213,7 +213,7 @@ def test_a_dataset_that_needs_a_root_says_so(fedcir: Command, place: Path) -> No
         (["compare", "--seeds", "x"], ["--seeds", "'x'"]),
         (["compare", "--seeds", "0,-1"], ["run.seed", "-1"]),
         (["compare", "--algorithms", "fedavg,fedcri"], ["'fedcri'", "did you mean 'fedcir'?"]),
-        (["compare", "--algorithms", ""], ["--algorithms"]),
+        (["compare", "--algorithms", ""], ["algorithms names none"]),
     ],
 )
 def test_wrong_input_to_other_commands_is_refused_in_one_line(

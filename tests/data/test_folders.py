@@ -152,7 +152,7 @@ def test_a_folder_of_another_shape_is_said_in_one_line(
     touch(tmp_path, *files)
     code, out, err = fedcir("data", "check", "folders", "--data-root", tmp_path)
     assert (code, out) == (2, "")
-    assert err.startswith(f"fedcir: data.root: {tmp_path} {message}")
+    assert err.startswith(f"fedcir: --data-root: {tmp_path} {message}")
     assert err.count("\n") == 1
 
 

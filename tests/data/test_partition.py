@@ -142,7 +142,7 @@ def test_a_held_out_domain_comes_last_and_nobody_trains_on_it(scheme: str) -> No
     [
         (PartitionConfig(hold_out="foto"), "no domain 'foto'; there are photo, sketch, paint"),
         (PartitionConfig(clients=2), "at least the number of domains, 3, got 2"),
-        (PartitionConfig(clients=5), "5 for 3 domains: use --set partition.scheme=dirichlet"),
+        (PartitionConfig(clients=5), "5 for 3 domains: use partition.scheme=dirichlet"),
         (PartitionConfig(min_samples=101), "client 2 would hold 100 images, below partition.min_samples=101"),
         (PartitionConfig("iid", clients=1000), "client 750 would hold 0 images"),
         (PartitionConfig("dirichlet", clients=900), "domain 'sketch' has 250 training images"),

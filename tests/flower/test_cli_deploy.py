@@ -18,9 +18,9 @@ Fedcir = Callable[..., Any]
 
 REFUSED = [
     (["--algorithm", "centralized"], "centralized trains on all data in one place, so it cannot run across sites"),
-    (["--sites", "9"], "--sites must be from 1 to 3, the number of clients, got 9"),
-    (["--sites", "0"], "--sites must be from 1 to 3, the number of clients, got 0"),
-    (["--timeout", "0"], "--timeout must be above 0, got 0"),
+    (["--sites", "9"], "sites must be from 1 to 3, the number of clients, got 9"),
+    (["--sites", "0"], "sites must be from 1 to 3, the number of clients, got 0"),
+    (["--timeout", "0"], "timeout must be above 0, got 0"),
     (["--profile"], "--profile looks into this process"),
     (["--algorithm", "fedavgg"], "did you mean 'fedavg'?"),
     (["--set", "model.weights=x.pth", "--set", "model.batchnorm=local"], "leave one of them out"),

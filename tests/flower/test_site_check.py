@@ -125,8 +125,8 @@ def test_certificates_that_have_expired_are_named(tmp_path: Path, monkeypatch: p
 REACHED = {
     f"{HOST}:1": "refuses: is the SuperLink running there",
     "nowhere.invalid:8000": "no machine is known by the name nowhere.invalid",
-    "https://fl.example.org": "--superlink must be HOST:PORT",
-    "fl.example.org": "--superlink must be HOST:PORT",
+    "https://fl.example.org": "superlink must be HOST:PORT",
+    "fl.example.org": "superlink must be HOST:PORT",
 }
 
 

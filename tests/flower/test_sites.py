@@ -306,7 +306,7 @@ def log(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> py
 
 def test_who_comes_and_who_fails_is_logged_at_once_and_only_once(log: pytest.LogCaptureFixture) -> None:
     grid = MemoryGrid({1: introduces(own("a")), 3: fails})
-    with pytest.raises(InputError):
+    with pytest.raises(RunError):
         Sites(grid, Order(config(), {})).wait(2, patience=0.4)
     assert log.messages == [
         "site 'a' is there as node 1: 8 images to train on, 2 to test",
@@ -317,7 +317,7 @@ def test_who_comes_and_who_fails_is_logged_at_once_and_only_once(log: pytest.Log
 
 def test_every_now_and_then_the_log_says_for_whom_a_run_waits_and_what_to_do(log: pytest.LogCaptureFixture) -> None:
     grid = MemoryGrid({1: introduces(own("a")), 3: fails, 4: silent})
-    with pytest.raises(InputError):
+    with pytest.raises(RunError):
         Sites(grid, Order(config(), {}), remind=0.1).wait(4, patience=0.3)
     reminder = log.text.partition("1 of 4 sites are there (a), and the run waits 0 s more: ")[2]
     assert "start the others, or stop it by `flwr stop` and start it with a lower `sites`" in reminder

@@ -491,7 +491,7 @@ def test_a_server_cannot_have_a_site_run_a_file_that_the_site_has_not_named(
         return reply
 
     grid.nodes = {17: answer}
-    with pytest.raises(InputError, match="client 1: its node-config names no copy of the file"):
+    with pytest.raises(RunError, match="client 1: its node-config names no copy of the file"):
         across(grid, tiny(str(method), "server.rounds=1"), tmp_path / "run", sites=1)
     assert "name your copy of it in --node-config" in log.text
 

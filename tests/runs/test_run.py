@@ -107,7 +107,7 @@ def test_a_run_is_read_once(done: Path, tmp_path: Path) -> None:
 def test_a_run_under_way_has_its_rounds_and_no_summary(tiny: Tiny, train: Train, tmp_path: Path) -> None:
     run = load_run(train(tiny("fedavg"), tmp_path / "run", until=2))
     assert (run.finished, run.summary, run.curve("round")) == (False, None, ([1, 2], [1, 2]))
-    with pytest.raises(InputError, match="holds no finished run: finish it with --resume"):
+    with pytest.raises(InputError, match="holds no finished run: resume it to finish it"):
         _ = run.final
     with pytest.raises(InputError, match=r"model.safetensors: No such file; resume the run"):
         run.model()

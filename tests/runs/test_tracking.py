@@ -274,7 +274,7 @@ def test_a_missing_package_is_named_with_its_extra_before_anything_starts(
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)
     said = fedcir(*command, *options, "--out", tmp_path / "run", "--track", name)
-    assert said == (2, "", f"fedcir: --track {name} needs {package}: pip install 'fedcir[{name}]'\n")
+    assert said == (2, "", f"fedcir: track {name} needs {package}: pip install 'fedcir[{name}]'\n")
     assert not (tmp_path / "run").exists()
 
 

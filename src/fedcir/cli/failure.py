@@ -54,10 +54,13 @@ def told(error: BaseException) -> tuple[str, int]:
 
 
 def with_options(text: str) -> str:
-    """A message of the package, and behind it the options of the settings that it names."""
+    """A message of the package with the options of the settings that it names: in their place where it begins so."""
     from fedcir.config import OPTIONS
 
     names = {option.place: name for name, option in OPTIONS.items()} | {name: name for name in OPTIONS}
+    setting, colon, rest = text.partition(": ")
+    if colon and setting in names:
+        return f"--{names[setting].replace('_', '-')}: {rest}"
     found = re.findall(r"(?<![\w./-])([a-z]+[._][a-z_]+)(?![\w=/.]*[\w=/])", text)
     options = dict.fromkeys(f"--{names[name].replace('_', '-')}" for name in found if name in names)
     missing = [option for option in options if option not in text]
