@@ -1,4 +1,4 @@
-"""Which memory layout makes a local step faster, by model and image size: what `layout_for` in simulate.py holds.
+"""Which memory layout makes a local step faster, by model and image size: what `layout_for` in engine/machine.py holds.
 
     python benchmarks/layouts.py [--sizes 28,32,64,128]
 
