@@ -21,7 +21,7 @@ class CNN(nn.Module):
         super().__init__()
         widths = [channels, width, 2 * width, 4 * width]
         self.convs = nn.ModuleList(nn.Conv2d(a, b, 3, padding=1, bias=False) for a, b in pairwise(widths))
-        self.norms = nn.ModuleList(norm_layer(norm, b) for b in widths[1:])
+        self.norms = nn.ModuleList(norm_layer(norm, b, first=b == width) for b in widths[1:])
         self.fc = nn.Linear(GRID * GRID * widths[-1], self.features)
 
     def forward(self, x: Tensor) -> Tensor:

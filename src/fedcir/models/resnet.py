@@ -11,16 +11,16 @@ from fedcir.models.norm import norm_layer
 
 
 class BasicBlock(nn.Module):
-    def __init__(self, channels_in: int, channels: int, stride: int, norm: str) -> None:
+    def __init__(self, channels_in: int, channels: int, stride: int, norm: str, first: bool) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(channels_in, channels, 3, stride, 1, bias=False)
-        self.bn1 = norm_layer(norm, channels)
+        self.bn1 = norm_layer(norm, channels, first)
         self.conv2 = nn.Conv2d(channels, channels, 3, 1, 1, bias=False)
-        self.bn2 = norm_layer(norm, channels)
+        self.bn2 = norm_layer(norm, channels, first)
         self.downsample: nn.Module | None = None
         if stride != 1 or channels_in != channels:
             self.downsample = nn.Sequential(
-                nn.Conv2d(channels_in, channels, 1, stride, bias=False), norm_layer(norm, channels)
+                nn.Conv2d(channels_in, channels, 1, stride, bias=False), norm_layer(norm, channels, first)
             )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -36,8 +36,8 @@ class ResNet18(nn.Module):
         super().__init__()
         self.features = 8 * width
         self.conv1 = nn.Conv2d(channels, width, 7, 2, 3, bias=False)
-        self.bn1 = norm_layer(norm, width)
-        self.layer1 = _stage(width, width, 1, norm)
+        self.bn1 = norm_layer(norm, width, first=True)
+        self.layer1 = _stage(width, width, 1, norm, first=True)
         self.layer2 = _stage(width, 2 * width, 2, norm)
         self.layer3 = _stage(2 * width, 4 * width, 2, norm)
         self.layer4 = _stage(4 * width, 8 * width, 2, norm)
@@ -51,5 +51,7 @@ class ResNet18(nn.Module):
         return torch.flatten(F.adaptive_avg_pool2d(x, 1), 1)
 
 
-def _stage(channels_in: int, channels: int, stride: int, norm: str) -> nn.Sequential:
-    return nn.Sequential(BasicBlock(channels_in, channels, stride, norm), BasicBlock(channels, channels, 1, norm))
+def _stage(channels_in: int, channels: int, stride: int, norm: str, first: bool = False) -> nn.Sequential:
+    return nn.Sequential(
+        BasicBlock(channels_in, channels, stride, norm, first), BasicBlock(channels, channels, 1, norm, first)
+    )
