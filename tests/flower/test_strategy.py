@@ -54,7 +54,7 @@ def grid(state: Path) -> MemoryGrid:
     return MemoryGrid({number: node(site, state) for site, number in enumerate(NODES)})
 
 
-def strategy(algorithm: Algorithm | None = None, **more: object) -> AlgorithmStrategy:
+def strategy(algorithm: Algorithm | str = "fedcir", **more: object) -> AlgorithmStrategy:
     given = {"encoder": encoder(), "example": torch.zeros(2, 4), "num_classes": 2, "sites": 3, "local_steps": 3}
     return AlgorithmStrategy(algorithm, **{**given, **more})  # type: ignore[arg-type]
 

@@ -2,7 +2,7 @@
 
 import sys
 import time
-from types import TracebackType
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Self
 
 from rich.console import Console
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from fedcir.runs.sweep import Progress as Step
 
 
-class Meter:
+class Meter(AbstractContextManager["Meter"]):
     """Shows how much of one long task is done, once it takes longer than a moment; with `quiet` it shows nothing."""
 
     PATIENCE = 0.5
@@ -37,12 +37,7 @@ class Meter:
         self._started = self._said = time.monotonic()
         self._bars: Progress | None = None
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -105,9 +100,7 @@ class Display:
             self._all = self._bars.add_task("all runs", total=self._runs, state="")
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._bars.stop()
 
     @property
@@ -165,7 +158,7 @@ class Display:
         return f"{_clock(seconds)} left"
 
 
-class Watch:
+class Watch(AbstractContextManager["Watch"]):
     """Shows all that a command with several parts has to: long work, runs and notes; with `quiet` little of it.
 
     Stopped by Ctrl-C once runs have begun, it says how to go on.
@@ -176,12 +169,7 @@ class Watch:
         self._meter: Meter | None = None
         self._display: Display | None = None
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         self.close()
         if self._begun and kind is KeyboardInterrupt:
             raise Interrupted("rounds are saved; continue with the same command and --resume") from None

@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
+from fedcir.algorithms import named_algorithm
 from fedcir.algorithms.algorithm import Algorithm
-from fedcir.config import AlgorithmConfig, Config, build, config_tables
+from fedcir.config import OPTIONS, AlgorithmConfig, Config, build, config_from, config_tables
 from fedcir.data.federation import Roster
 from fedcir.engine.client import Workbench, learning_rate
 from fedcir.engine.folder import RunFolder
@@ -129,6 +130,28 @@ def settled(config: Config, algorithm: Algorithm, roster: Roster) -> Config:
         algorithm=AlgorithmConfig(config.algorithm.name, hyper_parameters(algorithm)),
         run=run,
     )
+
+
+KEYWORDS = {
+    **{name: option.place for name, option in OPTIONS.items()},
+    "momentum": "local.momentum",
+    "weight_decay": "local.weight_decay",
+    "min_replies": "server.min_replies",
+    "latent": "model.latent",
+    "layout": "run.layout",
+}
+"""The setting that a keyword of `train` and `AlgorithmStrategy` stands for."""
+
+
+def own_config(algorithm: Algorithm | type[Algorithm] | str | Path, **keywords: Any) -> tuple[Config, Algorithm]:
+    """Settings and algorithm of a caller who brings data and an encoder."""
+    name, method = named_algorithm(algorithm)
+    tables: dict[str, dict[str, Any]] = {"data": {"name": "own"}}
+    for keyword, value in keywords.items():
+        section, field = KEYWORDS[keyword].split(".")
+        tables.setdefault(section, {})[field] = value
+    config = config_from(tables)
+    return replace(config, algorithm=AlgorithmConfig(name, hyper_parameters(method))), method
 
 
 def hyper_parameters(algorithm: Algorithm) -> dict[str, Any]:

@@ -8,23 +8,18 @@ from typing import Any, Literal
 
 from torch import nn
 
-from fedcir.algorithms import named_algorithm
 from fedcir.algorithms.algorithm import Algorithm
 from fedcir.config import (
     DEFAULT_ALGORITHM,
-    AlgorithmConfig,
-    Config,
-    DataConfig,
     LocalConfig,
     ModelConfig,
     RunConfig,
     ServerConfig,
-    build,
     require_at_least,
 )
 from fedcir.data.federation import Pairs, federation_of
 from fedcir.engine.rounds import summarise
-from fedcir.engine.session import hyper_parameters, settled
+from fedcir.engine.session import own_config, settled
 from fedcir.engine.simulate import open_rounds
 from fedcir.types import InputError, RoundRecord
 
@@ -81,25 +76,23 @@ def train(
     except TypeError as error:
         raise InputError(f"num_classes must be a whole number, got {num_classes!r}") from error
     require_at_least("num_classes", num_classes, 2)
-    name, method = named_algorithm(algorithm)
-    local = {
-        "steps": local_steps,
-        "batch_size": batch_size,
-        "lr": lr,
-        "momentum": momentum,
-        "weight_decay": weight_decay,
-    }
-    server = {"rounds": rounds, "active": active, "eval_every": eval_every}
-    run = {"seed": seed, "device": device, "workers": workers, "layout": layout}
-    config = Config(
-        data=DataConfig(name="own"),
-        local=build(LocalConfig, local, "local"),
-        server=build(ServerConfig, server, "server"),
-        algorithm=AlgorithmConfig(name, hyper_parameters(method)),
-        run=build(RunConfig, run, "run"),
+    config, method = own_config(
+        algorithm,
+        rounds=rounds,
+        local_steps=local_steps,
+        batch_size=batch_size,
+        lr=lr,
+        momentum=momentum,
+        weight_decay=weight_decay,
+        active=active,
+        latent=latent,
+        seed=seed,
+        eval_every=eval_every,
+        device=device,
+        workers=workers,
+        layout=layout,
     )
-    latent = build(ModelConfig, {"latent": latent}, "model").latent
-    federation = federation_of(clients, encoder, num_classes, latent, seed)
+    federation = federation_of(clients, encoder, num_classes, config.model.latent, config.run.seed)
     config = settled(config, method, federation)
     with open_rounds(config, method, federation, None if out is None else Path(out), resume) as (session, records):
         for record in records:

@@ -16,7 +16,6 @@ import time
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import psutil
@@ -92,9 +91,7 @@ class LocalFederation:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.stop()
 
     def start_superlink(self) -> None:

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from pathlib import Path
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
 from flwr.serverapp import Grid
@@ -10,12 +11,11 @@ from flwr.serverapp.strategy import Result, Strategy
 from torch import Tensor, nn
 
 from fedcir.algorithms.algorithm import Algorithm
-from fedcir.algorithms.fedcir import FedCiR
-from fedcir.config import AlgorithmConfig, Config, DataConfig, LocalConfig, ModelConfig, RunConfig, ServerConfig
+from fedcir.config import DEFAULT_ALGORITHM, LocalConfig, ModelConfig, RunConfig, ServerConfig
 from fedcir.engine.machine import threads
 from fedcir.engine.replies import tally
 from fedcir.engine.rounds import take_step
-from fedcir.engine.session import Session, hyper_parameters, open_session
+from fedcir.engine.session import Session, open_session, own_config
 from fedcir.flower.server_app import check_deployable
 from fedcir.flower.sites import SiteRoster, Sites, entries, in_order
 from fedcir.flower.transport import GridTransport
@@ -37,7 +37,7 @@ class AlgorithmStrategy(Strategy):
 
     def __init__(
         self,
-        algorithm: Algorithm | None = None,
+        algorithm: Algorithm | type[Algorithm] | str | Path = DEFAULT_ALGORITHM,
         *,
         encoder: nn.Module,
         example: Tensor,
@@ -55,17 +55,23 @@ class AlgorithmStrategy(Strategy):
         seed: int = RunConfig.seed,
         wait: float = 600.0,
     ) -> None:
-        self.algorithm = FedCiR() if algorithm is None else algorithm
         self.sites, self.wait = sites, wait
-        self.config = Config(
-            data=DataConfig(name="own"),
-            local=LocalConfig(local_steps, batch_size, lr, momentum, weight_decay),
-            server=ServerConfig(rounds, active, min_replies=min_replies),
-            algorithm=AlgorithmConfig(type(self.algorithm).__name__.lower(), hyper_parameters(self.algorithm)),
-            run=RunConfig(seed=seed, layout="contiguous"),
+        self.config, self.algorithm = own_config(
+            algorithm,
+            rounds=rounds,
+            local_steps=local_steps,
+            batch_size=batch_size,
+            lr=lr,
+            momentum=momentum,
+            weight_decay=weight_decay,
+            active=active,
+            min_replies=min_replies,
+            latent=latent,
+            seed=seed,
+            layout="contiguous",
         )
         check_deployable(self.config, self.algorithm)
-        self._task = module_task(encoder, example, num_classes, latent, seed)
+        self._task = module_task(encoder, example, num_classes, self.config.model.latent, self.config.run.seed)
         self._timeout = 3600.0
         self._transport: GridTransport | None = None
         self._sent: dict[int, Message] = {}
