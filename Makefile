@@ -5,6 +5,9 @@ BIN := .venv/bin
 RUN_READY := .venv/.run-ready
 READY := .venv/.ready
 
+# Bytecode is made of what is imported, when it is: pip would make it of everything, which takes longer than unpacking.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help install run test test-all check lint bench docs deploy-demo wheel clean
 
@@ -15,11 +18,11 @@ $(RUN_READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "fedcir needs Python 3.11 or newer; name one with: make PYTHON=python3.12 ..." >&2; exit 2; }
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable .
+	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable .
 	@touch $@
 
 $(READY): $(RUN_READY)
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
 install: $(READY)  ## Set up the virtual environment in .venv, with every extra

@@ -24,7 +24,7 @@ from fedcir.data.domains import Images
 from fedcir.data.items import Pictures
 from fedcir.types import InputError
 
-OWN = re.compile(r"(prepared|seen|build)-[0-9a-f]{32}(\.lock|\.seen)?")
+OWN = re.compile(r"(prepared|seen|build)-[0-9a-f]{32}(\.lock|\.seen)?|made-[0-9a-f]{32}(-\d+)?\.npz")
 """Names in the cache folder, which may hold other things too."""
 
 VERSION = 1  # of how images are decoded: another version is another cache

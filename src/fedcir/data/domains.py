@@ -3,6 +3,7 @@
 import mmap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,8 +26,6 @@ class Split:
     """Where each sample's image is; all images in their order if not given."""
 
     def __post_init__(self) -> None:
-        if self.rows is None:
-            object.__setattr__(self, "rows", np.arange(len(self.images)))
         if not len(self.where) == len(self.labels) == len(self.ids):
             raise ValueError(
                 f"{len(self.where)} images, {len(self.labels)} labels and {len(self.ids)} ids do not match"
@@ -35,10 +34,10 @@ class Split:
     def __len__(self) -> int:
         return len(self.labels)
 
-    @property
+    @cached_property
     def where(self) -> Indices:
-        assert self.rows is not None
-        return self.rows
+        """The row of each sample's image."""
+        return np.arange(len(self.images)) if self.rows is None else self.rows
 
     def pixels(self, indices: Sequence[int] | Indices) -> Images:
         """A copy of the images of these samples."""

@@ -18,6 +18,7 @@ from fedcir.data.download import Download
 from fedcir.data.folders import folders, site
 from fedcir.data.hub import hub
 from fedcir.data.items import Found, Item, Pictures
+from fedcir.data.made import kept_minidigits
 from fedcir.data.named import (
     DOMAINNET,
     OFFICE_CALTECH_10,
@@ -91,7 +92,7 @@ SOURCES = {
         "BSD and font licences of the packages that carry it",
         "2,396 images",
         "comes with fedcir",
-        arrays=lambda root: _minidigits(),
+        arrays=lambda root: kept_minidigits(),
         root="nothing",
     ),
     "folders": Source(
@@ -281,12 +282,6 @@ def _known(classes: Sequence[str], there: set[str], where: str) -> None:
     for label in classes:
         if label not in there:
             raise InputError(f"data.classes: no class {label!r} in {where}; {nearest(label, there)}")
-
-
-def _minidigits() -> Domains:
-    from fedcir.data.minidigits import minidigits  # brings scikit-learn, which takes a second to import
-
-    return minidigits()
 
 
 def _of_classes(domains: Domains, classes: Sequence[str]) -> Domains:
