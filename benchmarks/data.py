@@ -45,7 +45,7 @@ OPEN = """
 import json, sys, time
 import torch
 from fedcir.config import DataConfig
-from fedcir.data.sources import open_dataset
+from fedcir.data.opening import open_dataset
 started = time.perf_counter()
 open_dataset(DataConfig(**json.loads(sys.argv[1])), seed=0)
 print(time.perf_counter() - started)

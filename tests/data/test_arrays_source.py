@@ -7,8 +7,8 @@ import pytest
 
 from fedcir.config import DataConfig
 from fedcir.data.domains import Domains
-from fedcir.data.npz import arrays
-from fedcir.data.sources import open_dataset
+from fedcir.data.opening import open_dataset
+from fedcir.data.readers.npz import arrays
 from fedcir.types import InputError
 
 

@@ -14,9 +14,9 @@ import pytest
 from PIL import Image
 
 from fedcir.config import DataConfig
-from fedcir.data.cache import cache_entries, cache_folder, clear_cache
-from fedcir.data.decode import FEW
-from fedcir.data.sources import open_dataset
+from fedcir.data.opening import open_dataset
+from fedcir.data.pictures.cache import cache_entries, cache_folder, clear_cache
+from fedcir.data.pictures.decode import FEW
 
 Fedcir = Callable[..., tuple[int, str, str]]
 HURRY = 60  # seconds until a process that should have ended is given up
@@ -158,7 +158,7 @@ def test_an_unreadable_image_leaves_nothing_in_the_cache(root: Path, own: Path, 
 BUILD = """
 import hashlib, os, signal, sys
 from fedcir.config import DataConfig
-from fedcir.data.sources import open_dataset
+from fedcir.data.opening import open_dataset
 root, how = sys.argv[1:]
 def on_file(done, total):
     if how == "die":
@@ -218,7 +218,7 @@ def decoders(cache: Path) -> list[int]:
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            decoding = b"fedcir.data.decode" in (folder / "cmdline").read_bytes()
+            decoding = b"fedcir.data.pictures.decode" in (folder / "cmdline").read_bytes()
             if decoding and f"FEDCIR_CACHE={cache}\0".encode() in (folder / "environ").read_bytes():
                 found.append(int(folder.name))
         except OSError:  # it has just ended

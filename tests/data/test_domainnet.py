@@ -9,8 +9,8 @@ from PIL import Image
 
 from fedcir.config import DataConfig
 from fedcir.data.domains import Domains
-from fedcir.data.named import TEN_CLASSES
-from fedcir.data.sources import open_dataset
+from fedcir.data.opening import open_dataset
+from fedcir.data.readers.named import TEN_CLASSES
 from fedcir.types import InputError
 
 SIX = ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")

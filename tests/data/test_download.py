@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedcir.data.download import CHUNK, Download, NoAnswer, fetch
+from fedcir.data.readers.download import CHUNK, Download, NoAnswer, fetch
 from fedcir.types import InputError
 
 NOISE = np.random.default_rng(0).bytes(300_000)

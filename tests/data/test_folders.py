@@ -10,8 +10,8 @@ import pytest
 from PIL import Image
 
 from fedcir.config import DataConfig
-from fedcir.data.folders import scan
-from fedcir.data.sources import open_dataset
+from fedcir.data.opening import open_dataset
+from fedcir.data.readers.folders import scan
 from fedcir.types import InputError
 
 Fedcir = Callable[..., tuple[int, str, str]]

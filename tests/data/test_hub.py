@@ -16,7 +16,7 @@ from PIL import Image as Pillow
 
 from fedcir.config import DataConfig
 from fedcir.data.domains import Domains
-from fedcir.data.sources import open_dataset
+from fedcir.data.opening import open_dataset
 from fedcir.types import InputError
 
 datasets = pytest.importorskip("datasets", reason="the datasets library is not installed (fedcir[hub])")

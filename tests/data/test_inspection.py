@@ -15,10 +15,10 @@ import pytest
 from PIL import Image
 
 from fedcir.config import DataConfig
-from fedcir.data.decode import FEW
 from fedcir.data.inspection import inspect_dataset
-from fedcir.data.named import OFFICE_CALTECH_10
-from fedcir.data.sources import open_dataset
+from fedcir.data.opening import open_dataset
+from fedcir.data.pictures.decode import FEW
+from fedcir.data.readers.named import OFFICE_CALTECH_10
 from fedcir.types import InputError
 
 Fedcir = Callable[..., tuple[int, str, str]]

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from fedcir.data.items import Item
-from fedcir.data.lists import read_list, with_lists
+from fedcir.data.pictures.items import Item
+from fedcir.data.readers.lists import read_list, with_lists
 from fedcir.types import InputError
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedcir.data.cache import clear_cache
 from fedcir.data.domains import Domains, Split
-from fedcir.data.made import kept_minidigits
-from fedcir.data.minidigits import minidigits
+from fedcir.data.pictures.cache import clear_cache
+from fedcir.data.readers.made import kept_minidigits
+from fedcir.data.readers.minidigits import minidigits
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +45,7 @@ def test_what_is_read_again_is_what_was_made(digits: Domains, folder: Path) -> N
 
 def test_reading_again_imports_nothing_that_draws() -> None:
     kept_minidigits()
-    code = "import sys; from fedcir.data.made import kept_minidigits as k; k(); print('sklearn' in sys.modules)"
+    code = "import sys; from fedcir.data.readers.made import kept_minidigits as k; k(); print('sklearn' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout == "False\n"
 
 

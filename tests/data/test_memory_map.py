@@ -9,10 +9,10 @@ import pytest
 from PIL import Image
 
 from fedcir.config import DataConfig
-from fedcir.data.cache import Prepared, prepare
 from fedcir.data.domains import Split
-from fedcir.data.folders import scan
-from fedcir.data.sources import open_dataset
+from fedcir.data.opening import open_dataset
+from fedcir.data.pictures.cache import Prepared, prepare
+from fedcir.data.readers.folders import scan
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (2, 2, 6, 9, 9, 3), dtype=np.uint8)
 """By domain, class and number."""

@@ -6,7 +6,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from fedcir.data.domains import Domains, Split
-from fedcir.data.minidigits import FACES, minidigits
+from fedcir.data.readers.minidigits import FACES, minidigits
 
 WRITTEN = ("handwritten", "photo", "outlined")
 

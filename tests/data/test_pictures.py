@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedcir.data.decode import FEW, Look, Squares, decode_files
-from fedcir.data.square import read_picture
+from fedcir.data.pictures.decode import FEW, Look, Squares, decode_files
+from fedcir.data.pictures.square import read_picture
 from fedcir.types import InputError
 
 HURRY = 30  # seconds until a process that should have ended is given up
@@ -217,7 +217,7 @@ def test_a_damaged_file_is_a_look_with_an_error(damage: str, tmp_path: Path) -> 
 
 def children() -> list[int]:
     """The decoding processes of this one."""
-    command = ["pgrep", "-P", str(os.getpid()), "-f", "fedcir.data.decode"]
+    command = ["pgrep", "-P", str(os.getpid()), "-f", "fedcir.data.pictures.decode"]
     return [int(line) for line in subprocess.run(command, check=False, capture_output=True).stdout.split()]
 
 
@@ -252,9 +252,11 @@ def test_an_error_of_the_caller_ends_the_processes(endless: list[str]) -> None:
 
 
 def test_a_process_that_dies_in_the_middle_of_a_line_is_not_waited_for(tmp_path: Path) -> None:
-    dying = 'import os, sys\nif "fedcir.data.decode" in sys.orig_argv:\n    os.write(1, b"[[0, [");os._exit(3)\n'
+    dying = (
+        'import os, sys\nif "fedcir.data.pictures.decode" in sys.orig_argv:\n    os.write(1, b"[[0, [");os._exit(3)\n'
+    )
     (tmp_path / "sitecustomize.py").write_text(dying)
-    script = f"from fedcir.data.decode import decode_files; decode_files(['no.jpg'] * {FEW + 1}, 4)"
+    script = f"from fedcir.data.pictures.decode import decode_files; decode_files(['no.jpg'] * {FEW + 1}, 4)"
     ended = subprocess.run(
         [sys.executable, "-c", script],
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, sys.path)])},
@@ -267,5 +269,5 @@ def test_a_process_that_dies_in_the_middle_of_a_line_is_not_waited_for(tmp_path:
 
 
 def test_a_process_that_decodes_imports_no_torch() -> None:
-    script = "import sys, fedcir.data.decode; sys.exit('torch' in sys.modules)"
+    script = "import sys, fedcir.data.pictures.decode; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0

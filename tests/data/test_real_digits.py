@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from fedcir.config import Config, DataConfig, ServerConfig
-from fedcir.data.sources import open_dataset
+from fedcir.data.opening import open_dataset
 from fedcir.engine.simulate import open_run
 
 DIGITS = Path(__file__).parents[3] / "shared" / "data" / "digits"

@@ -12,7 +12,7 @@ import pytest
 
 from fedcir.config import DataConfig
 from fedcir.data.domains import Domains
-from fedcir.data.sources import open_dataset
+from fedcir.data.opening import open_dataset
 from fedcir.types import InputError
 
 REAL = Path(__file__).parents[3] / "shared" / "data"

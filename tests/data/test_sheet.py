@@ -3,7 +3,7 @@ import pytest
 from PIL import Image
 
 from fedcir.data.domains import Domain, Domains, Split
-from fedcir.data.sheet import contact_sheet
+from fedcir.data.pictures.sheet import contact_sheet
 
 WHITE = (255, 255, 255)
 

@@ -11,8 +11,8 @@ import pytest
 from PIL import Image
 
 from fedcir.config import DataConfig
-from fedcir.data.sources import open_dataset
-from fedcir.data.spelling import notes_on_spelling, spelt_alike
+from fedcir.data.opening import open_dataset
+from fedcir.data.readers.spelling import notes_on_spelling, spelt_alike
 
 Fedcir = Callable[..., Any]
 

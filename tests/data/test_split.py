@@ -9,10 +9,10 @@ import pytest
 from PIL import Image
 
 from fedcir.config import DataConfig
-from fedcir.data.cache import Prepared
 from fedcir.data.domains import Domains, Split
-from fedcir.data.items import Item, Part
-from fedcir.data.sources import open_dataset
+from fedcir.data.opening import open_dataset
+from fedcir.data.pictures.cache import Prepared
+from fedcir.data.pictures.items import Item, Part
 from fedcir.data.split import Splitting, split_items, with_validation, without_duplicates
 from fedcir.types import InputError
 

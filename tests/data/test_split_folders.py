@@ -11,7 +11,7 @@ from PIL import Image
 
 from fedcir.config import DataConfig
 from fedcir.data.domains import Domains
-from fedcir.data.sources import open_dataset, open_site
+from fedcir.data.opening import open_dataset, open_site
 from fedcir.types import InputError
 
 Fedcir = Callable[..., Any]

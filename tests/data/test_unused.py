@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedcir.data.folders import scan, site
-from fedcir.data.named import PACS
-from fedcir.data.unused import kind_of, notes_on_unused
+from fedcir.data.readers.folders import scan, site
+from fedcir.data.readers.named import PACS
+from fedcir.data.readers.unused import kind_of, notes_on_unused
 
 Fedcir = Callable[..., Any]
 

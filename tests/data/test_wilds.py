@@ -11,8 +11,8 @@ from PIL import Image
 
 from fedcir.config import DataConfig
 from fedcir.data.domains import Domains
-from fedcir.data.sources import open_dataset
-from fedcir.data.wilds import camelyon17, iwildcam
+from fedcir.data.opening import open_dataset
+from fedcir.data.readers.wilds import camelyon17, iwildcam
 from fedcir.types import InputError
 
 CAMELYON = ",patient,node,x_coord,y_coord,tumor,slide,center,split"

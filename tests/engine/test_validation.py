@@ -15,7 +15,7 @@ from fedcir import algorithms
 from fedcir.algorithms.fedavg import FedAvg
 from fedcir.config import Config, DataConfig
 from fedcir.data.federation import open_federation
-from fedcir.data.sources import open_dataset
+from fedcir.data.opening import open_dataset
 from fedcir.engine.folder import RunFolder
 from fedcir.engine.rounds import summarise
 from fedcir.engine.simulate import open_run

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from fedcir.algorithms import make_algorithm
 from fedcir.algorithms.algorithm import Algorithm
 from fedcir.config import Config
+from fedcir.data.catalogue import SOURCES
 from fedcir.data.domains import Domains
 from fedcir.data.federation import Federation, deal, manifest_of
 from fedcir.data.partition import Share
-from fedcir.data.sources import SOURCES
 from fedcir.engine.client import EVALUATION_BATCH, Workbench, ready_to_test
 from fedcir.engine.files import RESTORE
 from fedcir.engine.machine import threads

@@ -39,7 +39,7 @@ FEW = 12
 @data.command("list")
 def list_(json: Json = False) -> None:
     """List the datasets. Tells what each is, its size and licence, and where to get it."""
-    from fedcir.data.sources import SOURCES
+    from fedcir.data.catalogue import SOURCES
 
     told = {
         name: {
@@ -106,8 +106,8 @@ def show(
 ) -> None:
     """Draw a contact sheet: domains as rows, classes as columns."""
     from fedcir.cli.progress import Meter
-    from fedcir.data.sheet import MOST, contact_sheet
-    from fedcir.data.sources import open_dataset
+    from fedcir.data.opening import open_dataset
+    from fedcir.data.pictures.sheet import MOST, contact_sheet
 
     config = _config(name, data_root, image_size, set)
     path = out or Path(f"{name}.png")
@@ -133,8 +133,9 @@ def prepare(
 ) -> None:
     """Fetch and decode a dataset ahead of the first run. Not every dataset can be fetched: see `data list`."""
     from fedcir.cli.progress import Meter
-    from fedcir.data.cache import cache_entries
-    from fedcir.data.sources import SOURCES, open_dataset
+    from fedcir.data.catalogue import SOURCES
+    from fedcir.data.opening import open_dataset
+    from fedcir.data.pictures.cache import cache_entries
 
     config = _config(name, data_root, image_size, set)
     if name in SOURCES and SOURCES[name].downloads and data_root is not None:
@@ -207,7 +208,7 @@ def cache(
     clear: Annotated[bool, typer.Option("--clear", help="Remove everything that was prepared.")] = False,
 ) -> None:
     """Show what is prepared and how much disk it takes."""
-    from fedcir.data.cache import cache_entries, cache_folder, clear_cache
+    from fedcir.data.pictures.cache import cache_entries, cache_folder, clear_cache
 
     if clear:
         print(f"{_megabytes(clear_cache())} freed in {cache_folder()}")
@@ -227,8 +228,8 @@ def _config(name: str, data_root: Path | None, image_size: int | None, set: list
 def _fetch(name: str, root: Path, quiet: bool) -> None:
     """Get what is not there yet."""
     from fedcir.cli.progress import Meter
-    from fedcir.data.download import NoAnswer, fetch
-    from fedcir.data.sources import SOURCES
+    from fedcir.data.catalogue import SOURCES
+    from fedcir.data.readers.download import NoAnswer, fetch
 
     source = SOURCES[name]
     for download in source.downloads:

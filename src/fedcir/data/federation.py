@@ -12,11 +12,11 @@ import torch
 
 from fedcir.config import Config
 from fedcir.data.datasets import examples_of
-from fedcir.data.decode import OnFile
 from fedcir.data.domains import Domain, Domains
 from fedcir.data.examples import Examples, ImageExamples, Normalisation, PooledExamples
+from fedcir.data.opening import open_dataset
 from fedcir.data.partition import Share, partition, read_owners
-from fedcir.data.sources import open_dataset
+from fedcir.data.pictures.decode import OnFile
 from fedcir.models.cnn import SMALLEST
 from fedcir.models.task import Task, check_features, image_task, module_task
 from fedcir.types import InputError

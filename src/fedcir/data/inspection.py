@@ -9,15 +9,16 @@ from pathlib import Path
 import numpy as np
 
 from fedcir.config import DataConfig
-from fedcir.data.cache import Prepared
-from fedcir.data.decode import Look, OnFile, decode_files
+from fedcir.data.catalogue import ALL, IMAGE_SIZE, find
 from fedcir.data.domains import Domains
-from fedcir.data.items import Item
-from fedcir.data.named import verify
-from fedcir.data.sources import ALL, IMAGE_SIZE, check_classes, find, labels_of, of_classes, open_dataset
-from fedcir.data.spelling import notes_on_spelling
+from fedcir.data.opening import check_classes, labels_of, of_classes, open_dataset
+from fedcir.data.pictures.cache import Prepared
+from fedcir.data.pictures.decode import Look, OnFile, decode_files
+from fedcir.data.pictures.items import Item
+from fedcir.data.readers.named import verify
+from fedcir.data.readers.spelling import notes_on_spelling
+from fedcir.data.readers.unused import Unused
 from fedcir.data.split import Splitting, copies, disputed, split_items
-from fedcir.data.unused import Unused
 from fedcir.types import InputError
 
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcir.data.cache import Prepared
 from fedcir.data.domains import Domain, Domains, Indices, Labels, Split, stratified_sample
-from fedcir.data.items import Item
+from fedcir.data.pictures.cache import Prepared
+from fedcir.data.pictures.items import Item
 from fedcir.rng import numpy_rng
 from fedcir.types import InputError
 

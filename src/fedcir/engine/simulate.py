@@ -9,8 +9,8 @@ from tempfile import TemporaryDirectory
 from fedcir.algorithms import make_algorithm
 from fedcir.algorithms.algorithm import Algorithm
 from fedcir.config import Config
-from fedcir.data.decode import OnFile
 from fedcir.data.federation import Federation, open_federation, pooled
+from fedcir.data.pictures.decode import OnFile
 from fedcir.engine.folder import RunFolder
 from fedcir.engine.machine import devices_of, keep_memory, pick_workers, threads
 from fedcir.engine.resume import kept_in

@@ -19,9 +19,9 @@ from fedcir.algorithms import make_algorithm
 from fedcir.algorithms.algorithm import Algorithm
 from fedcir.config import AlgorithmConfig, Config, build, config_from, config_tables
 from fedcir.data.federation import Client, Federation, federation_from, federation_of, open_federation
-from fedcir.data.folders import site
+from fedcir.data.opening import open_site
 from fedcir.data.partition import Share
-from fedcir.data.sources import open_site
+from fedcir.data.readers.folders import site
 from fedcir.engine.client import What, attend
 from fedcir.engine.machine import keep_memory, pick_device, threads
 from fedcir.engine.session import workbench

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from fedcir.algorithms import make_algorithm
 from fedcir.config import Config, config_tables, dump_toml
-from fedcir.data.decode import OnFile
 from fedcir.data.federation import open_federation
+from fedcir.data.pictures.decode import OnFile
 from fedcir.engine.folder import RunFolder
 from fedcir.flower.processes import LocalFederation
 from fedcir.flower.server_app import check_deployable

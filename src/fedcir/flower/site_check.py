@@ -23,9 +23,9 @@ from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from fedcir.config import DataConfig
-from fedcir.data.decode import OnFile
-from fedcir.data.folders import site
-from fedcir.data.sources import open_site
+from fedcir.data.opening import open_site
+from fedcir.data.pictures.decode import OnFile
+from fedcir.data.readers.folders import site
 from fedcir.types import InputError
 
 PATIENCE = 10.0

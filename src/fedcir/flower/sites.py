@@ -16,8 +16,8 @@ from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
 from fedcir.config import Config, build
+from fedcir.data.catalogue import ALL
 from fedcir.data.federation import image_card
-from fedcir.data.sources import ALL
 from fedcir.flower.wire import CONFIG, NO_REPLY, ORDER, Order, reason_of
 from fedcir.models.task import Task, image_task
 from fedcir.types import InputError, RunError

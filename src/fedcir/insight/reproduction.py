@@ -8,8 +8,8 @@ from typing import Any
 
 from fedcir.config import Asked, Config, cores, merged, nearest
 from fedcir.config.presets import names as presets
+from fedcir.data.catalogue import SOURCES
 from fedcir.data.federation import Federation
-from fedcir.data.sources import SOURCES
 from fedcir.engine.files import write
 from fedcir.insight.experiments import experiment
 from fedcir.insight.experiments.experiment import SCALES, Case, Experiment, Outcome, Results

@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from fedcir.data.items import Files, Found, Item
-from fedcir.data.named import Published
+from fedcir.data.pictures.items import Files, Found, Item
+from fedcir.data.readers.named import Published
 from fedcir.types import InputError
 
 CAMERAS = 10

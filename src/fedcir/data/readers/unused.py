@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from fedcir.data.square import SUFFIXES
+from fedcir.data.pictures.square import SUFFIXES
 
 IMAGE = "image"
 OF_SYSTEMS = frozenset({"thumbs.db", "ehthumbs.db", "desktop.ini", "icon\r", "__macosx"})

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedcir.data.items import Found, Item, Part
+from fedcir.data.pictures.items import Found, Item, Part
 from fedcir.types import InputError
 
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedcir.config import nearest
-from fedcir.data.folders import scan
-from fedcir.data.items import Files, Found, Item
-from fedcir.data.lists import read_list, with_lists
+from fedcir.data.pictures.items import Files, Found, Item
+from fedcir.data.readers.folders import scan
+from fedcir.data.readers.lists import read_list, with_lists
 from fedcir.types import InputError
 
 

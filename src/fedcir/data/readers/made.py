@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from fedcir import rng
-from fedcir.data.cache import cache_folder
 from fedcir.data.domains import Domain, Domains, Split
+from fedcir.data.pictures.cache import cache_folder
 
 PARTS = ("train", "test")
 SOURCES = (Path(__file__).with_name("minidigits.py"), Path(rng.__file__))
@@ -24,7 +24,7 @@ def kept_minidigits() -> Domains:
     place = cache_folder() / f"made-{_key()}.npz"
     with suppress(OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):  # not there, or damaged: make it anew
         return _read(place)
-    from fedcir.data.minidigits import minidigits  # brings scikit-learn, which takes a second to import
+    from fedcir.data.readers.minidigits import minidigits  # brings scikit-learn, which takes a second to import
 
     made = minidigits()
     with suppress(OSError):  # a cache that cannot be written to costs time and nothing else

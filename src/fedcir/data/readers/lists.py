@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from fedcir.data.items import Item, Part
+from fedcir.data.pictures.items import Item, Part
 from fedcir.types import InputError
 
 

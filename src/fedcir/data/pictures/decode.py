@@ -1,6 +1,6 @@
 """Many image files decoded at once, by processes of their own: Python threads would wait for each other.
 
-`python -m fedcir.data.decode` is one of these processes. It imports no torch, so that it starts at once.
+`python -m fedcir.data.pictures.decode` is one of these processes. It imports no torch, so that it starts at once.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from PIL import Image, UnidentifiedImageError
 
 from fedcir.config import cores
-from fedcir.data.square import read_picture
+from fedcir.data.pictures.square import read_picture
 
 FEW = 256
 """So many files are decoded before a process would have started."""
@@ -135,7 +135,7 @@ def _beside(paths: Sequence[str], size: int, images: Squares | None) -> Iterator
 
 def _start() -> "subprocess.Popen[str]":
     return subprocess.Popen(
-        [sys.executable, "-P", "-m", "fedcir.data.decode"],
+        [sys.executable, "-P", "-m", "fedcir.data.pictures.decode"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcir.data.decode import OnFile, Squares, decode_files
 from fedcir.data.domains import Images
-from fedcir.data.items import Pictures
+from fedcir.data.pictures.decode import OnFile, Squares, decode_files
+from fedcir.data.pictures.items import Pictures
 from fedcir.types import InputError
 
 OWN = re.compile(r"(prepared|seen|build)-[0-9a-f]{32}(\.lock|\.seen)?|made-[0-9a-f]{32}(-\d+)?\.npz")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple, Protocol
 
-from fedcir.data.unused import Unused
+from fedcir.data.readers.unused import Unused
 from fedcir.types import InputError
 
 Part = Literal["train", "validation", "test"]

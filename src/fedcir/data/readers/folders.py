@@ -7,10 +7,10 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from fedcir.data.items import Files, Found, Item, Part
-from fedcir.data.levels import PARTS, Counts, Level, split_level, top_level
-from fedcir.data.square import SUFFIXES
-from fedcir.data.unused import kind_of, unused_files
+from fedcir.data.pictures.items import Files, Found, Item, Part
+from fedcir.data.pictures.square import SUFFIXES
+from fedcir.data.readers.levels import PARTS, Counts, Level, split_level, top_level
+from fedcir.data.readers.unused import kind_of, unused_files
 from fedcir.types import InputError
 
 

@@ -5,9 +5,9 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from fedcir.data.items import Part
-from fedcir.data.square import SUFFIXES
-from fedcir.data.unused import OF_SYSTEMS, kind_of
+from fedcir.data.pictures.items import Part
+from fedcir.data.pictures.square import SUFFIXES
+from fedcir.data.readers.unused import OF_SYSTEMS, kind_of
 from fedcir.types import InputError
 
 Inodes = tuple[tuple[int, int], ...]

@@ -1,0 +1,178 @@
+"""A dataset opened: read, split, cut to what was asked for, and checked."""
+
+import gc
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from fedcir.config import DataConfig, nearest
+from fedcir.data.catalogue import ALL, IMAGE_SIZE, Source, find
+from fedcir.data.domains import Domains, Images, Split
+from fedcir.data.pictures.cache import prepare
+from fedcir.data.pictures.decode import OnFile
+from fedcir.data.pictures.items import Found, Item, Pictures
+from fedcir.data.readers.folders import site
+from fedcir.data.readers.named import (
+    verify,
+)
+from fedcir.data.readers.spelling import notes_on_spelling
+from fedcir.data.readers.unused import notes_on_unused
+from fedcir.data.split import Splitting, split_items, with_validation
+from fedcir.types import InputError
+
+
+def open_dataset(data: DataConfig, seed: int, on_file: OnFile | None = None) -> Domains:
+    """The configured dataset, checked to be one that can be trained on."""
+    with _without_collection():
+        return _open(data, seed, on_file)
+
+
+def _open(data: DataConfig, seed: int, on_file: OnFile | None) -> Domains:
+    source, root = find(data)
+    if source.pictures is not None:
+        pictures, notes, _ = pictures_of(source, root, data)
+        prepared = prepare(data.name, str(root), pictures, data.image_size or IMAGE_SIZE, on_file)
+        domains = split_items(data.name, pictures.items, prepared, Splitting(data.test_fraction, seed))
+        domains = replace(domains, notes=(*notes, *domains.notes))
+    else:
+        assert source.arrays is not None
+        domains = source.arrays(root)
+        if data.classes not in (None, ALL):
+            domains = _of_classes(domains, data.classes or ())
+        if data.image_size is not None:
+            domains = _resized(domains, data.image_size)
+    check_classes(domains, f"in any domain of {data.name}")
+    domains = _held_back(domains, data, seed)
+    if data.train_per_domain is not None:
+        check_classes(domains, f"left; raise data.train_per_domain={data.train_per_domain}")
+    return domains
+
+
+def open_site(
+    root: Path,
+    domain: str,
+    data: DataConfig,
+    seed: int,
+    classes: Sequence[str] = (),
+    on_file: OnFile | None = None,
+) -> Domains:
+    """One site's own DIR/<class>/<image>, split as a domain of `folders` would be; of the classes that are agreed."""
+    with _without_collection():
+        found = site(root, domain)
+        pictures = of_classes(found.pictures, classes or None, root, missing=True)
+        prepared = prepare("folders", str(root), pictures, data.image_size or IMAGE_SIZE, on_file)
+        domains = split_items("folders", pictures.items, prepared, Splitting(data.test_fraction, seed), classes)
+        notes = (*found.notes, *notes_on_unused(found.unused), *domains.notes)
+        return _held_back(replace(domains, notes=notes), data, seed)
+
+
+def _held_back(domains: Domains, data: DataConfig, seed: int) -> Domains:
+    """What is left to train on once validation images are set aside and domains are cut to size."""
+    if data.val_fraction:
+        given = [domain.name for domain in domains if domain.validation is not None]
+        kept = tuple(d if d.name in given else with_validation(d, data.val_fraction, seed) for d in domains)
+        note = f"data.val_fraction={data.val_fraction} is not used where there is a folder val: {', '.join(given)}"
+        domains = replace(domains, domains=kept, notes=(*domains.notes, note) if given else domains.notes)
+    return domains if data.train_per_domain is None else domains.capped(data.train_per_domain, seed)
+
+
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    """Ten thousand names make Python look for garbage again and again, in all of torch too: it takes half the time."""
+    before = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if before:
+            gc.enable()
+
+
+def pictures_of(source: Source, root: Path, data: DataConfig) -> Found:
+    """The pictures of a dataset, those of the configured classes, its names checked."""
+    assert source.pictures is not None
+    found = source.pictures(root, data)
+    if source.published is not None:
+        verify(found.pictures.items, source.published, data.name, root)
+    pictures = of_classes(found.pictures, data.classes, root)
+    spelling = notes_on_spelling(labels_of(pictures.items))
+    return Found(pictures, (*found.notes, *notes_on_unused(found.unused), *spelling), found.unused)
+
+
+def labels_of(items: Sequence[Item]) -> dict[str, Counter[str]]:
+    """Images by domain and class."""
+    counts: dict[str, Counter[str]] = {}
+    for item in items:
+        counts.setdefault(item.domain, Counter())[item.label] += 1
+    return counts
+
+
+def of_classes(pictures: Pictures, classes: Sequence[str] | None, root: Path, missing: bool = False) -> Pictures:
+    """Those of the given classes, of which some may be `missing`."""
+    if classes is None or classes == ALL:
+        return pictures
+    if not missing:
+        _known(classes, {item.label for item in pictures.items}, str(root))
+    return pictures.only([row for row, item in enumerate(pictures.items) if item.label in classes])
+
+
+def _known(classes: Sequence[str], there: set[str], where: str) -> None:
+    for label in classes:
+        if label not in there:
+            raise InputError(f"data.classes: no class {label!r} in {where}; {nearest(label, there)}")
+
+
+def _of_classes(domains: Domains, classes: Sequence[str]) -> Domains:
+    _known(classes, set(domains.classes), domains.name)
+    kept = sorted(domains.classes.index(label) for label in set(classes))
+    number = np.full(len(domains.classes), -1)
+    number[kept] = np.arange(len(kept))
+
+    def of(split: Split) -> Split:
+        some = split.take(np.flatnonzero(number[split.labels] >= 0))
+        return replace(some, labels=number[some.labels])
+
+    some = tuple(replace(domain, train=of(domain.train), test=of(domain.test)) for domain in domains)
+    return replace(domains, classes=tuple(domains.classes[k] for k in kept), domains=some)
+
+
+def _resized(domains: Domains, size: int) -> Domains:
+    if domains.image_shape[:2] == (size, size):
+        return domains
+
+    def of(split: Split) -> Split:
+        images = np.stack([_square(image, size) for image in split.pixels(np.arange(len(split)))])
+        return Split(images, split.labels, split.ids)
+
+    return replace(domains, domains=tuple(replace(d, train=of(d.train), test=of(d.test)) for d in domains))
+
+
+def _square(image: Images, size: int) -> Images:
+    channels = [
+        np.asarray(Image.fromarray(image[..., c]).resize((size, size), Image.Resampling.BILINEAR))
+        for c in range(image.shape[-1])
+    ]
+    return np.stack(channels, axis=-1)
+
+
+def check_classes(domains: Domains, where: str) -> None:
+    """Two classes, images of each, and no domain of one class only."""
+    if len(domains.classes) < 2:
+        raise InputError(f"{domains.name} has one class only, {domains.classes[0]!r}: a classifier needs two")
+    counts = np.bincount(np.concatenate([d.train.labels for d in domains]), minlength=len(domains.classes))
+    for name, count in zip(domains.classes, counts, strict=True):
+        if count == 0:
+            raise InputError(f"class {name!r} has no training image {where}")
+    for domain in domains:
+        if not len(domain.train) or not len(domain.test):
+            raise InputError(f"domain {domain.name!r} has no image left to train or to test on")
+        if len(np.unique(domain.train.labels)) == 1:
+            only = domains.classes[domain.train.labels[0]]
+            raise InputError(
+                f"domain {domain.name!r} holds the class {only!r} only: add images of another, or leave it out"
+            )
