@@ -26,7 +26,7 @@ def renormalise(
     The first stage gets InstanceNorm, and what comes after it GroupNorm; with `kind="group"` all get GroupNorm.
     `first` says how many BatchNorm layers, in the order in which they run, are the first stage. If it is not given, the
     stage ends where maps become smaller than those of the last layer that is as wide as the first: the stem and layer1
-    of a ResNet, the first dense block of a DenseNet. A layer whose map is a single value is in no stage: it gets GroupNorm.
+    of a ResNet, the first dense block of a DenseNet. Layers with maps of a single value get GroupNorm.
     """
     if kind not in ("invariant", "group"):
         raise InputError(f"kind must be invariant or group, got {kind!r}")
