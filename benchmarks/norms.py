@@ -1,0 +1,81 @@
+"""What a training step costs with each normalisation beside one with BatchNorm: one thread, batch of 32.
+
+    python benchmarks/norms.py [--seconds 10] [--layouts auto,contiguous,channels_last]
+
+Steps alternate in one process. The ratio is the median of those to the BatchNorm step before it in the same layout, so
+it holds on a noisy machine where the milliseconds do not. `auto` is the layout that a run would take.
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+
+from fedcir.config import ModelConfig
+from fedcir.engine.machine import keep_memory, layout_for
+from fedcir.insight.report.tables import markdown
+from fedcir.models.optim import SGD
+from fedcir.models.task import image_task
+
+BATCH = 32
+NORMS = ("batch", "group", "invariant")
+CASES = [("cnn", 16, 32), ("resnet18", 16, 64)]  # model, width, pixels
+LAYOUTS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
+
+
+def prepared_step(model: ModelConfig, size: int, layout: torch.memory_format) -> Callable[[], None]:
+    network = image_task(model, 7, 3, seed=0).classifier().train()
+    network.to(memory_format=layout)  # type: ignore[call-overload]
+    optimizer = SGD(network.parameters())
+    x = torch.randn(BATCH, 3, size, size).contiguous(memory_format=layout)
+    y = torch.randint(7, (BATCH,))
+
+    def step() -> None:
+        loss = F.cross_entropy(network(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step(0.01, 0.9, 5e-4)
+
+    return step
+
+
+def in_turn(steps: list[Callable[[], None]], seconds: float) -> list[list[float]]:
+    """The times of every step, taken in turn."""
+    taken: list[list[float]] = [[] for _ in steps]
+    for step in steps * 3:  # to warm up
+        step()
+    ends = time.perf_counter() + seconds
+    while time.perf_counter() < ends or len(taken[0]) < 3:
+        for step, times in zip(steps, taken, strict=True):
+            started = time.perf_counter()
+            step()
+            times.append(time.perf_counter() - started)
+    return taken
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=10.0, help="for each model and layout")
+    parser.add_argument("--layouts", default="auto", help="auto, contiguous or channels_last; several by commas")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    keep_memory()
+    rows = [["model", "pixels", "layout", "norm", "a step", "of BatchNorm's"]]
+    for name, width, size in CASES:
+        for layout in given.layouts.split(","):
+            models = [ModelConfig(name=name, width=width, norm=norm) for norm in NORMS]  # type: ignore[arg-type]
+            used = [layout_for(model, size) if layout == "auto" else layout for model in models]
+            steps = [prepared_step(m, size, LAYOUTS[each]) for m, each in zip(models, used, strict=True)]
+            base, *_ = taken = in_turn(steps, given.seconds)
+            for norm, each, times in zip(NORMS, used, taken, strict=True):
+                ratio = statistics.median(own / batch for own, batch in zip(times, base, strict=True))
+                milliseconds = f"{1e3 * statistics.median(times):.1f} ms"
+                rows.append([name, str(size), each, norm, milliseconds, f"{ratio:.2f}"])
+    print(markdown(rows), end="")
+
+
+if __name__ == "__main__":
+    main()
