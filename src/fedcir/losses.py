@@ -33,6 +33,14 @@ def mixture_nll(logits: Tensor, labels: Tensor, weights: Tensor | None = None) -
     return -(log_likelihood + prior.log().unsqueeze(-1)).logsumexp(0).mean()
 
 
+def balanced_cross_entropy(logits: Tensor, labels: Tensor, counts: Tensor) -> Tensor:
+    """Cross-entropy of logits + log n_y, from samples by class (C,): the logits learn to do without the label shares.
+
+    The gradient of a class without samples is zero. Balanced softmax, https://arxiv.org/abs/2007.10740
+    """
+    return F.cross_entropy(logits + counts.log(), labels)
+
+
 def class_gaussians(z: Tensor, floor: float = 1e-2) -> tuple[Tensor, Tensor]:
     """Maximum-likelihood mean and floored standard deviation per class, from z (C, S, Z) -> two of (C, Z)."""
     return z.mean(1), z.std(1, correction=0).clamp_min(floor)

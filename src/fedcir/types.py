@@ -72,6 +72,12 @@ def _no_labels() -> Tensor:
     return torch.empty(0, dtype=torch.int64)
 
 
+def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    import torch.nn.functional as F
+
+    return F.cross_entropy(logits, labels)
+
+
 @dataclass(frozen=True)
 class LocalContext:
     """What a client knows in a round beside its own data."""
@@ -90,6 +96,8 @@ class LocalContext:
     """Their learning rate."""
     labels: Callable[[], Tensor] = _no_labels
     """Those of the client's training set, (N,), read only when asked for."""
+    cross_entropy: Callable[[Tensor, Tensor], Tensor] = _cross_entropy
+    """Of logits (B, C) on the client's own data and their labels; `local.prior` may correct it by its label shares."""
 
     @property
     def class_counts(self) -> Tensor:
