@@ -52,6 +52,7 @@ if TYPE_CHECKING:  # for editors and type checkers; a method that is not here is
     from fedcir.algorithms.fedalign import FedAlign as FedAlign
     from fedcir.algorithms.fedavg import FedAvg as FedAvg
     from fedcir.algorithms.fedcir import FedCiR as FedCiR
+    from fedcir.algorithms.fedcirplus import FedCiRPlus as FedCiRPlus
     from fedcir.algorithms.fedgen import FedGen as FedGen
     from fedcir.algorithms.fedproc import FedProc as FedProc
     from fedcir.algorithms.fedprox import FedProx as FedProx

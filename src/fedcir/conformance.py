@@ -19,12 +19,13 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from fedcir.algorithms.algorithm import Algorithm
-from fedcir.config import AlgorithmConfig, Config, LocalConfig, RunConfig, ServerConfig
+from fedcir.config import AlgorithmConfig, Config, RunConfig, ServerConfig
 from fedcir.data.federation import Federation, federation_of, pooled
 from fedcir.engine.machine import threads
 from fedcir.engine.rounds import run, take_step
 from fedcir.engine.session import Session, hyper_parameters, open_session
 from fedcir.engine.simulate import open_rounds
+from fedcir.engine.train import local_settings
 from fedcir.engine.transports.serial import SerialTransport
 from fedcir.models.cnn import CNN
 from fedcir.models.tensors import clone
@@ -221,7 +222,7 @@ def _settings(
     sizes: Sequence[int] = SIZES,
 ) -> tuple[Config, Federation]:
     config = Config(
-        local=LocalConfig(steps=4, batch_size=8, lr=0.05),
+        local=local_settings(algorithm, steps=4, batch_size=8, lr=0.05),
         server=ServerConfig(rounds=rounds, active=active),
         algorithm=AlgorithmConfig(type(algorithm).__name__.lower(), hyper_parameters(algorithm)),
         run=RunConfig(seed=seed, device="cpu", layout="contiguous"),

@@ -50,6 +50,7 @@ def train(
     lr: float = LocalConfig.lr,
     momentum: float = LocalConfig.momentum,
     weight_decay: float = LocalConfig.weight_decay,
+    prior: Literal["none", "client"] | None = None,
     active: int | None = ServerConfig.active,
     latent: int | None = ModelConfig.latent,
     seed: int = RunConfig.seed,
@@ -74,7 +75,8 @@ def train(
     `algorithm` is a method such as fedcir.FedProx(mu=0.5), its class, its name, or the file of one of your own. With
     `out` the run is kept in that folder, and `resume` continues it there. `on_round` sees every round's record. On a
     CPU `workers` processes train at a time, as many as there are cores if not given; a convolutional encoder is often
-    faster with `layout="channels_last"`.
+    faster with `layout="channels_last"`. With `prior="client"` each client's own label shares correct its
+    cross-entropy, which helps where they differ; if not given, that is as the algorithm has it by default.
     """
     try:
         num_classes = operator.index(num_classes)
@@ -82,18 +84,20 @@ def train(
         raise InputError(f"num_classes must be a whole number, got {num_classes!r}") from error
     require_at_least("num_classes", num_classes, 2)
     name, method = named_algorithm(algorithm)
-    local = {
-        "steps": local_steps,
-        "batch_size": batch_size,
-        "lr": lr,
-        "momentum": momentum,
-        "weight_decay": weight_decay,
-    }
+    local = local_settings(
+        method,
+        steps=local_steps,
+        batch_size=batch_size,
+        lr=lr,
+        momentum=momentum,
+        weight_decay=weight_decay,
+        prior=prior,
+    )
     server = {"rounds": rounds, "active": active, "eval_every": eval_every}
     run = {"seed": seed, "device": device, "workers": workers, "layout": layout}
     config = Config(
         data=DataConfig(name="own"),
-        local=build(LocalConfig, local, "local"),
+        local=local,
         server=build(ServerConfig, server, "server"),
         algorithm=AlgorithmConfig(name, hyper_parameters(method)),
         run=build(RunConfig, run, "run"),
@@ -109,3 +113,9 @@ def train(
     model.load_state_dict(session.state.shared["model"])
     summary = summarise(session) if session.folder is None else session.folder.summary()
     return Result(model.eval(), session.records, summary)
+
+
+def local_settings(algorithm: Algorithm, **given: Any) -> LocalConfig:
+    """How clients train, as given by name over the algorithm's defaults; None is as good as not given."""
+    said = {name: value for name, value in given.items() if value is not None}
+    return build(LocalConfig, {**algorithm.defaults.get("local", {}), **said}, "local")

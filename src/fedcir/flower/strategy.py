@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from typing import Literal
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
 from flwr.serverapp import Grid
@@ -16,6 +17,7 @@ from fedcir.engine.machine import threads
 from fedcir.engine.replies import tally
 from fedcir.engine.rounds import take_step
 from fedcir.engine.session import Session, hyper_parameters, open_session
+from fedcir.engine.train import local_settings
 from fedcir.flower.server_app import check_deployable
 from fedcir.flower.sites import SiteRoster, Sites, entries, in_order
 from fedcir.flower.transport import GridTransport
@@ -49,6 +51,7 @@ class AlgorithmStrategy(Strategy):
         lr: float = LocalConfig.lr,
         momentum: float = LocalConfig.momentum,
         weight_decay: float = LocalConfig.weight_decay,
+        prior: Literal["none", "client"] | None = None,
         active: int | None = ServerConfig.active,
         min_replies: int = ServerConfig.min_replies,
         latent: int | None = ModelConfig.latent,
@@ -59,7 +62,15 @@ class AlgorithmStrategy(Strategy):
         self.sites, self.wait = sites, wait
         self.config = Config(
             data=DataConfig(name="own"),
-            local=LocalConfig(local_steps, batch_size, lr, momentum, weight_decay),
+            local=local_settings(
+                self.algorithm,
+                steps=local_steps,
+                batch_size=batch_size,
+                lr=lr,
+                momentum=momentum,
+                weight_decay=weight_decay,
+                prior=prior,
+            ),
             server=ServerConfig(rounds, active, min_replies=min_replies),
             algorithm=AlgorithmConfig(type(self.algorithm).__name__.lower(), hyper_parameters(self.algorithm)),
             run=RunConfig(seed=seed, layout="contiguous"),
