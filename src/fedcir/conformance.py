@@ -152,7 +152,7 @@ def integer_buffers_take_the_maximum(algorithm: Algorithm) -> None:
     """BatchNorm's counters are not averaged into fractions."""
     session = _rounds(algorithm)
     counters = [t for name, t in session.state.shared["model"].items() if name.endswith("num_batches_tracked")]
-    steps = session.config.local.steps * session.state.round * (len(SIZES) if algorithm.pools else 1)
+    steps = session.config.local.steps * session.state.round * (len(SIZES) if algorithm.pools == "steps" else 1)
     _require(bool(counters), "the model's BatchNorm counters are gone")
     _require(
         all(int(t) == steps and t.dtype == torch.int64 for t in counters), f"counters must be {steps}, as integers"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # so that settings and errors do not wait for it
@@ -99,7 +100,7 @@ class LocalContext:
     cross_entropy: Callable[[Tensor, Tensor], Tensor] = _cross_entropy
     """Of logits (B, C) on the client's own data and their labels; `local.prior` may correct it by its label shares."""
 
-    @property
+    @cached_property
     def class_counts(self) -> Tensor:
         """The client's training samples by class, (C,). They stay with it unless the method sends them."""
         return self.labels().bincount(minlength=self.num_classes)

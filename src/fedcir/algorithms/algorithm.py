@@ -5,7 +5,7 @@ A method is a frozen dataclass of hyper-parameters in one file, and overrides wh
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 from torch import Tensor
 
@@ -25,8 +25,8 @@ class Algorithm:
     """The modules that clients train, upload, and the server averages."""
     keeps: ClassVar[tuple[str, ...]] = ()
     """The modules that clients train and keep to themselves from round to round."""
-    pools: ClassVar[bool] = False
-    """Whether all data go to one client, which takes as many steps as all together."""
+    pools: ClassVar[Literal["steps", "batch"] | None] = None
+    """If all data go to one client: whether it takes as many steps as all active ones, or their batches as one."""
     sends: ClassVar[tuple[str, ...]] = ()
     """The groups that `local_summary` adds to the upload."""
     remembers: ClassVar[tuple[str, ...]] = ()

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from fedcir.algorithms.algorithm import Algorithm
-from fedcir.config import AlgorithmConfig, Config, build, config_tables
+from fedcir.config import AlgorithmConfig, Config, LocalConfig, build, config_tables
 from fedcir.data.federation import Roster
 from fedcir.engine.client import Workbench, learning_rate
 from fedcir.engine.folder import RunFolder
@@ -147,14 +147,20 @@ def workbench(config: Config, algorithm: Algorithm, task: Task, device: str | No
         seed=config.run.seed,
         total_rounds=config.server.rounds,
         num_classes=task.num_classes,
-        local=replace(config.local, steps=config.local.steps * (config.server.active or 1))
-        if algorithm.pools
-        else config.local,
+        local=_local(config, algorithm),
         device=torch.device(device or config.run.device),
         precision=getattr(torch, config.run.precision),
         layout=torch.channels_last if config.run.layout == "channels_last" else torch.contiguous_format,
         keeps_statistics=keeps_statistics(config, algorithm),
     )
+
+
+def _local(config: Config, algorithm: Algorithm) -> LocalConfig:
+    """How a client trains; one that holds all data does the work of all active ones."""
+    local, active = config.local, config.server.active or 1
+    if algorithm.pools == "steps":
+        return replace(local, steps=local.steps * active)
+    return replace(local, batch_size=local.batch_size * active) if algorithm.pools == "batch" else local
 
 
 def keeps_statistics(config: Config, algorithm: Algorithm) -> bool:
