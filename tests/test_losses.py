@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch.distributions import Normal, kl_divergence
 
 from fedcir.losses import (
+    balanced_cross_entropy,
     class_gaussians,
     distillation_kl,
     diversity,
@@ -79,6 +80,30 @@ def test_mixture_nll_and_its_gradient_stay_finite_where_a_head_is_sure_and_wrong
     loss.backward()
     assert close(loss, -math.log(0.25))
     assert torch.isfinite(logits.grad).all()
+
+
+def test_balanced_cross_entropy_weighs_each_odds_by_its_class_count() -> None:
+    # Odds of 1 and 3, of which the client has 6 and 2 samples: 6 to 6.
+    assert close(balanced_cross_entropy(log([0.25, 0.75]), torch.tensor([0]), torch.tensor([6, 2])), math.log(2))
+
+
+def test_balanced_cross_entropy_needs_shares_or_counts_and_even_ones_change_nothing() -> None:
+    logits, y = torch.randn(5, 3, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 2, 1, 2, 0])
+    counts = torch.tensor([2, 1, 5])
+    torch.testing.assert_close(
+        balanced_cross_entropy(logits, y, counts), balanced_cross_entropy(logits, y, counts / counts.sum())
+    )
+    torch.testing.assert_close(balanced_cross_entropy(logits, y, torch.ones(3)), F.cross_entropy(logits, y))
+
+
+def test_a_class_without_samples_gets_no_gradient_and_the_others_that_of_a_softmax_without_it() -> None:
+    logits = torch.tensor([[1.0, 50.0, -1.0], [0.5, -2.0, 0.5]], requires_grad=True)
+    y = torch.tensor([0, 2])
+    loss = balanced_cross_entropy(logits, y, torch.tensor([4, 0, 4]))
+    loss.backward()
+    assert close(loss, F.cross_entropy(logits.detach()[:, [0, 2]], torch.tensor([0, 1])).item())
+    assert logits.grad.isfinite().all()
+    assert logits.grad[:, 1].tolist() == [0.0, 0.0]
 
 
 def test_class_gaussians_are_maximum_likelihood_per_class() -> None:

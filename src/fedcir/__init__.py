@@ -49,10 +49,13 @@ __all__ = [  # noqa: PLE0604 (names, all of them)
 if TYPE_CHECKING:  # for editors and type checkers; a method that is not here is exported all the same
     from fedcir.algorithms.algorithm import Algorithm as Algorithm
     from fedcir.algorithms.centralized import Centralized as Centralized
+    from fedcir.algorithms.centralizedbatch import CentralizedBatch as CentralizedBatch
     from fedcir.algorithms.fedalign import FedAlign as FedAlign
     from fedcir.algorithms.fedavg import FedAvg as FedAvg
     from fedcir.algorithms.fedcir import FedCiR as FedCiR
+    from fedcir.algorithms.fedcirplus import FedCiRPlus as FedCiRPlus
     from fedcir.algorithms.fedgen import FedGen as FedGen
+    from fedcir.algorithms.fedlc import FedLC as FedLC
     from fedcir.algorithms.fedproc import FedProc as FedProc
     from fedcir.algorithms.fedprox import FedProx as FedProx
     from fedcir.algorithms.fedreg import FedReg as FedReg

@@ -19,11 +19,11 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from fedcir.algorithms.algorithm import Algorithm
-from fedcir.config import AlgorithmConfig, Config, LocalConfig, RunConfig, ServerConfig
+from fedcir.config import Config
 from fedcir.data.federation import Federation, federation_of, pooled
 from fedcir.engine.machine import threads
 from fedcir.engine.rounds import run, take_step
-from fedcir.engine.session import Session, hyper_parameters, open_session
+from fedcir.engine.session import Session, hyper_parameters, open_session, own_config
 from fedcir.engine.simulate import open_rounds
 from fedcir.engine.transports.serial import SerialTransport
 from fedcir.models.cnn import CNN
@@ -151,7 +151,7 @@ def integer_buffers_take_the_maximum(algorithm: Algorithm) -> None:
     """BatchNorm's counters are not averaged into fractions."""
     session = _rounds(algorithm)
     counters = [t for name, t in session.state.shared["model"].items() if name.endswith("num_batches_tracked")]
-    steps = session.config.local.steps * session.state.round * (len(SIZES) if algorithm.pools else 1)
+    steps = session.config.local.steps * session.state.round * (len(SIZES) if algorithm.pools == "steps" else 1)
     _require(bool(counters), "the model's BatchNorm counters are gone")
     _require(
         all(int(t) == steps and t.dtype == torch.int64 for t in counters), f"counters must be {steps}, as integers"
@@ -220,12 +220,8 @@ def _settings(
     active: int | None = None,
     sizes: Sequence[int] = SIZES,
 ) -> tuple[Config, Federation]:
-    config = Config(
-        local=LocalConfig(steps=4, batch_size=8, lr=0.05),
-        server=ServerConfig(rounds=rounds, active=active),
-        algorithm=AlgorithmConfig(type(algorithm).__name__.lower(), hyper_parameters(algorithm)),
-        run=RunConfig(seed=seed, device="cpu", layout="contiguous"),
-    )
+    settings = {"rounds": rounds, "active": active, "local_steps": 4, "batch_size": 8, "lr": 0.05, "seed": seed}
+    config, _ = own_config(algorithm, **settings, device="cpu", layout="contiguous")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         encoder = CNN(channels=1, width=2)

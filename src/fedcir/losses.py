@@ -33,6 +33,28 @@ def mixture_nll(logits: Tensor, labels: Tensor, weights: Tensor | None = None) -
     return -(log_likelihood + prior.log().unsqueeze(-1)).logsumexp(0).mean()
 
 
+def balanced_cross_entropy(logits: Tensor, labels: Tensor, counts: Tensor) -> Tensor:
+    """Cross-entropy of logits + log n_y, from samples by class (C,): the logits learn to do without the label shares.
+
+    The gradient of a class without samples is zero. Balanced softmax, https://arxiv.org/abs/2007.10740
+    """
+    return F.cross_entropy(logits + counts.log(), labels)
+
+
+def label_margins(counts: Tensor, tau: float) -> Tensor:
+    """FedLC's margin of each class, tau n_y^(-1/4), from samples by class (C,). https://arxiv.org/abs/2209.00189
+
+    A class without samples counts as 1e-8 of one, so that its margin is finite: 100 tau.
+    """
+    return tau * counts.float().clamp_min(1e-8) ** -0.25
+
+
+def cross_entropy_to_others(logits: Tensor, labels: Tensor) -> Tensor:
+    """mean_i -log( e^f_y / sum_{c != y} e^f_c ): FedLC's as its paper prints it. It has no lower bound."""
+    own = labels.unsqueeze(-1)  # (B, 1)
+    return (logits.scatter(-1, own, -torch.inf).logsumexp(-1) - logits.gather(-1, own).squeeze(-1)).mean()
+
+
 def class_gaussians(z: Tensor, floor: float = 1e-2) -> tuple[Tensor, Tensor]:
     """Maximum-likelihood mean and floored standard deviation per class, from z (C, S, Z) -> two of (C, Z)."""
     return z.mean(1), z.std(1, correction=0).clamp_min(floor)

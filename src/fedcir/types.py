@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # so that settings and errors do not wait for it
@@ -72,6 +73,12 @@ def _no_labels() -> Tensor:
     return torch.empty(0, dtype=torch.int64)
 
 
+def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    import torch.nn.functional as F
+
+    return F.cross_entropy(logits, labels)
+
+
 @dataclass(frozen=True)
 class LocalContext:
     """What a client knows in a round beside its own data."""
@@ -90,8 +97,10 @@ class LocalContext:
     """Their learning rate."""
     labels: Callable[[], Tensor] = _no_labels
     """Those of the client's training set, (N,), read only when asked for."""
+    cross_entropy: Callable[[Tensor, Tensor], Tensor] = _cross_entropy
+    """Of logits (B, C) on the client's own data and their labels; `local.prior` may correct it by its label shares."""
 
-    @property
+    @cached_property
     def class_counts(self) -> Tensor:
         """The client's training samples by class, (C,). They stay with it unless the method sends them."""
         return self.labels().bincount(minlength=self.num_classes)

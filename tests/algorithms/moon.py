@@ -42,7 +42,7 @@ class Moon(Algorithm):
         model, everyone, last = modules["model"], modules["global"], modules["last"]
         assert isinstance(model, Classifier)
         z = model.encoder(x)  # (B, Z)
-        ce = F.cross_entropy(model.head(z), y)
+        ce = ctx.cross_entropy(model.head(z), y)
         if "last" not in ctx.kept:
             return Losses(ce, {"ce": ce})
         with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Centralized: everybody's data in one place, and as many steps as all clients together."""
+"""Centralized: everybody's data in one place, as many steps as all clients together, or their batches as one."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -11,6 +11,7 @@ from torch.utils.data import Dataset
 import fedcir
 from fedcir import FedAvg
 from fedcir.algorithms.centralized import Centralized
+from fedcir.algorithms.centralizedbatch import CentralizedBatch
 from fedcir.engine.rounds import run
 from fedcir.engine.simulate import open_run
 
@@ -42,6 +43,16 @@ def test_a_round_takes_as_many_steps_as_all_active_clients_together(
     for round in (1, 2):
         next(rounds)
         assert counters(session.state.shared["model"]) == [round * steps]
+
+
+@pytest.mark.parametrize(("active", "batch"), [(None, 3 * 6), (2, 2 * 6), (1, 6)])
+def test_as_one_batch_a_round_takes_a_clients_steps_on_the_images_of_all(
+    opened: Callable[..., Any], active: int | None, batch: int
+) -> None:
+    session, transport = opened(CentralizedBatch(), steps=3, active=active)
+    assert (transport.bench.local.steps, transport.bench.local.batch_size) == (3, batch)
+    next(run(session, transport))
+    assert counters(session.state.shared["model"]) == [3]
 
 
 def test_one_client_trains_and_it_holds_all_the_data(opened: Callable[..., Any]) -> None:
@@ -88,13 +99,15 @@ def test_nothing_travels(trained: Callable[..., Any]) -> None:
 
 
 def test_flops_of_a_round_are_those_of_all_clients_of_fedavg(trained: Callable[..., Any]) -> None:
-    (one,), (other,) = (trained(algorithm, rounds=1).records for algorithm in (Centralized(), FedAvg()))
-    assert one.flops == other.flops
+    ceilings = Centralized(), CentralizedBatch()
+    (plain,) = trained(FedAvg(), rounds=1).records
+    assert [trained(each, rounds=1).records[0].flops for each in ceilings] == [plain.flops] * 2
 
 
 def test_with_one_client_it_is_fedavg_bit_for_bit(trained: Callable[..., Any], same_model: Callable[..., bool]) -> None:
     pooled, plain = (trained(algorithm, sizes=(12,)) for algorithm in (Centralized(), FedAvg()))
     assert same_model(pooled, plain)
+    assert same_model(trained(CentralizedBatch(), sizes=(12,)), plain)
     assert [record.losses for record in pooled.records] == [record.losses for record in plain.records]
     assert not same_model(trained(Centralized()), trained(FedAvg()))
 

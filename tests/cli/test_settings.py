@@ -64,11 +64,12 @@ def test_train_and_the_strategy_have_the_defaults_of_the_settings() -> None:
     places |= {"min_replies": "server.min_replies", "latent": "model.latent"}
     for function in (train, strategy.AlgorithmStrategy.__init__):
         taken = inspect.signature(function).parameters
-        shared = places.keys() & taken.keys() - {"clients", "algorithm"}
+        shared = places.keys() & taken.keys() - {"clients", "algorithm", "prior"}
         assert {name: taken[name].default for name in shared} == {
             name: SETTINGS[places[name]].default for name in shared
         }
         assert taken["rounds"].default == 25
+        assert taken["prior"].default is None  # as the algorithm has it
 
 
 def test_the_command_shows_all_a_section_or_one_setting(fedcir: Callable[..., Any]) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedcir.algorithms import make_algorithm, names
+from fedcir.algorithms import algorithm_class, make_algorithm, names
 from fedcir.config import Config
 from fedcir.data.examples import Examples, ImageExamples, Positions
 from fedcir.data.federation import Federation, open_federation, pooled
@@ -22,7 +22,7 @@ from fedcir.types import Arrays, ClientReply, LocalContext, ServerState
 
 Tiny = Callable[..., Config]
 
-FEDERATED = [name for name in names() if name != "centralized"]
+FEDERATED = [name for name in names() if not algorithm_class(name).pools]
 
 
 class Recorded:

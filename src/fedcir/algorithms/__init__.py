@@ -7,12 +7,14 @@ import os
 import pkgutil
 import sys
 import traceback
+from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from fedcir.algorithms.algorithm import Algorithm
-from fedcir.config import AlgorithmConfig, build, nearest
+from fedcir.config import AlgorithmConfig, Asked, Config, build, merged, nearest
 from fedcir.types import InputError
 
 _OWN = "fedcir_file_"
@@ -47,6 +49,15 @@ def named_algorithm(given: Algorithm | type[Algorithm] | str | Path) -> tuple[st
 def make_algorithm(config: AlgorithmConfig) -> Algorithm:
     """The configured method, its fields checked."""
     return build(algorithm_class(config.name), config.fields, "algorithm")
+
+
+def asked_config(asked: Asked, under: Mapping[str, Any] | None = None) -> Config:
+    """The settings asked for, over the defaults of the method that they name, which count over a preset.
+
+    `under` lies between those defaults and the file.
+    """
+    chosen = asked.config(under).algorithm.name
+    return asked.config(merged(algorithm_class(chosen).defaults, under or {}))
 
 
 def own_files() -> list[str]:

@@ -3,11 +3,10 @@
 A method is a frozen dataclass of hyper-parameters in one file, and overrides what it does differently.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from fedcir.models.task import Task
@@ -26,14 +25,16 @@ class Algorithm:
     """The modules that clients train, upload, and the server averages."""
     keeps: ClassVar[tuple[str, ...]] = ()
     """The modules that clients train and keep to themselves from round to round."""
-    pools: ClassVar[bool] = False
-    """Whether all data go to one client, which takes as many steps as all together."""
+    pools: ClassVar[Literal["steps", "batch"] | None] = None
+    """If all data go to one client: whether it takes as many steps as all active ones, or their batches as one."""
     sends: ClassVar[tuple[str, ...]] = ()
     """The groups that `local_summary` adds to the upload."""
     remembers: ClassVar[tuple[str, ...]] = ()
     """The groups that `local_finish` leaves for the client's next round; they are in no upload."""
     uses_total_rounds: ClassVar[bool] = False
     """Whether the number of rounds enters the method, so that a finished run cannot be extended."""
+    defaults: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    """Settings of other sections that it is made for, {"local": {"prior": "client"}}; what a user sets wins."""
 
     def build(self, task: Task) -> Modules:
         """The networks, with their first weights."""
@@ -48,7 +49,7 @@ class Algorithm:
 
     def local_loss(self, modules: Modules, x: Tensor, y: Tensor, ctx: LocalContext) -> Losses:
         """What one SGD step minimises on one batch."""
-        loss = F.cross_entropy(modules["model"](x), y)
+        loss = ctx.cross_entropy(modules["model"](x), y)
         return Losses(loss, {"ce": loss})
 
     def local_summary(self, modules: Modules, data: Iterable[Batch], ctx: LocalContext) -> Groups:

@@ -1,7 +1,7 @@
 """Centralized: all data in one place, as many steps as all clients together. What federation is measured against."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from fedcir.algorithms.algorithm import Algorithm
 
@@ -10,4 +10,4 @@ from fedcir.algorithms.algorithm import Algorithm
 class Centralized(Algorithm):
     """Not a federated method: the data move."""
 
-    pools: ClassVar[bool] = True
+    pools: ClassVar[Literal["steps", "batch"] | None] = "steps"

@@ -67,7 +67,7 @@ class FedGen(Algorithm):
         assert isinstance(model, Classifier)
         assert isinstance(generator, Generator)
         logits = model(x)
-        total = ce = F.cross_entropy(logits, y)
+        total = ce = ctx.cross_entropy(logits, y)
         if "generator" not in ctx.received:
             return Losses(total, {"ce": ce})
         labels = torch.randint(ctx.num_classes, y.shape, generator=ctx.rng).to(y.device)

@@ -41,7 +41,7 @@ class FedProc(Algorithm):
         model = modules["model"]
         assert isinstance(model, Classifier)
         features = model.encoder(x)  # (B, Z)
-        ce = F.cross_entropy(model.head(features), y)
+        ce = ctx.cross_entropy(model.head(features), y)
         if "prototypes" not in ctx.received:
             return Losses(ce, {"ce": ce})
         contrast = prototype_contrast(features, y, ctx.received["prototypes"]["mean"])

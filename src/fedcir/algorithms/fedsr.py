@@ -6,7 +6,6 @@ In the authors' code each client keeps the reference r(z|y) to itself, and so it
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from fedcir.algorithms.algorithm import Algorithm
@@ -64,7 +63,7 @@ class FedSR(Algorithm):
         assert isinstance(reference, Reference)
         mu, sigma = model.encoder(x)  # each (B, Z)
         z = sample(mu, sigma, ctx.rng)
-        total = ce = F.cross_entropy(model.head(z), y)
+        total = ce = ctx.cross_entropy(model.head(z), y)
         terms = {"ce": ce}
         if self.alpha_l2r:
             terms["l2r"] = l2_norm(z, self.squared)

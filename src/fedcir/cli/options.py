@@ -52,13 +52,14 @@ class Options:
 
     def to_run(self, algorithm: str | None, seed: int | None, prefix: str = "") -> tuple[Config, Path]:
         """The settings and the folder of one run. A resumed one has its own, over which the given ones count."""
+        from fedcir.algorithms import asked_config
         from fedcir.engine.folder import RunFolder
         from fedcir.runs.places import run_name, unused
         from fedcir.types import InputError
 
         asked = self.asked(algorithm=algorithm, seed=seed)
         if not self.resume:
-            config = asked.config()
+            config = asked_config(asked)
             return config, self.out or unused(Path("runs", prefix + run_name(config)))
         if self.out is None:
             raise InputError("--resume continues the run in --out: name its folder")

@@ -110,6 +110,8 @@ class LocalConfig:
     """The learning rate over the rounds."""
     augment: tuple[Literal["flip", "crop", "colour"], ...] = ()
     """Training images are changed at random: mirrored, cut, or in their colours. Not done in the paper."""
+    prior: Literal["none", "client"] = "none"
+    """With `client`, a client's own label shares correct its cross-entropy (balanced softmax); they never leave it."""
 
     def __post_init__(self) -> None:
         require_at_least("local.steps", self.steps, 1)

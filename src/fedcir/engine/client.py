@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -17,6 +18,7 @@ from fedcir.data.examples import Examples
 from fedcir.data.federation import Client
 from fedcir.engine.cost import step_flops
 from fedcir.engine.store import ClientStore
+from fedcir.losses import balanced_cross_entropy
 from fedcir.models.optim import SGD
 from fedcir.models.tensors import at_rest, is_statistic, snapshot
 from fedcir.rng import numpy_rng, torch_rng
@@ -87,6 +89,8 @@ def fit(bench: Workbench, client: Client, received: Groups, kept: Groups, round:
     assert client.train is not None
     algorithm, modules = bench.algorithm, bench.modules
     ctx = _receive(bench, client, received, kept, round, torch_rng(bench.seed, "local", round, client.id))
+    if bench.local.prior == "client":
+        ctx = replace(ctx, cross_entropy=partial(balanced_cross_entropy, counts=ctx.class_counts))
     trained = (*algorithm.trains, *algorithm.keeps)
     for name, module in modules.items():
         module.train(name in trained)

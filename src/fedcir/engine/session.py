@@ -9,7 +9,7 @@ import torch
 
 from fedcir.algorithms import named_algorithm
 from fedcir.algorithms.algorithm import Algorithm
-from fedcir.config import OPTIONS, AlgorithmConfig, Config, build, config_from, config_tables
+from fedcir.config import OPTIONS, AlgorithmConfig, Config, LocalConfig, build, config_from, config_tables, merged
 from fedcir.data.federation import Roster
 from fedcir.engine.client import Workbench, learning_rate
 from fedcir.engine.folder import RunFolder
@@ -144,12 +144,14 @@ KEYWORDS = {
 
 
 def own_config(algorithm: Algorithm | type[Algorithm] | str | Path, **keywords: Any) -> tuple[Config, Algorithm]:
-    """Settings and algorithm of a caller who brings data and an encoder."""
+    """Settings and algorithm of a caller who brings data and an encoder; None is as good as not given."""
     name, method = named_algorithm(algorithm)
-    tables: dict[str, dict[str, Any]] = {"data": {"name": "own"}}
+    own = {section: values for section, values in method.defaults.items() if section != "model"}
+    tables = merged({"data": {"name": "own"}}, own)
     for keyword, value in keywords.items():
-        section, field = KEYWORDS[keyword].split(".")
-        tables.setdefault(section, {})[field] = value
+        if value is not None:
+            section, field = KEYWORDS[keyword].split(".")
+            tables = merged(tables, {section: {field: value}})
     config = config_from(tables)
     return replace(config, algorithm=AlgorithmConfig(name, hyper_parameters(method))), method
 
@@ -170,14 +172,20 @@ def workbench(config: Config, algorithm: Algorithm, task: Task, device: str | No
         seed=config.run.seed,
         total_rounds=config.server.rounds,
         num_classes=task.num_classes,
-        local=replace(config.local, steps=config.local.steps * (config.server.active or 1))
-        if algorithm.pools
-        else config.local,
+        local=_local(config, algorithm),
         device=torch.device(device or config.run.device),
         precision=getattr(torch, config.run.precision),
         layout=torch.channels_last if config.run.layout == "channels_last" else torch.contiguous_format,
         keeps_statistics=keeps_statistics(config, algorithm),
     )
+
+
+def _local(config: Config, algorithm: Algorithm) -> LocalConfig:
+    """How a client trains; one that holds all data does the work of all active ones."""
+    local, active = config.local, config.server.active or 1
+    if algorithm.pools == "steps":
+        return replace(local, steps=local.steps * active)
+    return replace(local, batch_size=local.batch_size * active) if algorithm.pools == "batch" else local
 
 
 def keeps_statistics(config: Config, algorithm: Algorithm) -> bool:

@@ -45,6 +45,7 @@ def train(
     lr: float = LocalConfig.lr,
     momentum: float = LocalConfig.momentum,
     weight_decay: float = LocalConfig.weight_decay,
+    prior: Literal["none", "client"] | None = None,
     active: int | None = ServerConfig.active,
     latent: int | None = ModelConfig.latent,
     seed: int = RunConfig.seed,
@@ -69,7 +70,8 @@ def train(
     `algorithm` is a method such as fedcir.FedProx(mu=0.5), its class, its name, or the file of one of your own. With
     `out` the run is kept in that folder, and `resume` continues it there. `on_round` sees every round's record. On a
     CPU `workers` processes train at a time, as many as there are cores if not given; a convolutional encoder is often
-    faster with `layout="channels_last"`.
+    faster with `layout="channels_last"`. With `prior="client"` each client's own label shares correct its
+    cross-entropy, which helps where they differ; if not given, the algorithm decides.
     """
     try:
         num_classes = operator.index(num_classes)
@@ -84,6 +86,7 @@ def train(
         lr=lr,
         momentum=momentum,
         weight_decay=weight_decay,
+        prior=prior,
         active=active,
         latent=latent,
         seed=seed,

@@ -15,7 +15,7 @@ from typing import Any
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from fedcir.algorithms import make_algorithm
+from fedcir.algorithms import asked_config, make_algorithm
 from fedcir.algorithms.algorithm import Algorithm
 from fedcir.config import Asked, Config
 from fedcir.engine.folder import RunFolder
@@ -62,7 +62,7 @@ class Settings:
                 raise InputError(f"{name} must be a {'whole ' * (name == 'sites')}number above 0, got {number!r}")
         resume, page = bool(given.get("resume", False)), bool(given.get("report", True))
         sites, wait, timeout = numbers.values()
-        return cls(asked.config(), out, resume, int(sites), float(wait), float(timeout), page)
+        return cls(asked_config(asked), out, resume, int(sites), float(wait), float(timeout), page)
 
 
 @app.main()

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
 from flwr.serverapp import Grid
@@ -49,6 +50,7 @@ class AlgorithmStrategy(Strategy):
         lr: float = LocalConfig.lr,
         momentum: float = LocalConfig.momentum,
         weight_decay: float = LocalConfig.weight_decay,
+        prior: Literal["none", "client"] | None = None,
         active: int | None = ServerConfig.active,
         min_replies: int = ServerConfig.min_replies,
         latent: int | None = ModelConfig.latent,
@@ -64,6 +66,7 @@ class AlgorithmStrategy(Strategy):
             lr=lr,
             momentum=momentum,
             weight_decay=weight_decay,
+            prior=prior,
             active=active,
             min_replies=min_replies,
             latent=latent,

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from fedcir.algorithms import asked_config
 from fedcir.config import Asked, Config, cores, differing
 from fedcir.engine.files import write
 from fedcir.engine.folder import RunFolder
@@ -106,7 +107,7 @@ def compare(
     asked = Asked.of(options, preset, config, set, without=("algorithm", "seed"))
     place = place_for(out, Path("runs", "compare"), resume)
     planned = {(name, seed): place / f"{Path(name).stem}-{seed}" for seed in numbers for name in names}
-    jobs = [Job(asked.over(algorithm=name, seed=seed).config(), path) for (name, seed), path in planned.items()]
+    jobs = [Job(asked_config(asked.over(algorithm=name, seed=seed)), path) for (name, seed), path in planned.items()]
     _check(place, jobs[0].config)
     prepare(jobs, resume, track, on_work, on_note)
     workers = options.get("workers")

@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from fedcir.algorithms import asked_config
 from fedcir.config import Asked, Config, cores, merged, nearest
 from fedcir.config.presets import names as presets
 from fedcir.data.catalogue import SOURCES
@@ -194,7 +195,7 @@ def _config(asked: Asked, case: Case, scale: str, roots: Mapping[str, str | None
         base.get("data", {}).pop("image_size", None)
     place = {"dataset": case.dataset, "data_root": roots[case.dataset]}
     own = replace(asked.over(**place, algorithm=case.algorithm, seed=case.seed), preset=preset)
-    return own.config(merged(base, case.point.settings))
+    return asked_config(own, merged(base, case.point.settings))
 
 
 def _write(id: str, title: str, outcome: Outcome, out: Path) -> None:

@@ -133,7 +133,7 @@ def half_width(values: Sequence[float], confidence: float = 0.95) -> float:
 
 def _pools(by_seed: Mapping[int, Run]) -> bool:
     try:
-        return algorithm_class(next(iter(by_seed.values())).config.algorithm.name).pools
+        return algorithm_class(next(iter(by_seed.values())).config.algorithm.name).pools is not None
     except InputError:  # a file of its author's own that is not here
         return False
 

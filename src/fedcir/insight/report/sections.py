@@ -74,7 +74,10 @@ def findings(study: Study, methods: Sequence[Method]) -> list[str]:
         said.append(f"Most accurate federated method: {best.algorithm}, {percent(best.mean)} %; then {then}.")
     for method in methods if federated else ():
         if method.pools:
-            ceiling = "a ceiling" if method.mean.mean >= best.mean.mean else f"less than {best.algorithm}"
+            gap = 100 * (method.mean.mean - best.mean.mean)
+            ceiling = (
+                f"a ceiling, {gap:.1f} points above {best.algorithm}" if gap >= 0 else f"less than {best.algorithm}"
+            )
             whole = f"{method.algorithm} training, which moves all data, reaches {percent(method.mean)} %"
             said.append(f"{whole[0].upper()}{whole[1:]}: {ceiling}.")
     said += _differences(study, federated)

@@ -1,0 +1,102 @@
+"""local.prior: a client's own label shares correct its cross-entropy, and the algorithm may set it by default."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+import fedcir
+from fedcir.algorithms import algorithm_class, names
+from fedcir.config import Config, LocalConfig, RunConfig
+from fedcir.data.federation import federation_of
+from fedcir.engine.client import Workbench, fit
+from fedcir.engine.session import open_session
+from fedcir.models.task import Task, module_task
+from fedcir.models.tensors import snapshot
+from fedcir.types import InputError, LocalContext
+
+LABELS = torch.tensor([0, 0, 0, 0, 0, 2])
+SITE = TensorDataset(torch.eye(6), LABELS)
+
+
+def trained(algorithm: Any, **options: Any) -> fedcir.Result:
+    settings = {"num_classes": 3, "rounds": 2, "local_steps": 2, "batch_size": 6, "device": "cpu", "workers": 1}
+    return fedcir.train([(SITE, SITE)], encoder=nn.Identity(), algorithm=algorithm, **settings, **options)
+
+
+def same(one: fedcir.Result, other: fedcir.Result) -> bool:
+    return all(map(torch.equal, one.model.state_dict().values(), other.model.state_dict().values()))
+
+
+def first_loss(prior: Any) -> float:
+    """The cross-entropy of a client's first step, on its six samples."""
+    federation = federation_of([(SITE, SITE)], nn.Identity(), 3, None, 0)
+    local = LocalConfig(steps=1, batch_size=6, prior=prior)
+    config = Config(local=local, run=RunConfig(device="cpu", layout="contiguous"))
+    session = open_session(config, fedcir.FedAvg(), federation)
+    bench: Workbench = session.workbench()
+    session.state.shared["model"]["head.weight"].zero_()
+    session.state.shared["model"]["head.bias"].zero_()
+    reply, _ = fit(bench, federation.clients[0], session.state.shared, {}, 1)
+    return reply.metrics["loss/ce"]
+
+
+def test_under_equal_logits_the_loss_is_the_entropy_of_the_clients_own_labels() -> None:
+    entropy = -(5 / 6 * math.log(5 / 6) + 1 / 6 * math.log(1 / 6))
+    assert first_loss("client") == pytest.approx(entropy, rel=1e-6)
+    assert first_loss("none") == pytest.approx(math.log(3), rel=1e-6)
+
+
+def test_without_a_prior_the_cross_entropy_is_torchs_to_the_bit() -> None:
+    logits, y = torch.randn(4, 3), torch.tensor([0, 1, 2, 0])
+    ctx = LocalContext(1, 1, 3, 4, {}, torch.Generator())
+    assert torch.equal(ctx.cross_entropy(logits, y), F.cross_entropy(logits, y))
+
+
+def test_a_class_that_a_client_does_not_hold_is_left_as_it_was_received() -> None:
+    federation = federation_of([(SITE, SITE)], nn.Identity(), 3, None, 0)
+    local = LocalConfig(steps=3, batch_size=6, prior="client", weight_decay=0.0)
+    config = Config(local=local, run=RunConfig(device="cpu", layout="contiguous"))
+    session = open_session(config, fedcir.FedAvg(), federation)
+    before = session.state.shared["model"]["head.weight"].clone()
+    reply, _ = fit(session.workbench(), federation.clients[0], session.state.shared, {}, 1)
+    moved = (reply.arrays["model"]["head.weight"] - before).abs().sum(1)
+    assert [bool(row) for row in moved] == [True, False, True]
+
+
+@pytest.fixture(scope="module")
+def task() -> Task:
+    return module_task(nn.Sequential(nn.Linear(6, 4), nn.ReLU()), torch.zeros(2, 6), 3, None, seed=0)
+
+
+@pytest.mark.parametrize("name", names())
+def test_every_method_asks_its_context_for_the_cross_entropy_of_the_clients_own_data(name: str, task: Task) -> None:
+    asked: list[Tensor] = []
+
+    def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+        asked.append(labels)
+        return F.cross_entropy(logits, labels)
+
+    algorithm = algorithm_class(name)()
+    modules = algorithm.build(task)
+    received = {group: snapshot(module) for group, module in modules.items()}
+    ctx = LocalContext(1, 2, 3, 6, received, torch.Generator(), labels=lambda: LABELS, cross_entropy=cross_entropy)
+    algorithm.local_start(modules, ctx)
+    algorithm.local_loss(modules, SITE.tensors[0], LABELS, ctx)
+    assert [labels is LABELS for labels in asked] == [True]
+
+
+def test_python_takes_the_algorithms_default_unless_told_otherwise() -> None:
+    plain, corrected = trained("fedavg"), trained("fedavg", prior="client")
+    assert not same(plain, corrected)
+    assert same(trained("fedcirplus"), corrected)
+    assert same(trained("fedcirplus", prior="none"), plain)
+
+
+def test_a_prior_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(InputError, match=r"local\.prior cannot be 'global'; choose from client, none"):
+        trained("fedavg", prior="global")
