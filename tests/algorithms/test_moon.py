@@ -1,4 +1,4 @@
-"""MOON, written with the hooks alone: the networks of a client's last round, beside the one that it trains."""
+"""MOON: the networks of a client's last round and of the server, beside the one that it trains."""
 
 import math
 import re
@@ -8,15 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from moon import Moon
 from torch import nn
 
-from fedcir import FedAvg
+from fedcir import FedAvg, Moon
 from fedcir.algorithms import algorithm_class
-from fedcir.conformance import check_algorithm
 from fedcir.engine.rounds import run
 from fedcir.engine.transports.serial import SerialTransport
-from fedcir.models.task import module_task
+from fedcir.models.task import Task, module_task
 from fedcir.models.tensors import snapshot
 from fedcir.types import LocalContext
 
@@ -36,7 +34,7 @@ TURNED = torch.tensor([[0.0, -1.0], [1.0, 0.0]])
     ],
 )
 def test_the_contrast_by_hand(everyone: torch.Tensor, last: torch.Tensor, expected: float) -> None:
-    method = Moon(mu=3.0)
+    method = Moon(mu=3.0, projection=0)
     modules = method.build(module_task(nn.Linear(2, 2, bias=False), torch.zeros(2, 2), 2, None, seed=0))
     for name, weight in (("model", torch.eye(2)), ("global", everyone), ("last", last)):
         modules[name].encoder.weight.data = weight.clone()  # type: ignore[union-attr]
@@ -69,18 +67,26 @@ def test_moon_as_the_docs_write_it_is_this_one(
     page = (Path(__file__).parents[2] / "docs" / "add-an-algorithm.md").read_text(encoding="utf-8")
     (tmp_path / "moon.py").write_text(re.findall(r"```python\n(.*?)```", page, re.DOTALL)[1], encoding="utf-8")
     theirs = algorithm_class(str(tmp_path / "moon.py"))(mu=2.0)
-    assert same_model(trained(theirs), trained(Moon(mu=2.0)))
+    assert same_model(trained(theirs), trained(Moon(mu=2.0, projection=0)))
     assert not same_model(trained(theirs), trained(FedAvg()))
 
 
-def test_moon_keeps_the_promises_of_every_method() -> None:
-    check_algorithm(Moon())
+def test_features_are_compared_and_classified_after_a_projection_of_two_layers(task: Task) -> None:
+    model = Moon(projection=4).build(task)["model"].eval()
+    shapes = {name: list(p.shape) for name, p in model.encoder.projection.named_parameters()}
+    assert shapes == {"0.weight": [6, 6], "0.bias": [6], "2.weight": [4, 6], "2.bias": [4]}
+    x = torch.randn(3, 5, generator=torch.Generator().manual_seed(0))
+    first, _, second = model.encoder.projection
+    z = model.encoder.backbone(x) @ first.weight.T + first.bias
+    z = z.clamp_min(0) @ second.weight.T + second.bias
+    torch.testing.assert_close(model.encoder(x), z)
+    torch.testing.assert_close(model(x), z @ model.head.weight.T + model.head.bias)
 
 
 @pytest.mark.parametrize("batchnorm", ["average", "local"])
 def test_moon_with_zero_mu_is_fedavg(opened: Opened, same_model: Callable[[Any, Any], bool], batchnorm: str) -> None:
     ends = []
-    for method in (Moon(mu=0.0), FedAvg()):
+    for method in (Moon(mu=0.0, projection=0), FedAvg()):
         session, transport = opened(method, batchnorm=batchnorm)
         list(run(session, transport))
         ends.append(session.state.shared["model"])

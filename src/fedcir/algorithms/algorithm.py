@@ -26,6 +26,8 @@ class Algorithm:
     """The modules that clients train, upload, and the server averages."""
     keeps: ClassVar[tuple[str, ...]] = ()
     """The modules that clients train and keep to themselves from round to round."""
+    keeps_batchnorm: ClassVar[bool] = False
+    """Whether the model's BatchNorm layers, weights and statistics, stay with each client."""
     pools: ClassVar[bool] = False
     """Whether all data go to one client, which takes as many steps as all together."""
     sends: ClassVar[tuple[str, ...]] = ()

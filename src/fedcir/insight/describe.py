@@ -30,7 +30,7 @@ def describe(cls: type[Algorithm]) -> dict[str, Any]:
         "class": cls.__name__,
         "idea": idea[0].partition(": ")[2] if idea else "",
         "citation": (inspect.getdoc(cls) or "").splitlines()[0],
-        "keeps": [*algorithm.keeps, *algorithm.remembers],
+        "keeps": [*algorithm.keeps, *algorithm.remembers, *["batchnorm"] * algorithm.keeps_batchnorm],
         "fields": [
             {"name": f.name, "default": f.default, "doc": field_docs(cls).get(f.name, "")}
             for f in dataclasses.fields(cls)

@@ -139,8 +139,9 @@ class Run:
         if not isinstance(encoder, nn.Module):
             raise InputError(f"encoder must be an nn.Module, got {encoder!r}")
         own = copy.deepcopy(encoder).to("cpu", torch.float32)
-        gaussian, head = arrays.get("encoder.gaussian.weight"), arrays.get("head.weight")
-        widest = gaussian if gaussian is not None else head
+        gaussian = arrays.get("encoder.gaussian.weight")
+        after = ("encoder.gaussian.weight", "encoder.projection.0.weight", "head.weight")
+        widest = next((arrays[name] for name in after if name in arrays), None)
         features = 0 if widest is None or widest.ndim != 2 else widest.shape[1]
         latent = features if gaussian is None else len(gaussian) // 2
         return Task(classes, features, latent, seed, lambda: copy.deepcopy(own))

@@ -1,7 +1,7 @@
 """MOON: a client's features stay near the global model's and away from those of its own last model.
 
-The paper's projection head is left out: the features are the encoder's. A client's first round has no last model, and
-so no contrast.
+As in the paper, features pass through a projection head before they are compared and classified. A client's first
+round has no last model, and so no contrast, as in the authors' code.
 """
 
 from collections.abc import Iterable
@@ -10,13 +10,14 @@ from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
-from fedcir import Algorithm, Losses
-from fedcir.algorithms.algorithm import Batch
+from fedcir.algorithms.algorithm import Algorithm, Batch
+from fedcir.config import require_at_least, require_not_negative, require_positive
 from fedcir.models.encoder import Classifier
 from fedcir.models.task import Task
 from fedcir.models.tensors import snapshot
-from fedcir.types import Groups, LocalContext, Modules
+from fedcir.types import Groups, LocalContext, Losses, Modules
 
 
 @dataclass(frozen=True)
@@ -24,26 +25,35 @@ class Moon(Algorithm):
     """Li et al., CVPR 2021. https://arxiv.org/abs/2103.16257"""
 
     mu: float = 1.0
-    """Weight of the contrast; 0 is FedAvg."""
+    """Weight of the contrast; 0 is FedAvg on the same network."""
     temperature: float = 0.5
     """Divides the similarities: tau in the paper."""
+    projection: int = 256
+    """Width of the features after the projection head; 0 leaves it out."""
 
     remembers: ClassVar[tuple[str, ...]] = ("last",)
 
+    def __post_init__(self) -> None:
+        require_not_negative("algorithm.mu", self.mu)
+        require_positive("algorithm.temperature", self.temperature)
+        require_at_least("algorithm.projection", self.projection, 0)
+
     def build(self, task: Task) -> Modules:
-        return {name: task.classifier() for name in ("model", "global", "last")}
+        return {name: task.classifier(self.projection) for name in ("model", "global", "last")}
 
     def local_start(self, modules: Modules, ctx: LocalContext) -> None:
         modules["global"].load_state_dict(modules["model"].state_dict())
         if "last" in ctx.kept:
             modules["last"].load_state_dict(ctx.kept["last"])
 
-    def local_loss(self, modules: Modules, x: torch.Tensor, y: torch.Tensor, ctx: LocalContext) -> Losses:
+    def local_loss(self, modules: Modules, x: Tensor, y: Tensor, ctx: LocalContext) -> Losses:
         model, everyone, last = modules["model"], modules["global"], modules["last"]
         assert isinstance(model, Classifier)
+        assert isinstance(everyone, Classifier)
+        assert isinstance(last, Classifier)
         z = model.encoder(x)  # (B, Z)
         ce = F.cross_entropy(model.head(z), y)
-        if "last" not in ctx.kept:
+        if not self.mu or "last" not in ctx.kept:
             return Losses(ce, {"ce": ce})
         with torch.no_grad():
             near, away = everyone.encoder(x), last.encoder(x)
