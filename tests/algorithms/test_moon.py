@@ -34,7 +34,7 @@ TURNED = torch.tensor([[0.0, -1.0], [1.0, 0.0]])
     ],
 )
 def test_the_contrast_by_hand(everyone: torch.Tensor, last: torch.Tensor, expected: float) -> None:
-    method = Moon(mu=3.0, projection=0)
+    method = Moon(mu=3.0)
     modules = method.build(module_task(nn.Linear(2, 2, bias=False), torch.zeros(2, 2), 2, None, seed=0))
     for name, weight in (("model", torch.eye(2)), ("global", everyone), ("last", last)):
         modules[name].encoder.weight.data = weight.clone()  # type: ignore[union-attr]
@@ -67,7 +67,7 @@ def test_moon_as_the_docs_write_it_is_this_one(
     page = (Path(__file__).parents[2] / "docs" / "add-an-algorithm.md").read_text(encoding="utf-8")
     (tmp_path / "moon.py").write_text(re.findall(r"```python\n(.*?)```", page, re.DOTALL)[1], encoding="utf-8")
     theirs = algorithm_class(str(tmp_path / "moon.py"))(mu=2.0)
-    assert same_model(trained(theirs), trained(Moon(mu=2.0, projection=0)))
+    assert same_model(trained(theirs), trained(Moon(mu=2.0)))
     assert not same_model(trained(theirs), trained(FedAvg()))
 
 
@@ -86,7 +86,7 @@ def test_features_are_compared_and_classified_after_a_projection_of_two_layers(t
 @pytest.mark.parametrize("batchnorm", ["average", "local"])
 def test_moon_with_zero_mu_is_fedavg(opened: Opened, same_model: Callable[[Any, Any], bool], batchnorm: str) -> None:
     ends = []
-    for method in (Moon(mu=0.0, projection=0), FedAvg()):
+    for method in (Moon(mu=0.0), FedAvg()):
         session, transport = opened(method, batchnorm=batchnorm)
         list(run(session, transport))
         ends.append(session.state.shared["model"])

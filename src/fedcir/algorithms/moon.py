@@ -1,7 +1,8 @@
 """MOON: a client's features stay near the global model's and away from those of its own last model.
 
-As in the paper, features pass through a projection head before they are compared and classified. A client's first
-round has no last model, and so no contrast, as in the authors' code.
+The features are the encoder's, so that the network is that of all other methods; `projection=256` puts the paper's
+projection head between encoder and classifier. A client's first round has no last model, and so no contrast, as in the
+authors' code.
 """
 
 from collections.abc import Iterable
@@ -25,11 +26,11 @@ class Moon(Algorithm):
     """Li et al., CVPR 2021. https://arxiv.org/abs/2103.16257"""
 
     mu: float = 1.0
-    """Weight of the contrast; 0 is FedAvg on the same network."""
+    """Weight of the contrast; 0 is FedAvg."""
     temperature: float = 0.5
     """Divides the similarities: tau in the paper."""
-    projection: int = 256
-    """Width of the features after the projection head; 0 leaves it out."""
+    projection: int = 0
+    """Width of the features after a projection head, 256 in the paper; 0 leaves it out."""
 
     remembers: ClassVar[tuple[str, ...]] = ("last",)
 

@@ -14,6 +14,7 @@ from fedcir.data.federation import Roster
 from fedcir.engine.client import Workbench, learning_rate
 from fedcir.engine.folder import RunFolder
 from fedcir.engine.machine import layout_for, pick_device, unsafe_in_channels_last
+from fedcir.engine.store import ClientStore
 from fedcir.models.task import Task
 from fedcir.models.tensors import batchnorm_names, is_statistic
 from fedcir.rng import numpy_rng, torch_rng
@@ -39,6 +40,8 @@ class Session:
     """Seconds that opening it took; they count with its first round."""
     peak_memory: int = 0
     """Bytes held at most by all processes of this machine, since it was opened."""
+    store: ClientStore = field(default_factory=ClientStore)
+    """What clients of this machine keep."""
 
     @property
     def card(self) -> dict[str, Any]:

@@ -61,7 +61,7 @@ def open_rounds(
         keeps = algorithm.keeps or algorithm.remembers or own_batchnorm(config, algorithm)
         if place is None and workers > 1 and keeps:
             place = Path(stack.enter_context(TemporaryDirectory(prefix="fedcir-")))
-        store = ClientStore(place, GENERATIONS * config.server.checkpoint_every)
+        session.store = store = ClientStore(place, GENERATIONS * config.server.checkpoint_every)
         transport: Transport
         if workers == 1:
             transport = SerialTransport(session.workbench(), federation.clients, store)
