@@ -50,16 +50,22 @@ if TYPE_CHECKING:  # for editors and type checkers; a method that is not here is
     from fedcir.algorithms.algorithm import Algorithm as Algorithm
     from fedcir.algorithms.centralized import Centralized as Centralized
     from fedcir.algorithms.centralizedbatch import CentralizedBatch as CentralizedBatch
+    from fedcir.algorithms.fedadam import FedAdam as FedAdam
     from fedcir.algorithms.fedalign import FedAlign as FedAlign
     from fedcir.algorithms.fedavg import FedAvg as FedAvg
+    from fedcir.algorithms.fedavgm import FedAvgM as FedAvgM
+    from fedcir.algorithms.fedbn import FedBN as FedBN
     from fedcir.algorithms.fedcir import FedCiR as FedCiR
     from fedcir.algorithms.fedcirplus import FedCiRPlus as FedCiRPlus
+    from fedcir.algorithms.feddyn import FedDyn as FedDyn
     from fedcir.algorithms.fedgen import FedGen as FedGen
     from fedcir.algorithms.fedlc import FedLC as FedLC
     from fedcir.algorithms.fedproc import FedProc as FedProc
     from fedcir.algorithms.fedprox import FedProx as FedProx
     from fedcir.algorithms.fedreg import FedReg as FedReg
     from fedcir.algorithms.fedsr import FedSR as FedSR
+    from fedcir.algorithms.moon import Moon as Moon
+    from fedcir.algorithms.scaffold import Scaffold as Scaffold
     from fedcir.config import Config as Config
     from fedcir.engine.folder import RunFolder as RunFolder
     from fedcir.engine.train import Result as Result

@@ -151,6 +151,9 @@ def integer_buffers_take_the_maximum(algorithm: Algorithm) -> None:
     """BatchNorm's counters are not averaged into fractions."""
     session = _rounds(algorithm)
     counters = [t for name, t in session.state.shared["model"].items() if name.endswith("num_batches_tracked")]
+    if algorithm.keeps_batchnorm:
+        _require(not counters, "BatchNorm counters are shared, which stay with the clients")
+        return
     steps = session.config.local.steps * session.state.round * (len(SIZES) if algorithm.pools == "steps" else 1)
     _require(bool(counters), "the model's BatchNorm counters are gone")
     _require(

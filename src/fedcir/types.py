@@ -95,6 +95,8 @@ class LocalContext:
     """SGD steps of a client in this round."""
     lr: float = 0.0
     """Their learning rate."""
+    momentum: float = 0.0
+    """Their momentum, which starts at zero."""
     labels: Callable[[], Tensor] = _no_labels
     """Those of the client's training set, (N,), read only when asked for."""
     cross_entropy: Callable[[Tensor, Tensor], Tensor] = _cross_entropy

@@ -1,8 +1,10 @@
 """Sites of a few vectors each, for tests that look closely at one method."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -14,6 +16,7 @@ from fedcir.data.federation import federation_of, pooled
 from fedcir.engine.session import Session, hyper_parameters, open_session
 from fedcir.engine.transports.serial import SerialTransport
 from fedcir.models.task import Task, module_task
+from fedcir.types import Arrays, ClientReply, ServerContext
 
 CLASSES = 3
 
@@ -90,6 +93,74 @@ def opened() -> Callable[..., tuple[Session, SerialTransport]]:
         return session, SerialTransport(session.workbench(), federation.clients)
 
     return open_
+
+
+class Line:
+    """Logits x w_1 + w_0 of two numbers at each of three clients, beside the same in numpy, where w is (2, 2)."""
+
+    points = (((1.0, -1.0), (0, 1)), ((2.0, 0.5), (1, 0)), ((-1.5, 1.0), (0, 0)))
+
+    def __init__(self, algorithm: fedcir.Algorithm, rounds: int, steps: int, lr: float, momentum: float) -> None:
+        self.clients = [(np.array(x), np.array(y)) for x, y in self.points]
+        pairs = [(TensorDataset(torch.tensor(x)[:, None].float(), torch.tensor(y)),) * 2 for x, y in self.clients]
+        config = Config(
+            local=LocalConfig(steps=steps, batch_size=2, lr=lr, momentum=momentum, weight_decay=0.0),
+            server=ServerConfig(rounds=rounds, active=2),
+            run=RunConfig(device="cpu", layout="contiguous"),
+        )
+        federation = federation_of(pairs, nn.Flatten(), 2, None, 0)
+        self.session = open_session(config, algorithm, federation)
+        self.transport = SerialTransport(self.session.workbench(), federation.clients)
+        self.start = self.of(self.session.state.shared["model"])
+
+    @staticmethod
+    def of(bag: dict[str, torch.Tensor]) -> np.ndarray:
+        """w from what is named as the model is."""
+        return np.stack([bag["head.bias"].numpy(), bag["head.weight"][:, 0].numpy()]).astype(float)
+
+    def slope(self, w: np.ndarray, client: int) -> np.ndarray:
+        """The gradient of a client's mean cross-entropy."""
+        x, y = self.clients[client]
+        design = np.stack([np.ones_like(x), x], 1)  # (N, 2)
+        odds = np.exp(design @ w)
+        return design.T @ (odds / odds.sum(1, keepdims=True) - np.eye(2)[y]) / len(x)
+
+
+@pytest.fixture(scope="session")
+def line() -> Callable[..., Line]:
+    """A problem of four numbers, whose every batch is all data of a client: `line(Scaffold(), rounds=4)`."""
+
+    def open_(
+        algorithm: fedcir.Algorithm, rounds: int = 4, steps: int = 3, lr: float = 0.5, momentum: float = 0.0
+    ) -> Line:
+        return Line(algorithm, rounds, steps, lr, momentum)
+
+    return open_
+
+
+@pytest.fixture(scope="session")
+def after_rounds() -> Callable[..., list[Arrays]]:
+    """The model after each round of a server whose clients reply with these numbers: weight, mean and count alike.
+
+    It starts at 1, in a network of one weight under a BatchNorm without any.
+    """
+
+    def step(algorithm: fedcir.Algorithm, rounds: Sequence[Sequence[float]]) -> list[Arrays]:
+        model = nn.Sequential(nn.Linear(1, 1, bias=False), nn.BatchNorm1d(1, affine=False))
+        nn.init.ones_(model[0].weight)
+        ctx = ServerContext(0, len(rounds), 2, 4, "uniform", "average", torch.Generator(), clients=len(rounds[0]))
+        state, ends = algorithm.start({"model": model}, ctx), []
+        for number, values in enumerate(rounds, start=1):
+            replies = [ClientReply(i, 1, {"model": _filled(model, value)}, {}) for i, value in enumerate(values)]
+            state = algorithm.server_step(state, replies, {"model": model}, replace(ctx, round=number))
+            ends.append(state.shared["model"])
+        return ends
+
+    return step
+
+
+def _filled(model: nn.Module, value: float) -> Arrays:
+    return {name: torch.full_like(tensor, value) for name, tensor in model.state_dict().items()}
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""MOON, written with the hooks alone: the networks of a client's last round, beside the one that it trains."""
+"""MOON: the networks of a client's last round and of the server, beside the one that it trains."""
 
 import math
 import re
@@ -8,15 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from moon import Moon
 from torch import nn
 
-from fedcir import FedAvg
+from fedcir import FedAvg, Moon
 from fedcir.algorithms import algorithm_class
-from fedcir.conformance import check_algorithm
 from fedcir.engine.rounds import run
 from fedcir.engine.transports.serial import SerialTransport
-from fedcir.models.task import module_task
+from fedcir.models.task import Task, module_task
 from fedcir.models.tensors import snapshot
 from fedcir.types import LocalContext
 
@@ -73,8 +71,16 @@ def test_moon_as_the_docs_write_it_is_this_one(
     assert not same_model(trained(theirs), trained(FedAvg()))
 
 
-def test_moon_keeps_the_promises_of_every_method() -> None:
-    check_algorithm(Moon())
+def test_features_are_compared_and_classified_after_a_projection_of_two_layers(task: Task) -> None:
+    model = Moon(projection=4).build(task)["model"].eval()
+    shapes = {name: list(p.shape) for name, p in model.encoder.projection.named_parameters()}
+    assert shapes == {"0.weight": [6, 6], "0.bias": [6], "2.weight": [4, 6], "2.bias": [4]}
+    x = torch.randn(3, 5, generator=torch.Generator().manual_seed(0))
+    first, _, second = model.encoder.projection
+    z = model.encoder.backbone(x) @ first.weight.T + first.bias
+    z = z.clamp_min(0) @ second.weight.T + second.bias
+    torch.testing.assert_close(model.encoder(x), z)
+    torch.testing.assert_close(model(x), z @ model.head.weight.T + model.head.bias)
 
 
 @pytest.mark.parametrize("batchnorm", ["average", "local"])

@@ -133,7 +133,10 @@ def test_every_method_trains_under_every_policy_of_running_statistics(tiny: Tiny
 
 @pytest.mark.parametrize("model", ["model.name=cnn", "model.name=resnet18"])
 def test_all_methods_of_one_seed_start_from_the_same_backbone_and_head(tiny: Tiny, model: str) -> None:
-    starts = {name: opened(tiny(name, model, "run.seed=7"))[0].state.shared["model"] for name in names()}
+    sessions = {name: opened(tiny(name, model, "run.seed=7"))[0] for name in names()}
+    starts = {
+        name: {**each.modules["model"].state_dict(), **each.state.shared["model"]} for name, each in sessions.items()
+    }
     first, other = starts["fedavg"], opened(tiny("fedavg", model, "run.seed=8"))[0].state.shared["model"]
     for name, start in starts.items():
         assert backbone(start).keys() == backbone(first).keys(), name

@@ -84,12 +84,13 @@ def test_every_algorithm_trains_a_model_that_predicts_and_leaves_the_encoder_as_
     assert own.training
     assert seen == [record.round for record in result.records] == [1, 2, 3]
     assert not result.model.training
-    x, y = make(12, 0).tensors
-    logits = result.model(x)
-    assert logits.shape == (12, 3)
     final = result.summary["final"]
     assert final["accuracy"].keys() == {"client-0", "client-1", "client-2"}
-    assert final["accuracy"]["client-0"] == float((logits.argmax(-1) == y).double().mean())
+    for site in range(3):
+        x, y = make(12, site).tensors
+        logits = result.model_of(f"client-{site}")(x)
+        assert logits.shape == (12, 3)
+        assert final["accuracy"][f"client-{site}"] == float((logits.argmax(-1) == y).double().mean())
 
 
 def test_a_part_of_the_encoder_that_was_in_evaluation_mode_stays_so() -> None:

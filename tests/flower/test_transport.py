@@ -2,6 +2,7 @@
 
 import json
 import logging
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from flwr.app import Array, ConfigRecord, Message, MessageType, MetricRecord, Re
 from grid import MemoryGrid, Node, context_of, passed, run_of_flower, site  # noqa: F401
 from PIL import Image
 
+import fedcir
 from fedcir.config import Config, config_from, config_tables, dump_toml, merged, parse_assignment
 from fedcir.engine.folder import RunFolder
 from fedcir.engine.session import Session
@@ -103,11 +105,12 @@ def test_a_run_across_nodes_is_bit_for_bit_the_run_in_process(
     assert dropped(tmp_path / "two") == [{}, {}]
 
 
-@pytest.mark.parametrize("name", ["scaffold", "moon"])
-def test_what_a_client_remembers_across_nodes_is_what_it_remembers_in_process(
+@pytest.mark.parametrize("name", ["scaffold", "moon", "feddyn", "fedbn"])
+def test_what_a_client_keeps_across_nodes_is_what_it_keeps_in_process(
     tiny: Tiny, train: Train, tmp_path: Path, name: str
 ) -> None:
-    method = str(Path(__file__).parents[1] / "algorithms" / f"{name}.py")
+    method = str(tmp_path / f"{name}.py")  # a file at each site, as a method of one's own is
+    shutil.copyfile(Path(fedcir.__file__).parent / "algorithms" / f"{name}.py", method)
     config = tiny(method, "server.rounds=3", "run.workers=1")
     one = train(config, tmp_path / "one")
     states = [str(tmp_path / "state" / str(number)) for number in range(3)]

@@ -184,10 +184,10 @@ def test_the_model_of_every_method_predicts_as_the_run_was_tested(
 ) -> None:
     config = tiny(name, "server.rounds=1")
     run = load_run(train(config, tmp_path / name))
-    model = run.model()
-    assert not model.training
     federation = open_federation(config)
     for number, domain in federation.evaluators.items():
+        model = run.model(domain=domain)
+        assert not model.training
         test = federation.clients[number].test
         assert test is not None
         x, y = test.batch(torch.arange(len(test)).numpy(), torch.device("cpu"), torch.contiguous_format)
@@ -205,8 +205,12 @@ def test_a_model_needs_neither_the_data_nor_the_weights_that_it_started_from(don
 
 def test_a_model_whose_statistics_are_with_the_sites_is_refused(tiny: Tiny, train: Train, tmp_path: Path) -> None:
     run = load_run(train(tiny("fedavg", "model.norm=batch", "model.batchnorm=local"), tmp_path / "run"))
-    with pytest.raises(InputError, match=r"with model.batchnorm=local each site has its own"):
+    with pytest.raises(InputError, match=r"with model.batchnorm=local each site has its own, as in .*domain='ink'"):
         run.model()
+    with pytest.raises(InputError, match=r"no domain 'inc' in .*; did you mean 'ink'"):
+        run.model(domain="inc")
+    ink, pen = (run.model(domain=domain).state_dict()["encoder.norms.0.running_mean"] for domain in ("ink", "pen"))
+    assert not torch.equal(ink, pen)
 
 
 def test_the_model_of_ones_own_method_takes_the_method(foreign: Path, tmp_path: Path) -> None:
@@ -219,13 +223,13 @@ def test_the_model_of_ones_own_method_takes_the_method(foreign: Path, tmp_path: 
         run.model(algorithm=package.FedAvg())
 
 
-@pytest.mark.parametrize("name", ["fedavg", "fedcir"])
-def test_the_model_of_ones_own_encoder_takes_an_encoder(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("method", ["fedavg", "fedcir", package.Moon(projection=7)], ids=str)
+def test_the_model_of_ones_own_encoder_takes_an_encoder(tmp_path: Path, method: Any) -> None:
     inputs, labels = torch.randn(12, 4), torch.arange(12) % 3
     encoder = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.ReLU())
     site = (TensorDataset(inputs, labels),) * 2
     few: dict[str, Any] = {"rounds": 1, "local_steps": 1, "workers": 1, "latent": 6}
-    result = package.train([site] * 2, encoder=encoder, num_classes=3, algorithm=name, out=tmp_path / "own", **few)
+    result = package.train([site] * 2, encoder=encoder, num_classes=3, algorithm=method, out=tmp_path / "own", **few)
     run = load_run(tmp_path / "own")
     with pytest.raises(InputError, match=r"is a run of fedcir.train on its caller's encoder: give one like it"):
         run.model()

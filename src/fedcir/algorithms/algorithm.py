@@ -25,6 +25,8 @@ class Algorithm:
     """The modules that clients train, upload, and the server averages."""
     keeps: ClassVar[tuple[str, ...]] = ()
     """The modules that clients train and keep to themselves from round to round."""
+    keeps_batchnorm: ClassVar[bool] = False
+    """Whether the model's BatchNorm layers, weights and statistics, stay with each client."""
     pools: ClassVar[Literal["steps", "batch"] | None] = None
     """If all data go to one client: whether it takes as many steps as all active ones, or their batches as one."""
     sends: ClassVar[tuple[str, ...]] = ()

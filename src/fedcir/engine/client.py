@@ -20,13 +20,13 @@ from fedcir.engine.cost import step_flops
 from fedcir.engine.store import ClientStore
 from fedcir.losses import balanced_cross_entropy
 from fedcir.models.optim import SGD
-from fedcir.models.tensors import at_rest, is_statistic, snapshot
+from fedcir.models.tensors import at_rest, snapshot
 from fedcir.rng import numpy_rng, torch_rng
 from fedcir.types import Arrays, ClientReply, Groups, LocalContext, Modules
 
 EVALUATION_BATCH = 256
 BATCHNORM = "batchnorm"
-"""The group that a client's own BatchNorm statistics are kept as."""
+"""The group that what is a client's own of the model's BatchNorm is kept as."""
 
 What = Literal["train", "evaluate"]
 
@@ -45,8 +45,8 @@ class Workbench:
     layout: torch.memory_format
     precision: torch.dtype = torch.float32
     """What autocast makes of the local steps."""
-    keeps_statistics: bool = False
-    """Whether BatchNorm statistics stay with the client."""
+    own: frozenset[str] = frozenset()
+    """The tensors of the model that stay with the client."""
     first: Groups = field(default_factory=dict)
     """What a client that has kept nothing yet starts from."""
     flops: dict[tuple[tuple[str, ...], tuple[str, ...]], int] = field(default_factory=dict)
@@ -64,11 +64,10 @@ class Workbench:
         self.optimizer = sgd
 
     def to_keep(self) -> Groups:
-        """A copy of what a client keeps: modules of its own, and its BatchNorm statistics where they are local."""
+        """A copy of what a client keeps: modules of its own, and what is its own of the model."""
         kept = {name: snapshot(self.modules[name]) for name in self.algorithm.keeps}
-        if self.keeps_statistics:
-            statistics = {n: t for n, t in snapshot(self.modules["model"]).items() if is_statistic(n)}
-            kept |= {BATCHNORM: statistics} if statistics else {}
+        if self.own:
+            kept[BATCHNORM] = {n: t for n, t in snapshot(self.modules["model"]).items() if n in self.own}
         return kept
 
 
@@ -186,7 +185,7 @@ def learning_rate(local: LocalConfig, round: int, total_rounds: int) -> float:
 
 def _upload(bench: Workbench, name: str) -> Arrays:
     bag = snapshot(bench.modules[name])
-    return {n: t for n, t in bag.items() if not is_statistic(n)} if bench.keeps_statistics and name == "model" else bag
+    return {n: t for n, t in bag.items() if n not in bench.own} if name == "model" else bag
 
 
 def _receive(
@@ -197,8 +196,8 @@ def _receive(
         if name in bench.algorithm.keeps:
             module.load_state_dict(own[name])
         elif name in received:
-            statistics = own.get(BATCHNORM, {}) if name == "model" else {}
-            module.load_state_dict({**received[name], **statistics})
+            layers = own.get(BATCHNORM, {}) if name == "model" else {}
+            module.load_state_dict({**received[name], **layers})
     context = LocalContext(
         round=round,
         total_rounds=bench.total_rounds,
@@ -209,6 +208,7 @@ def _receive(
         kept=_on_device({name: kept[name] for name in bench.algorithm.remembers if name in kept}, bench.device),
         steps=bench.local.steps,
         lr=learning_rate(bench.local, round, bench.total_rounds),
+        momentum=bench.local.momentum,
     )
     data = client.train
     return context if data is None else replace(context, labels=lambda: data.labels().to(bench.device))

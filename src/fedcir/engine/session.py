@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from fedcir.algorithms import named_algorithm
 from fedcir.algorithms.algorithm import Algorithm
@@ -14,8 +15,9 @@ from fedcir.data.federation import Roster
 from fedcir.engine.client import Workbench, learning_rate
 from fedcir.engine.folder import RunFolder
 from fedcir.engine.machine import layout_for, pick_device, unsafe_in_channels_last
+from fedcir.engine.store import ClientStore
 from fedcir.models.task import Task
-from fedcir.models.tensors import is_statistic
+from fedcir.models.tensors import batchnorm_names, is_statistic
 from fedcir.rng import numpy_rng, torch_rng
 from fedcir.types import Groups, InputError, LocalContext, Modules, RoundRecord, ServerContext, ServerState
 
@@ -39,6 +41,8 @@ class Session:
     """Seconds that opening it took; they count with its first round."""
     peak_memory: int = 0
     """Bytes held at most by all processes of this machine, since it was opened."""
+    store: ClientStore = field(default_factory=ClientStore)
+    """What clients of this machine keep."""
 
     @property
     def card(self) -> dict[str, Any]:
@@ -64,6 +68,7 @@ class Session:
             rng=torch.Generator(),
             steps=local.steps,
             lr=learning_rate(local, round, rounds),
+            momentum=local.momentum,
         )
         with torch.no_grad():
             return {**self.to_test(self.state), **self.algorithm.local_summary(self.modules, (), ctx)}
@@ -103,10 +108,9 @@ def open_session(config: Config, algorithm: Algorithm, roster: Roster) -> Sessio
         settled(config, algorithm, roster), algorithm, modules, roster, ServerState(0, {}), notes=roster.notes
     )
     state = algorithm.start(modules, session.context(0))
-    if keeps_statistics(config, algorithm):
-        weights = {name: tensor for name, tensor in state.shared["model"].items() if not is_statistic(name)}
-        state = replace(state, shared={**state.shared, "model": weights})
-    session.state = state
+    own = own_tensors(config, algorithm, modules["model"])
+    weights = {name: tensor for name, tensor in state.shared["model"].items() if name not in own}
+    session.state = replace(state, shared={**state.shared, "model": weights})
     return session
 
 
@@ -176,7 +180,7 @@ def workbench(config: Config, algorithm: Algorithm, task: Task, device: str | No
         device=torch.device(device or config.run.device),
         precision=getattr(torch, config.run.precision),
         layout=torch.channels_last if config.run.layout == "channels_last" else torch.contiguous_format,
-        keeps_statistics=keeps_statistics(config, algorithm),
+        own=own_tensors(config, algorithm, modules["model"]),
     )
 
 
@@ -188,15 +192,27 @@ def _local(config: Config, algorithm: Algorithm) -> LocalConfig:
     return replace(local, batch_size=local.batch_size * active) if algorithm.pools == "batch" else local
 
 
-def keeps_statistics(config: Config, algorithm: Algorithm) -> bool:
-    """Whether each site has BatchNorm statistics of its own; with all data in one place there is one site only."""
-    return config.model.batchnorm == "local" and not algorithm.pools
+def own_batchnorm(config: Config, algorithm: Algorithm) -> str | None:
+    """What leaves each site BatchNorm of its own, if anything; with all data in one place there is one site only."""
+    if algorithm.pools:
+        return None
+    if algorithm.keeps_batchnorm:
+        return config.algorithm.name
+    return "model.batchnorm=local" if config.model.batchnorm == "local" else None
 
 
-def check_statistics(config: Config, algorithm: Algorithm, domain: str, trains: bool) -> None:
-    """A site's own statistics are those of its training data."""
-    if keeps_statistics(config, algorithm) and not trains:
+def own_tensors(config: Config, algorithm: Algorithm, model: nn.Module) -> frozenset[str]:
+    """The tensors of the model that stay with each client: whole BatchNorm layers, their statistics, or none."""
+    if own_batchnorm(config, algorithm) is None:
+        return frozenset()
+    if algorithm.keeps_batchnorm:
+        return batchnorm_names(model)
+    return frozenset(filter(is_statistic, model.state_dict()))
+
+
+def check_batchnorm(config: Config, algorithm: Algorithm, domain: str, trains: bool) -> None:
+    """A site's own BatchNorm statistics are those of its training data."""
+    if (what := own_batchnorm(config, algorithm)) and not trains:
         raise InputError(
-            f"model.batchnorm=local needs training data at every site, {domain!r} has none: "
-            "it does not go with partition.hold_out"
+            f"{what} needs training data at every site, {domain!r} has none: it does not go with partition.hold_out"
         )

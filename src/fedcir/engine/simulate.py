@@ -15,7 +15,7 @@ from fedcir.engine.folder import RunFolder
 from fedcir.engine.machine import devices_of, keep_memory, pick_workers, threads
 from fedcir.engine.resume import kept_in
 from fedcir.engine.rounds import Rounds, Transport, run
-from fedcir.engine.session import Session, check_statistics, keeps_statistics, open_session
+from fedcir.engine.session import Session, check_batchnorm, open_session, own_batchnorm
 from fedcir.engine.store import GENERATIONS, ClientStore
 from fedcir.engine.transports.processes import ProcessTransport
 from fedcir.engine.transports.serial import SerialTransport
@@ -33,8 +33,6 @@ def open_run(
     started = time.perf_counter()
     algorithm = make_algorithm(config.algorithm)
     federation = open_federation(config, on_file)
-    for client in federation.clients:
-        check_statistics(config, algorithm, client.domain, client.train is not None)
     with open_rounds(config, algorithm, federation, out, resume) as (session, rounds):
         session.loading = time.perf_counter() - started
         yield session, rounds
@@ -45,6 +43,8 @@ def open_rounds(
     config: Config, algorithm: Algorithm, federation: Federation, out: Path | None, resume: bool
 ) -> Iterator[tuple[Session, Rounds]]:
     """The same for a federation that is there already."""
+    for client in federation.clients:
+        check_batchnorm(config, algorithm, client.domain, client.train is not None)
     if algorithm.pools:
         federation = pooled(federation)
     with ExitStack() as stack:
@@ -58,10 +58,10 @@ def open_rounds(
         keep_memory()
         workers = pick_workers(config, len(federation.evaluators))
         place = out / "clients" if out else None
-        keeps = algorithm.keeps or algorithm.remembers or keeps_statistics(config, algorithm)
+        keeps = algorithm.keeps or algorithm.remembers or own_batchnorm(config, algorithm)
         if place is None and workers > 1 and keeps:
             place = Path(stack.enter_context(TemporaryDirectory(prefix="fedcir-")))
-        store = ClientStore(place, GENERATIONS * config.server.checkpoint_every)
+        session.store = store = ClientStore(place, GENERATIONS * config.server.checkpoint_every)
         transport: Transport
         if workers == 1:
             transport = SerialTransport(session.workbench(), federation.clients, store)

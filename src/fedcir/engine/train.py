@@ -1,8 +1,9 @@
 """From Python: train() on any Datasets with any encoder."""
 
+import copy
 import operator
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,13 +16,15 @@ from fedcir.config import (
     ModelConfig,
     RunConfig,
     ServerConfig,
+    nearest,
     require_at_least,
 )
 from fedcir.data.federation import Pairs, federation_of
+from fedcir.engine.client import BATCHNORM
 from fedcir.engine.rounds import summarise
 from fedcir.engine.session import own_config, settled
 from fedcir.engine.simulate import open_rounds
-from fedcir.types import InputError, RoundRecord
+from fedcir.types import Groups, InputError, RoundRecord
 
 
 @dataclass(frozen=True)
@@ -29,8 +32,21 @@ class Result:
     """What training gives: the global model in evaluation mode, every round's record, and the summary."""
 
     model: nn.Module
+    """Where each client has BatchNorm of its own (FedBN), that of the first; `model_of` gives any client's."""
     records: list[RoundRecord]
     summary: dict[str, Any]
+    batchnorm: Groups = field(default_factory=dict)
+    """The BatchNorm that clients have of their own, by their names. One that never trained has none."""
+
+    def model_of(self, client: str) -> nn.Module:
+        """The model as a client has it."""
+        if not self.batchnorm:
+            return self.model
+        if client not in self.batchnorm:
+            raise InputError(f"no client {client!r} that trained; {nearest(client, self.batchnorm)}")
+        model = copy.deepcopy(self.model)
+        model.load_state_dict({**model.state_dict(), **self.batchnorm[client]})
+        return model
 
 
 def train(
@@ -101,7 +117,10 @@ def train(
         for record in records:
             if on_round is not None:
                 on_round(record)
+        last = session.state.round + 1
+        kept = {client.domain: session.store.load(client.id, last) for client in federation.clients}
+    own = {name: each[BATCHNORM] for name, each in kept.items() if BATCHNORM in each}
     model = session.modules["model"]
-    model.load_state_dict(session.state.shared["model"])
+    model.load_state_dict({**session.state.shared["model"], **next(iter(own.values()), {})})
     summary = summarise(session) if session.folder is None else session.folder.summary()
-    return Result(model.eval(), session.records, summary)
+    return Result(model.eval(), session.records, summary, own)

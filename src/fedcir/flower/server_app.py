@@ -22,7 +22,7 @@ from fedcir.engine.folder import RunFolder
 from fedcir.engine.machine import keep_memory, threads
 from fedcir.engine.resume import kept_in
 from fedcir.engine.rounds import Rounds, run
-from fedcir.engine.session import Session, check_statistics, keeps_statistics, open_session
+from fedcir.engine.session import Session, check_batchnorm, open_session, own_batchnorm
 from fedcir.flower.sites import Sites, agree, roster_of
 from fedcir.flower.transport import GridTransport
 from fedcir.flower.wire import Order
@@ -103,7 +103,7 @@ def open_deployment(grid: Grid, settings: Settings) -> Iterator[tuple[Session, R
             manifest, more = agree(sites.introductions.values(), config)
             notes += more
         for client in manifest["clients"]:
-            check_statistics(config, algorithm, client["domain"], client["train"] > 0)
+            check_batchnorm(config, algorithm, client["domain"], client["train"] > 0)
         roster = roster_of(manifest, config, notes)
         session = open_session(config, algorithm, roster)
         kept_in(session, settings.out, settings.resume)
@@ -123,8 +123,8 @@ def check_deployable(config: Config, algorithm: Algorithm) -> None:
             f"{config.algorithm.name} trains on all data in one place, so it cannot run across sites: "
             "use `fedcir run`, or another algorithm"
         )
-    if config.model.weights is not None and keeps_statistics(config, algorithm):
-        raise InputError("model.weights does not go with model.batchnorm=local across sites: leave one of them out")
+    if config.model.weights is not None and (what := own_batchnorm(config, algorithm)):
+        raise InputError(f"model.weights does not go with {what} across sites: leave one of them out")
 
 
 def _said(error: FedcirError | OSError) -> str:

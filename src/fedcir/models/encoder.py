@@ -23,6 +23,18 @@ class Classifier(nn.Module):
         return cast(Tensor, self.head(self.encoder(x)))
 
 
+class ProjectedEncoder(nn.Module):
+    """A backbone under MOON's projection head: two linear layers with a ReLU between them."""
+
+    def __init__(self, backbone: nn.Module, features: int, width: int) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.projection = nn.Sequential(nn.Linear(features, features), nn.ReLU(), nn.Linear(features, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return cast(Tensor, self.projection(self.backbone(x)))
+
+
 class GaussianEncoder(nn.Module):
     """p(z|x) = N(mu(x), diag sigma(x)^2): a linear layer on a backbone's features gives mu and the raw sigma."""
 

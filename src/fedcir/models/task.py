@@ -16,7 +16,7 @@ from torch.nn.parameter import is_lazy
 
 from fedcir.config import ModelConfig
 from fedcir.models.cnn import CNN
-from fedcir.models.encoder import Classifier, GaussianClassifier, GaussianEncoder
+from fedcir.models.encoder import Classifier, GaussianClassifier, GaussianEncoder, ProjectedEncoder
 from fedcir.models.generator import Generator
 from fedcir.models.resnet import ResNet18
 from fedcir.models.tensors import difference
@@ -40,8 +40,13 @@ class Task:
         with seeded_init(self.seed, "init", "encoder"):
             return self.make_encoder()
 
-    def classifier(self) -> Classifier:
-        return Classifier(self.encoder(), self._linear("head", self.features, self.num_classes))
+    def classifier(self, projection: int = 0) -> Classifier:
+        """A linear head on the features, or on a projection of them to this width."""
+        encoder = self.encoder()
+        if projection:
+            with seeded_init(self.seed, "init", "projection"):
+                encoder = ProjectedEncoder(encoder, self.features, projection)
+        return Classifier(encoder, self._linear("head", projection or self.features, self.num_classes))
 
     def gaussian_classifier(self, sigma_init: float, sigma_floor: float) -> GaussianClassifier:
         gaussian = self._linear("gaussian", self.features, 2 * self.latent)

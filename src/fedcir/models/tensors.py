@@ -68,6 +68,12 @@ def is_statistic(name: str) -> bool:
     return name.endswith(("running_mean", "running_var", "num_batches_tracked"))
 
 
+def batchnorm_names(module: nn.Module) -> frozenset[str]:
+    """The weights and statistics of its BatchNorm layers, as its state_dict names them."""
+    layers = [(at, part) for at, part in module.named_modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)]
+    return frozenset(f"{at}.{name}" for at, layer in layers for name in layer.state_dict())
+
+
 def second_moments(bag: Arrays) -> Arrays:
     """The bag with every running variance replaced by variance + mean^2, which can be averaged; both in double."""
     moments = {name: t.double() if name.endswith(("running_mean", "running_var")) else t for name, t in bag.items()}

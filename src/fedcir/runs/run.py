@@ -13,9 +13,11 @@ from torch import nn
 from fedcir.algorithms import make_algorithm, named_algorithm, names
 from fedcir.algorithms.algorithm import Algorithm
 from fedcir.config import AlgorithmConfig, Config, ModelConfig, build, nearest
+from fedcir.engine.client import BATCHNORM
 from fedcir.engine.folder import REWRITE, RunFolder
+from fedcir.engine.store import ClientStore
 from fedcir.models.task import Task, image_task
-from fedcir.models.tensors import difference
+from fedcir.models.tensors import batchnorm_names, difference
 from fedcir.types import Arrays, InputError, RoundRecord, ServerState
 
 NESTED = ("losses", "accuracy", "validation", "risk", "seconds")
@@ -81,14 +83,19 @@ class Run:
         return [{key: row.get(key) for key in columns} for row in rows]
 
     def model(
-        self, *, algorithm: Algorithm | type[Algorithm] | str | Path | None = None, encoder: nn.Module | None = None
+        self,
+        *,
+        domain: str | None = None,
+        algorithm: Algorithm | type[Algorithm] | str | Path | None = None,
+        encoder: nn.Module | None = None,
     ) -> nn.Module:
         """The trained network in evaluation mode, made from the model card. It takes no data.
 
+        Where each client has BatchNorm of its own (FedBN), `domain` says whose: that of the first client of the domain.
         A run of an algorithm of your own needs it as `algorithm`: an instance, its class, or its file. A run of
         fedcir.train needs an `encoder` like the one that it was given.
         """
-        arrays = self.weights()
+        arrays = self.weights() if domain is None else {**self.weights(), **self._batchnorm(domain)}
         network = self._method(algorithm).build(self._task(arrays, encoder))["model"]
         network.load_state_dict(self.fitting(network, arrays))
         return network.eval()
@@ -100,9 +107,12 @@ class Run:
     def fitting(self, network: nn.Module, arrays: Arrays) -> Arrays:
         """These tensors, which must be those that the network has."""
         own = network.state_dict()
-        if self.config.model.batchnorm == "local" and (missing := sorted(own.keys() - arrays.keys())):
+        missing = own.keys() - arrays.keys()
+        if missing and missing <= batchnorm_names(network):
+            what = self.config.algorithm.name if self.config.model.batchnorm != "local" else "model.batchnorm=local"
             raise InputError(
-                f"{self.path}/model.safetensors lacks {missing[0]}: with model.batchnorm=local each site has its own"
+                f"{self.path}/model.safetensors lacks {min(missing)}: with {what} each site has its own, "
+                f"as in run.model(domain={self.manifest['clients'][0]['domain']!r})"
             )
         if fault := difference({"model": arrays}, {"model": dict(own)}):
             raise InputError(f"{self.path}/model.safetensors is not of this run: {fault}; {REWRITE}")
@@ -111,6 +121,13 @@ class Run:
     def state(self) -> ServerState | None:
         """What the server held at its last checkpoint."""
         return RunFolder(self.path).load_checkpoint()
+
+    def _batchnorm(self, domain: str) -> Arrays:
+        """What the first client of a domain kept of the model."""
+        first = {client["domain"]: client["id"] for client in reversed(self.manifest["clients"])}
+        if domain not in first:
+            raise InputError(f"no domain {domain!r} in {self.path}; {nearest(domain, first)}")
+        return ClientStore(self.path / "clients").load(first[domain], len(self.records) + 1).get(BATCHNORM, {})
 
     def _method(self, given: Algorithm | type[Algorithm] | str | Path | None) -> Algorithm:
         values = {name: value for name, value in self.card["algorithm"].items() if name != "name"}
@@ -139,8 +156,9 @@ class Run:
         if not isinstance(encoder, nn.Module):
             raise InputError(f"encoder must be an nn.Module, got {encoder!r}")
         own = copy.deepcopy(encoder).to("cpu", torch.float32)
-        gaussian, head = arrays.get("encoder.gaussian.weight"), arrays.get("head.weight")
-        widest = gaussian if gaussian is not None else head
+        gaussian = arrays.get("encoder.gaussian.weight")
+        after = ("encoder.gaussian.weight", "encoder.projection.0.weight", "head.weight")
+        widest = next((arrays[name] for name in after if name in arrays), None)
         features = 0 if widest is None or widest.ndim != 2 else widest.shape[1]
         latent = features if gaussian is None else len(gaussian) // 2
         return Task(classes, features, latent, seed, lambda: copy.deepcopy(own))

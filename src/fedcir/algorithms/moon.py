@@ -1,7 +1,8 @@
 """MOON: a client's features stay near the global model's and away from those of its own last model.
 
-The paper's projection head is left out: the features are the encoder's. A client's first round has no last model, and
-so no contrast.
+The features are the encoder's, so that the network is that of all other methods; `projection=256` puts the paper's
+projection head between encoder and classifier. A client's first round has no last model, and so no contrast, as in the
+authors' code.
 """
 
 from collections.abc import Iterable
@@ -10,13 +11,14 @@ from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
-from fedcir import Algorithm, Losses
-from fedcir.algorithms.algorithm import Batch
+from fedcir.algorithms.algorithm import Algorithm, Batch
+from fedcir.config import require_at_least, require_not_negative, require_positive
 from fedcir.models.encoder import Classifier
 from fedcir.models.task import Task
 from fedcir.models.tensors import snapshot
-from fedcir.types import Groups, LocalContext, Modules
+from fedcir.types import Groups, LocalContext, Losses, Modules
 
 
 @dataclass(frozen=True)
@@ -27,23 +29,32 @@ class Moon(Algorithm):
     """Weight of the contrast; 0 is FedAvg."""
     temperature: float = 0.5
     """Divides the similarities: tau in the paper."""
+    projection: int = 0
+    """Width of the features after a projection head, 256 in the paper; 0 leaves it out."""
 
     remembers: ClassVar[tuple[str, ...]] = ("last",)
 
+    def __post_init__(self) -> None:
+        require_not_negative("algorithm.mu", self.mu)
+        require_positive("algorithm.temperature", self.temperature)
+        require_at_least("algorithm.projection", self.projection, 0)
+
     def build(self, task: Task) -> Modules:
-        return {name: task.classifier() for name in ("model", "global", "last")}
+        return {name: task.classifier(self.projection) for name in ("model", "global", "last")}
 
     def local_start(self, modules: Modules, ctx: LocalContext) -> None:
         modules["global"].load_state_dict(modules["model"].state_dict())
         if "last" in ctx.kept:
             modules["last"].load_state_dict(ctx.kept["last"])
 
-    def local_loss(self, modules: Modules, x: torch.Tensor, y: torch.Tensor, ctx: LocalContext) -> Losses:
+    def local_loss(self, modules: Modules, x: Tensor, y: Tensor, ctx: LocalContext) -> Losses:
         model, everyone, last = modules["model"], modules["global"], modules["last"]
         assert isinstance(model, Classifier)
+        assert isinstance(everyone, Classifier)
+        assert isinstance(last, Classifier)
         z = model.encoder(x)  # (B, Z)
         ce = ctx.cross_entropy(model.head(z), y)
-        if "last" not in ctx.kept:
+        if not self.mu or "last" not in ctx.kept:
             return Losses(ce, {"ce": ce})
         with torch.no_grad():
             near, away = everyone.encoder(x), last.encoder(x)

@@ -1,7 +1,8 @@
-"""SCAFFOLD: control variates that take out of each client's steps what pulls it away from the others.
+"""SCAFFOLD: control variates take out of each client's steps what pulls it away from the others.
 
-Option II of the paper, with a server step of 1. The paper's local steps are plain SGD: set local.momentum and
-local.weight_decay to 0.
+Algorithm 1 of the paper with option II: a client's control variate is the mean gradient of its last round, which is the
+way it went over the number of its steps. The paper's steps are plain SGD; momentum goes further in a step, and the way
+is divided by as much more. BatchNorm statistics are the clients' mean, as in FedAvg.
 """
 
 from collections.abc import Iterable
@@ -9,26 +10,33 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
+from torch import Tensor
 
-from fedcir import Algorithm, Losses
-from fedcir.algorithms.algorithm import Batch
+from fedcir.algorithms.algorithm import Algorithm, Batch
+from fedcir.config import require_positive
 from fedcir.models.tensors import mean
-from fedcir.types import Arrays, ClientReply, Groups, LocalContext, Modules, ServerContext, ServerState
+from fedcir.types import Arrays, ClientReply, Groups, LocalContext, Losses, Modules, ServerContext, ServerState
 
 
 @dataclass(frozen=True)
 class Scaffold(Algorithm):
-    """Karimireddy et al., 2020. https://arxiv.org/abs/1910.06378"""
+    """Karimireddy et al., ICML 2020. https://arxiv.org/abs/1910.06378"""
+
+    server_lr: float = 1.0
+    """The server's step towards the mean of the clients' models: eta_g."""
 
     sends: ClassVar[tuple[str, ...]] = ("change",)
     remembers: ClassVar[tuple[str, ...]] = ("control",)
+
+    def __post_init__(self) -> None:
+        require_positive("algorithm.server_lr", self.server_lr)
 
     def start(self, modules: Modules, ctx: ServerContext) -> ServerState:
         state = super().start(modules, ctx)
         zero = {name: torch.zeros_like(p, device="cpu") for name, p in modules["model"].named_parameters()}
         return ServerState(0, {**state.shared, "control": zero})
 
-    def local_loss(self, modules: Modules, x: torch.Tensor, y: torch.Tensor, ctx: LocalContext) -> Losses:
+    def local_loss(self, modules: Modules, x: Tensor, y: Tensor, ctx: LocalContext) -> Losses:
         losses = super().local_loss(modules, x, y, ctx)
         everyone, own = ctx.received["control"], _own(ctx)
         correction = sum(  # its gradient is c - c_i
@@ -49,6 +57,9 @@ class Scaffold(Algorithm):
         means, changes = self.merge(replies, ctx, keep=lambda reply: reply.arrays["change"])
         share, change = len(changes) / ctx.clients, mean(changes)
         control = {name: old + share * change[name] for name, old in state.shared["control"].items()}
+        for name in control:
+            x, y = state.shared["model"][name], means["model"][name]
+            y += (self.server_lr - 1) * (y - x)  # x + eta_g (y - x)
         return ServerState(ctx.round, {**means, "control": control})
 
 
@@ -60,7 +71,13 @@ def _own(ctx: LocalContext) -> Arrays:
 def _next(modules: Modules, ctx: LocalContext) -> Arrays:
     """c_i+ = c_i - c + (x - y_i) / (K eta)"""
     x, everyone, own = ctx.received["model"], ctx.received["control"], _own(ctx)
+    way = plain_steps(ctx.steps, ctx.momentum) * ctx.lr
     return {
-        name: own[name] - everyone[name] + (x[name] - y.detach()) / (ctx.steps * ctx.lr)
+        name: own[name] - everyone[name] + (x[name] - y.detach()) / way
         for name, y in modules["model"].named_parameters()
     }
+
+
+def plain_steps(steps: int, momentum: float) -> float:
+    """How many steps of plain SGD go as far along one gradient as so many with momentum, which starts at zero."""
+    return (steps - momentum * (1 - momentum**steps) / (1 - momentum)) / (1 - momentum)

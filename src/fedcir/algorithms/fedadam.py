@@ -1,0 +1,54 @@
+"""FedAdam: Adam at the server, whose gradient is what a round's clients changed on average.
+
+Algorithm 2 of the paper: there is no bias correction, and the second moment starts at tau^2. BatchNorm statistics are
+the clients' mean, as in FedAvg.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+
+from fedcir.algorithms.algorithm import Algorithm
+from fedcir.config import require_positive, require_share
+from fedcir.types import ClientReply, Modules, ServerContext, ServerState
+
+
+@dataclass(frozen=True)
+class FedAdam(Algorithm):
+    """Reddi et al., ICLR 2021. https://arxiv.org/abs/2003.00295"""
+
+    server_lr: float = 0.01
+    """The server's learning rate: eta. The paper tunes it for each task."""
+    beta1: float = 0.9
+    """Decay of the mean of the rounds' changes."""
+    beta2: float = 0.99
+    """Decay of the mean of their squares."""
+    tau: float = 1e-3
+    """Added to the root of the second moment: larger values adapt less."""
+
+    def __post_init__(self) -> None:
+        require_positive("algorithm.server_lr", self.server_lr)
+        require_share("algorithm.beta1", self.beta1)
+        require_share("algorithm.beta2", self.beta2)
+        require_positive("algorithm.tau", self.tau)
+
+    def start(self, modules: Modules, ctx: ServerContext) -> ServerState:
+        state = super().start(modules, ctx)
+        parameters = {name: state.shared["model"][name] for name, _ in modules["model"].named_parameters()}
+        first = {name: torch.zeros_like(x) for name, x in parameters.items()}
+        second = {name: torch.full_like(x, self.tau**2) for name, x in parameters.items()}
+        return ServerState(0, state.shared, {"first": first, "second": second})
+
+    def server_step(
+        self, state: ServerState, replies: Iterable[ClientReply], modules: Modules, ctx: ServerContext
+    ) -> ServerState:
+        means, _ = self.merge(replies, ctx, keep=lambda reply: None)
+        first, second = state.private["first"], state.private["second"]
+        for name, m in first.items():
+            x, v = state.shared["model"][name], second[name]
+            change = means["model"][name] - x
+            m.lerp_(change, 1 - self.beta1)
+            v.lerp_(change.square(), 1 - self.beta2)
+            means["model"][name] = x + self.server_lr * m / (v.sqrt() + self.tau)
+        return ServerState(ctx.round, means, {"first": first, "second": second})

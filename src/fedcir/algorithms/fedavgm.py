@@ -1,0 +1,41 @@
+"""FedAvgM: the server moves by the momentum of its rounds, instead of to the mean of the clients' models.
+
+BatchNorm statistics have no momentum: they are the clients' mean, as in FedAvg.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from fedcir.algorithms.algorithm import Algorithm
+from fedcir.config import require_positive, require_share
+from fedcir.types import Arrays, ClientReply, Modules, ServerContext, ServerState
+
+
+@dataclass(frozen=True)
+class FedAvgM(Algorithm):
+    """Hsu et al., 2019. https://arxiv.org/abs/1909.06335"""
+
+    momentum: float = 0.9
+    """How much of the last rounds' step is kept; 0 is FedAvg, where `server_lr` is 1."""
+    server_lr: float = 1.0
+    """The server's learning rate."""
+    nesterov: bool = False
+    """Nesterov's form of momentum: the step looks one round ahead."""
+
+    def __post_init__(self) -> None:
+        require_share("algorithm.momentum", self.momentum)
+        require_positive("algorithm.server_lr", self.server_lr)
+
+    def server_step(
+        self, state: ServerState, replies: Iterable[ClientReply], modules: Modules, ctx: ServerContext
+    ) -> ServerState:
+        means, _ = self.merge(replies, ctx, keep=lambda reply: None)
+        before, after = state.shared["model"], means["model"]
+        past: Arrays = state.private.get("velocity", {})
+        velocity: Arrays = {}
+        for name, _ in modules["model"].named_parameters():
+            change = after[name] - before[name]
+            velocity[name] = v = change + self.momentum * past[name] if past else change
+            step = change + self.momentum * v if self.nesterov else v
+            after[name] += self.server_lr * step - change  # from the mean, which FedAvg's settings leave as it is
+        return ServerState(ctx.round, means, {"velocity": velocity})

@@ -1,0 +1,26 @@
+"""FedBN: each client keeps its own BatchNorm layers, and everything else is averaged.
+
+Weights, biases and running statistics of BatchNorm stay with the client, so there is no one model for all: each
+domain is tested with the layers of the client that trains on it.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fedcir.algorithms.algorithm import Algorithm
+from fedcir.models.task import Task
+from fedcir.models.tensors import batchnorm_names
+from fedcir.types import InputError, Modules
+
+
+@dataclass(frozen=True)
+class FedBN(Algorithm):
+    """Li et al., ICLR 2021. https://arxiv.org/abs/2102.07623"""
+
+    keeps_batchnorm: ClassVar[bool] = True
+
+    def build(self, task: Task) -> Modules:
+        modules = super().build(task)
+        if not batchnorm_names(modules["model"]):
+            raise InputError("fedbn leaves each client its BatchNorm layers, and this network has none: use fedavg")
+        return modules
