@@ -159,8 +159,8 @@ def integer_buffers_take_the_maximum(algorithm: Algorithm) -> None:
 
 
 def it_learns(algorithm: Algorithm) -> None:
-    """Training on an easy task ends well above chance, with finite losses."""
-    session = _rounds(algorithm, rounds=6, sizes=(24, 24, 24))
+    """Training on an easy task, at the usual rate, ends well above chance, with finite losses."""
+    session = _rounds(algorithm, rounds=6, sizes=(24, 24, 24), lr=LocalConfig.lr)
     record = session.records[-1]
     _require(all(math.isfinite(value) for value in record.losses.values()), f"losses are not finite: {record.losses}")
     accuracy = record.accuracy_mean or 0.0
@@ -219,9 +219,10 @@ def _settings(
     rounds: int = 3,
     active: int | None = None,
     sizes: Sequence[int] = SIZES,
+    lr: float = 0.05,
 ) -> tuple[Config, Federation]:
     config = Config(
-        local=LocalConfig(steps=4, batch_size=8, lr=0.05),
+        local=LocalConfig(steps=4, batch_size=8, lr=lr),
         server=ServerConfig(rounds=rounds, active=active),
         algorithm=AlgorithmConfig(type(algorithm).__name__.lower(), hyper_parameters(algorithm)),
         run=RunConfig(seed=seed, device="cpu", layout="contiguous"),
