@@ -52,11 +52,14 @@ if TYPE_CHECKING:  # for editors and type checkers; a method that is not here is
     from fedcir.algorithms.fedalign import FedAlign as FedAlign
     from fedcir.algorithms.fedavg import FedAvg as FedAvg
     from fedcir.algorithms.fedcir import FedCiR as FedCiR
+    from fedcir.algorithms.fedfa import FedFA as FedFA
     from fedcir.algorithms.fedgen import FedGen as FedGen
     from fedcir.algorithms.fedproc import FedProc as FedProc
+    from fedcir.algorithms.fedproto import FedProto as FedProto
     from fedcir.algorithms.fedprox import FedProx as FedProx
     from fedcir.algorithms.fedreg import FedReg as FedReg
     from fedcir.algorithms.fedsr import FedSR as FedSR
+    from fedcir.algorithms.fpl import FPL as FPL
     from fedcir.config import Config as Config
     from fedcir.engine.folder import RunFolder as RunFolder
     from fedcir.engine.train import Result as Result

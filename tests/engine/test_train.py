@@ -34,6 +34,8 @@ EXPORTED = [
     fedcir.FedReg(hidden=8),
     fedcir.FedAlign(hidden=8),
     fedcir.FedCiR(hidden=8),
+    fedcir.FedFA(),
+    fedcir.FPL(),
     fedcir.Centralized(),
 ]
 TINY = {"num_classes": 3, "rounds": 3, "local_steps": 3, "batch_size": 8}
