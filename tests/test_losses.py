@@ -7,16 +7,23 @@ import torch.nn.functional as F
 from torch.distributions import Normal, kl_divergence
 
 from fedcir.losses import (
+    EPSILON,
     balanced_cross_entropy,
+    channel_statistics,
     class_gaussians,
+    cluster_contrast,
     distillation_kl,
     diversity,
+    first_neighbours,
     gaussian_kl,
     l2_norm,
     mixture_nll,
     prototype_contrast,
+    prototype_distance,
     proximal,
+    restyled,
     teacher_loss,
+    widened,
 )
 
 
@@ -198,3 +205,83 @@ def test_distillation_kl_gives_no_gradient_to_the_target() -> None:
 @pytest.mark.parametrize(("squared", "expected"), [(False, 2.5), (True, 12.5)])
 def test_l2_norm_is_the_mean_length_or_its_square(squared: bool, expected: float) -> None:
     assert close(l2_norm(torch.tensor([[3.0, 4.0], [0.0, 0.0]]), squared), expected)
+
+
+def test_prototype_distance_is_the_mean_of_squares_over_samples_and_dimensions_by_hand() -> None:
+    features, prototypes = torch.tensor([[3.0, 0.0], [1.0, 1.0]]), torch.tensor([[0.0, 0.0], [1.0, 3.0]])
+    labels = torch.tensor([0, 1])
+    # (9 + 0 + 0 + 4) / 4, and without class 0 (0 + 4) / 4
+    assert close(prototype_distance(features, labels, prototypes, torch.tensor([True, True])), 13 / 4)
+    assert close(prototype_distance(features, labels, prototypes, torch.tensor([False, True])), 1.0)
+
+
+def test_cluster_contrast_by_hand() -> None:
+    features, classes = torch.tensor([[2.0, 0.0]]), torch.tensor([0, 0, 1])
+    prototypes = torch.tensor([[5.0, 0.0], [0.0, 1.0], [-3.0, 0.0]])
+    # cosines 1, 0 and -1 at temperature 0.5: e^2, 1 and e^-2, of which the first two are of the own class
+    share = (math.exp(2) + 1) / (math.exp(2) + 1 + math.exp(-2))
+    assert close(cluster_contrast(features, torch.tensor([0]), prototypes, classes, 0.5), -math.log(share))
+
+
+def test_cluster_contrast_of_one_prototype_a_class_is_fedprocs() -> None:
+    rng = torch.Generator().manual_seed(0)
+    features, prototypes, y = torch.randn(4, 5, generator=rng), torch.randn(3, 5, generator=rng), torch.arange(4) % 3
+    contrast = cluster_contrast(features, y, prototypes, torch.arange(3), 1.0)
+    torch.testing.assert_close(contrast, prototype_contrast(features, y, prototypes))
+
+
+def test_cluster_contrast_and_its_gradient_are_zero_for_a_class_without_prototypes() -> None:
+    features = torch.tensor([[2.0, 1.0]], requires_grad=True)
+    loss = cluster_contrast(features, torch.tensor([2]), torch.eye(2), torch.tensor([0, 1]), 0.02)
+    loss.backward()
+    assert close(loss, 0.0)
+    assert features.grad.abs().max() == 0
+
+
+def test_first_neighbours_of_five_points_by_hand() -> None:
+    # By angle: 0, 10, 25, 90 and 95 degrees. 0 and 25 are nearest to 10, and 90 and 95 to each other.
+    angles = torch.tensor([0.0, 90.0, 10.0, 95.0, 25.0]).deg2rad()
+    lengths = torch.tensor([[1.0], [9.0], [3.0], [0.2], [5.0]])
+    clusters = first_neighbours(torch.stack([angles.cos(), angles.sin()], 1) * lengths).tolist()
+    assert clusters[0] == clusters[2] == clusters[4] != clusters[1] == clusters[3]
+    assert set(clusters) == {0, 1}
+
+
+def test_first_neighbours_follow_a_chain_of_neighbours() -> None:
+    # 0 -> 1, 1 -> 3, 3 -> 4, 4 -> 3 in degrees 0, 5, 9, 11: each is nearest to the next
+    angles = torch.tensor([0.0, 5.0, 9.0, 11.0]).deg2rad()
+    assert first_neighbours(torch.stack([angles.cos(), angles.sin()], 1)).tolist() == [0, 0, 0, 0]
+
+
+def test_a_point_alone_is_a_cluster() -> None:
+    assert first_neighbours(torch.tensor([[1.0, 2.0]])).tolist() == [0]
+
+
+@pytest.mark.parametrize("shape", [(3, 4, 5, 6), (3, 4)])
+def test_channel_statistics_are_those_within_an_image(shape: tuple[int, ...]) -> None:
+    x = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+    flat = x.reshape(3, 4, -1)
+    mean, std = channel_statistics(torch.from_numpy(x))
+    np.testing.assert_allclose(mean, flat.mean(-1), atol=1e-6)
+    np.testing.assert_allclose(std, np.sqrt(flat.var(-1) + EPSILON), rtol=1e-5)
+
+
+def test_widened_by_hand() -> None:
+    # Variances 1 and 4 over the batch; 1 and 1/3 over clients give weights 1/2 and 1/4, so gamma is 4/3 and 2/3.
+    statistic, over_clients = torch.tensor([[1.0, 1.0], [3.0, 5.0]]), torch.tensor([1.0, 1 / 3])
+    assert widened(statistic, over_clients).tolist() == pytest.approx([7 / 3, 4 * 5 / 3], rel=1e-5)
+    assert widened(statistic, None).tolist() == pytest.approx([2.0, 8.0], rel=1e-5)
+    assert widened(statistic, torch.zeros(2)).tolist() == pytest.approx([2.0, 8.0], rel=1e-5)  # clients that agree
+
+
+def test_restyled_features_have_the_new_statistics() -> None:
+    x = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    new_mean, new_std = torch.tensor([[1.0, 2.0, 3.0]] * 2), torch.tensor([[0.5, 1.0, 2.0]] * 2)
+    mean, std = channel_statistics(restyled(x, *channel_statistics(x), new_mean, new_std))
+    torch.testing.assert_close(mean, new_mean)
+    torch.testing.assert_close(std, new_std, rtol=1e-5, atol=1e-5)
+
+
+def test_restyled_features_with_their_own_statistics_are_themselves() -> None:
+    x = torch.randn(2, 3, 4, 4, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(restyled(x, *channel_statistics(x), *channel_statistics(x)), x)

@@ -58,12 +58,15 @@ if TYPE_CHECKING:  # for editors and type checkers; a method that is not here is
     from fedcir.algorithms.fedcir import FedCiR as FedCiR
     from fedcir.algorithms.fedcirplus import FedCiRPlus as FedCiRPlus
     from fedcir.algorithms.feddyn import FedDyn as FedDyn
+    from fedcir.algorithms.fedfa import FedFA as FedFA
     from fedcir.algorithms.fedgen import FedGen as FedGen
     from fedcir.algorithms.fedlc import FedLC as FedLC
     from fedcir.algorithms.fedproc import FedProc as FedProc
+    from fedcir.algorithms.fedproto import FedProto as FedProto
     from fedcir.algorithms.fedprox import FedProx as FedProx
     from fedcir.algorithms.fedreg import FedReg as FedReg
     from fedcir.algorithms.fedsr import FedSR as FedSR
+    from fedcir.algorithms.fpl import FPL as FPL
     from fedcir.algorithms.moon import Moon as Moon
     from fedcir.algorithms.scaffold import Scaffold as Scaffold
     from fedcir.config import Config as Config

@@ -97,3 +97,66 @@ def distillation_kl(logits: Tensor, target_logits: Tensor) -> Tensor:
 def l2_norm(z: Tensor, squared: bool = False) -> Tensor:
     """FedSR's L2R: the mean length of z (the authors' code), or of its square (their paper). NeurIPS 2022."""
     return (z.square().sum(-1) if squared else z.norm(dim=-1)).mean()
+
+
+def prototype_distance(features: Tensor, labels: Tensor, prototypes: Tensor, known: Tensor) -> Tensor:
+    """Mean squared difference to the prototype (C, Z) of the own class; one that is not `known` (C,) adds nothing.
+
+    FedProto, https://arxiv.org/abs/2105.00243, and FPL's UPCR.
+    """
+    return ((features - prototypes[labels]).square().mean(-1) * known[labels]).mean()
+
+
+def cluster_contrast(
+    features: Tensor, labels: Tensor, prototypes: Tensor, classes: Tensor, temperature: float
+) -> Tensor:
+    """FPL's CPCL: mean_i -log of the share of the own class in sum_j exp(cos(z_i, c_j) / tau), prototypes c (J, Z).
+
+    A sample whose class is not among `classes` (J,) adds nothing. CVPR 2023, eq. 8.
+    """
+    similar = F.normalize(features, dim=-1) @ F.normalize(prototypes, dim=-1).T / temperature  # (B, J)
+    own = labels.unsqueeze(-1) == classes
+    own = own | ~own.any(-1, keepdim=True)  # all of all is 1, whose log is 0
+    return (similar.logsumexp(-1) - similar.masked_fill(~own, -torch.inf).logsumexp(-1)).mean()
+
+
+def first_neighbours(points: Tensor) -> Tensor:
+    """FINCH's first partition: points (N, Z) that are linked by their nearest neighbours in cosine share a number (N,).
+
+    Sarfraz et al., https://arxiv.org/abs/1902.11266. Its third link, of points with the same neighbour, is implied.
+    """
+    directions = F.normalize(points.double(), dim=-1)
+    nearest = (directions @ directions.T).fill_diagonal_(-torch.inf).argmax(-1)
+    cluster = torch.arange(len(points))
+    for point, neighbour in enumerate(nearest.tolist()):
+        cluster[cluster == cluster[point]] = int(cluster[neighbour])
+    return cluster.unique(return_inverse=True)[1]
+
+
+EPSILON = 1e-6
+"""FedFA's, under every root and in every denominator."""
+
+
+def channel_statistics(features: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation of each channel within an image, from (B, C, ...) -> two of (B, C)."""
+    flat = features.float().reshape(*features.shape[:2], -1)
+    return flat.mean(-1), (flat.var(-1, correction=0) + EPSILON).sqrt()
+
+
+def widened(statistic: Tensor, over_clients: Tensor | None) -> Tensor:
+    """FedFA's variance of a statistic (B, C): that over the batch times 1 + gamma, (C,). https://arxiv.org/abs/2301.12995
+
+    gamma is (1 + 1/v)^-1 of the variance v (C,) over clients, scaled to the mean 1; 1 for all where that is not known.
+    """
+    variance = statistic.var(0, correction=0) + EPSILON
+    if over_clients is None:
+        return 2 * variance
+    weight = 1 / (1 + 1 / (over_clients + EPSILON))
+    return (1 + weight / weight.mean()) * variance
+
+
+def restyled(features: Tensor, mean: Tensor, std: Tensor, new_mean: Tensor, new_std: Tensor) -> Tensor:
+    """Features (B, C, ...) whose channels have these statistics, each (B, C), with others instead."""
+    flat = features.reshape(*features.shape[:2], -1)
+    mean, std, new_mean, new_std = (each.unsqueeze(-1) for each in (mean, std, new_mean, new_std))
+    return ((flat - mean) / std * new_std + new_mean).to(features.dtype).reshape(features.shape)

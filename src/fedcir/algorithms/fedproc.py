@@ -16,6 +16,7 @@ from fedcir.algorithms.algorithm import Algorithm, Batch
 from fedcir.config import require_share
 from fedcir.losses import prototype_contrast
 from fedcir.models.encoder import Classifier
+from fedcir.models.prototypes import class_sums
 from fedcir.types import Arrays, ClientReply, Groups, LocalContext, Losses, Modules, ServerContext, ServerState
 
 
@@ -51,11 +52,8 @@ class FedProc(Algorithm):
     def local_summary(self, modules: Modules, data: Iterable[Batch], ctx: LocalContext) -> Groups:
         model = modules["model"]
         assert isinstance(model, Classifier)
-        sums, counts = torch.zeros(ctx.num_classes, model.head.in_features), torch.zeros(ctx.num_classes)
-        for x, y in data:
-            sums.index_add_(0, y.cpu(), F.normalize(model.encoder(x), dim=-1).cpu())
-            counts += torch.bincount(y.cpu(), minlength=ctx.num_classes)
-        return {"prototype_sums": {"sums": sums, "counts": counts}}
+        sums = class_sums(lambda x: F.normalize(model.encoder(x), dim=-1), data, like=model.head.weight)
+        return {"prototype_sums": sums}
 
     def server_step(
         self, state: ServerState, replies: Iterable[ClientReply], modules: Modules, ctx: ServerContext

@@ -22,13 +22,13 @@ class CNN(nn.Module):
         widths = [channels, width, 2 * width, 4 * width]
         self.convs = nn.ModuleList(nn.Conv2d(a, b, 3, padding=1, bias=False) for a, b in pairwise(widths))
         self.norms = nn.ModuleList(norm_layer(norm, b, first=b == width) for b in widths[1:])
+        self.ends = nn.ModuleList(nn.Identity() for _ in widths[1:])  # for methods that look at what a block gives
         self.fc = nn.Linear(GRID * GRID * widths[-1], self.features)
 
     def forward(self, x: Tensor) -> Tensor:
-        for conv, norm in zip(self.convs, self.norms, strict=True):
-            x = F.relu(
-                F.max_pool2d(norm(conv(x)), 2), inplace=True
-            )  # the same as ReLU first, on a quarter of the values
+        for conv, norm, end in zip(self.convs, self.norms, self.ends, strict=True):
+            # the same as ReLU first, on a quarter of the values
+            x = end(F.relu(F.max_pool2d(norm(conv(x)), 2), inplace=True))
         if x.shape[-2:] != (GRID, GRID):  # images of 32 pixels come out right by themselves
             x = F.adaptive_avg_pool2d(x, GRID)
         return F.relu(self.fc(torch.flatten(x, 1)), inplace=True)

@@ -37,6 +37,7 @@ class ResNet18(nn.Module):
         self.features = 8 * width
         self.conv1 = nn.Conv2d(channels, width, 7, 2, 3, bias=False)
         self.bn1 = norm_layer(norm, width, first=True)
+        self.stem = nn.Identity()  # for methods that look at what a stage gives
         self.layer1 = _stage(width, width, 1, norm, first=True)
         self.layer2 = _stage(width, 2 * width, 2, norm)
         self.layer3 = _stage(2 * width, 4 * width, 2, norm)
@@ -46,7 +47,7 @@ class ResNet18(nn.Module):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, x: Tensor) -> Tensor:
-        x = F.max_pool2d(F.relu(self.bn1(self.conv1(x)), inplace=True), 3, 2, 1)
+        x = self.stem(F.max_pool2d(F.relu(self.bn1(self.conv1(x)), inplace=True), 3, 2, 1))
         x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
         return torch.flatten(F.adaptive_avg_pool2d(x, 1), 1)
 

@@ -35,6 +35,8 @@ class Task:
     """The width of z in the probabilistic methods."""
     seed: int
     make_encoder: Callable[[], nn.Module]
+    example: Tensor | None = None
+    """A batch of inputs that the encoder takes, to look at what passes in it; None for a network that only predicts."""
 
     def encoder(self) -> nn.Module:
         with seeded_init(self.seed, "init", "encoder"):
@@ -77,7 +79,7 @@ def image_task(model: ModelConfig, num_classes: int, channels: int, seed: int) -
 
     with torch.device("meta"):
         features = backbone(channels=channels, norm=model.norm, **arguments).features
-    return Task(num_classes, features, model.latent or features, seed, make_encoder)
+    return Task(num_classes, features, model.latent or features, seed, make_encoder, torch.zeros(1, channels, 32, 32))
 
 
 def module_task(
@@ -93,7 +95,7 @@ def module_task(
     except Exception as error:
         raise InputError(f"encoder cannot be copied to the CPU: {_one_line(error)}") from error
     width = _feature_width(own, example, whose)
-    return Task(num_classes, width, latent or width, seed, lambda: copy.deepcopy(own))
+    return Task(num_classes, width, latent or width, seed, lambda: copy.deepcopy(own), example)
 
 
 def check_features(task: Task, example: Tensor, whose: str) -> None:

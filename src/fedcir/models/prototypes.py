@@ -1,0 +1,28 @@
+"""Class prototypes: sums and means of features by class."""
+
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor
+
+from fedcir.types import Arrays
+
+
+def class_sums(features: Callable[[Tensor], Tensor], data: Iterable[tuple[Tensor, Tensor]], like: Tensor) -> Arrays:
+    """Sums of features (C, Z) and numbers of samples (C,) by class, on the CPU; `like` is a head's weight (C, Z)."""
+    sums, counts = torch.zeros(like.shape), torch.zeros(len(like))
+    for x, y in data:
+        sums.index_add_(0, y.cpu(), features(x).cpu())
+        counts += torch.bincount(y.cpu(), minlength=len(like))
+    return {"sums": sums, "counts": counts}
+
+
+def class_means(summary: Arrays) -> Tensor:
+    """The prototypes (C, Z) of a client; that of a class that it does not hold is zero."""
+    return summary["sums"] / summary["counts"].clamp_min(1).unsqueeze(-1)
+
+
+def means_by(labels: Tensor, points: Tensor, count: int) -> Tensor:
+    """The mean of the points (N, Z) of each label below `count`, (count, Z); zero where there are none."""
+    sums = points.new_zeros(count, points.shape[-1]).index_add_(0, labels, points)
+    return sums / labels.bincount(minlength=count).clamp_min(1).unsqueeze(-1)
