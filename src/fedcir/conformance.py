@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from fedcir.algorithms.algorithm import Algorithm
-from fedcir.config import Config
+from fedcir.config import Config, LocalConfig
 from fedcir.data.federation import Federation, federation_of, pooled
 from fedcir.engine.machine import threads
 from fedcir.engine.rounds import run, take_step

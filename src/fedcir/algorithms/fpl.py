@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from fedcir.algorithms.algorithm import Algorithm, Batch
@@ -44,7 +43,7 @@ class FPL(Algorithm):
         model = modules["model"]
         assert isinstance(model, Classifier)
         features = model.encoder(x)  # (B, Z)
-        total = ce = F.cross_entropy(model.head(features), y)
+        total = ce = ctx.cross_entropy(model.head(features), y)
         terms = {"ce": ce}
         if "clusters" not in ctx.received:
             return Losses(total, terms)
