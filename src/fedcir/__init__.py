@@ -36,6 +36,7 @@ _EXPORTS = {
     "compare": "fedcir.insight.comparison",
     "diagnose": "fedcir.insight.diagnose",
     "load_run": "fedcir.runs.run",
+    "recommend": "fedcir.insight.recommend",
     "report": "fedcir.insight.report.write",
     "reproduce": "fedcir.insight.reproduction",
     "train": "fedcir.engine.train",
@@ -75,6 +76,7 @@ if TYPE_CHECKING:  # for editors and type checkers; a method that is not here is
     from fedcir.engine.train import train as train
     from fedcir.insight.comparison import compare as compare
     from fedcir.insight.diagnose import diagnose as diagnose
+    from fedcir.insight.recommend import recommend as recommend
     from fedcir.insight.report.write import report as report
     from fedcir.insight.reproduction import reproduce as reproduce
     from fedcir.runs.run import Run as Run

@@ -22,14 +22,24 @@ from fedcir.engine.store import ClientStore
 from fedcir.runs.run import Source, as_run
 from fedcir.types import InputError
 
-__all__ = ["Diagnosis", "Pixels", "as_json", "diagnose_data", "diagnose_run", "verdict"]
+__all__ = ["Diagnosis", "Pixels", "as_json", "diagnose_data", "diagnose_domains", "diagnose_run", "verdict"]
 
 OnDistance = Callable[[int, int], None]
 
 
 def diagnose_data(config: Config, limit: int | None = None, on_distance: OnDistance | None = None) -> Diagnosis:
     """Data before any training, under an encoder that has learned nothing, or under model.weights."""
-    domains, shares = deal(config)
+    return diagnose_domains(config, *deal(config), limit, on_distance)
+
+
+def diagnose_domains(
+    config: Config,
+    domains: Domains,
+    shares: Sequence[Share],
+    limit: int | None = None,
+    on_distance: OnDistance | None = None,
+) -> Diagnosis:
+    """The same of data that are opened and dealt out already."""
     _check(domains)
     federation = federation_from(config, domains, shares)
     seed = config.run.seed

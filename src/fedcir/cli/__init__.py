@@ -14,6 +14,7 @@ from fedcir.cli.deploy import deploy
 from fedcir.cli.diagnose import diagnose
 from fedcir.cli.failure import DEBUG, fail
 from fedcir.cli.methods import algorithms
+from fedcir.cli.recommend import recommend
 from fedcir.cli.report import report
 from fedcir.cli.reproduce import reproduce
 from fedcir.cli.run import compare, run
@@ -49,6 +50,7 @@ app.command()(reproduce)
 app.command()(algorithms)
 app.command()(settings)
 app.command()(diagnose)
+app.command()(recommend)
 app.command()(report)
 app.add_typer(data, name="data")
 app.add_typer(deploy, name="deploy")

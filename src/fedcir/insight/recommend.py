@@ -1,0 +1,214 @@
+"""What to run on these data: a diagnosis and a short pilot, neither of which looks at a test image."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from fedcir.algorithms import asked_config, make_algorithm
+from fedcir.analysis.diagnose import Diagnosis, diagnose_domains, verdict
+from fedcir.config import Asked, Config, dump_toml, merged, require_at_least
+from fedcir.config.tables import assigned
+from fedcir.data.domains import Domains
+from fedcir.data.federation import deal, federation_from
+from fedcir.data.partition import Share
+from fedcir.engine.files import write
+from fedcir.engine.simulate import open_rounds
+from fedcir.runs.batch import OnWork, chosen_seeds, unheard
+from fedcir.runs.compare import Estimate, half_width
+from fedcir.types import InputError
+
+VALIDATION = 0.2
+"""The share of the training images that the pilot is judged on, where the settings name none."""
+
+SAMPLES = 1000
+"""Of each domain at most, to measure distances on."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Something to try: an algorithm, and the settings that make it this candidate."""
+
+    name: str
+    algorithm: str
+    settings: Mapping[str, Any]
+    about: str
+
+
+CANDIDATES = (
+    Candidate("fedavg", "fedavg", {"model.norm": "batch"}, "plain averaging, with BatchNorm"),
+    Candidate("fedavg, invariant", "fedavg", {"model.norm": "invariant"}, "no statistics of the data in the network"),
+    Candidate("fedcirplus", "fedcirplus", {}, "the same, and a loss corrected by each client's label shares"),
+    Candidate("fedcir", "fedcir", {"model.norm": "batch"}, "the paper's method"),
+)
+"""The simplest first: others are compared with it."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What a candidate came to on validation images, over seeds. Accuracies are fractions."""
+
+    candidate: Candidate
+    mean: Estimate
+    """The plain mean over domains."""
+    worst: Estimate
+    """The worst domain of each seed."""
+    difference: Estimate | None
+    """Of the means to those of the first candidate, seed by seed; None for that one."""
+    half_width: float | None
+    """Half of the difference's 95 % interval, by Student's t."""
+
+    @property
+    def better(self) -> bool:
+        """Whether it beats the first candidate by more than chance between seeds."""
+        return self.difference is not None and self.half_width is not None and self.difference.mean > self.half_width
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """The candidate to use, and the evidence for it."""
+
+    trials: Sequence[Trial]
+    choice: Trial
+    diagnosis: Diagnosis | None
+    """None where there are too few images for one."""
+    findings: Sequence[str]
+    """What the data look like, in sentences."""
+    tables: Mapping[str, Any]
+    """The settings to run with, as sections of a TOML file."""
+    rounds: int
+    seeds: Sequence[int]
+
+    @property
+    def reason(self) -> str:
+        """Why this one, in a sentence."""
+        first, chosen = self.trials[0].candidate.name, self.choice
+        if chosen.difference is None or chosen.half_width is None:
+            return f"Use {first}: no other candidate beats it by more than chance, and it is the simplest."
+        gain, half = 100 * chosen.difference.mean, 100 * chosen.half_width
+        return (
+            f"Use {chosen.candidate.name}: it beats {first} by {gain:.1f} points "
+            f"(95 % interval {gain - half:+.1f} to {gain + half:+.1f}) on validation images."
+        )
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """A dict of plain values for each candidate: `pandas.DataFrame` takes them."""
+        return [
+            {
+                "candidate": trial.candidate.name,
+                "algorithm": trial.candidate.algorithm,
+                **trial.candidate.settings,
+                "mean": trial.mean.mean,
+                "std": trial.mean.std,
+                "worst": trial.worst.mean,
+                "difference": None if trial.difference is None else trial.difference.mean,
+                "half_width": trial.half_width,
+                "chosen": trial is self.choice,
+            }
+            for trial in self.trials
+        ]
+
+    def toml(self) -> str:
+        """A file of settings for `fedcir run`, which says why."""
+        lines = [self.reason, *self.findings, f"Pilot: {self.rounds} rounds, seeds {', '.join(map(str, self.seeds))}."]
+        return "".join(f"# {line}\n" for line in lines) + "\n" + dump_toml(self.tables)
+
+    def save(self, path: str | Path) -> None:
+        """Write the settings to a new file."""
+        if Path(path).exists():
+            raise InputError(f"{path} exists: name a new file")
+        write(Path(path), self.toml())
+
+
+def recommend(
+    *,
+    pilot_rounds: int = 20,
+    seeds: Sequence[int] = (0, 1, 2),
+    preset: str | None = None,
+    config: str | Path | None = None,
+    set: Sequence[str] | Mapping[str, Any] = (),
+    on_work: OnWork = unheard,
+    **options: Any,
+) -> Recommendation:
+    """Find out what to run on some data, as `fedcir recommend` does: try each candidate for a few rounds.
+
+    `options` say which data, such as dataset="pacs" and data_root="data/pacs", and may fix other settings too. Some of
+    each domain's training images are set aside, and the candidates are judged on them; test images are not looked at.
+    """
+    require_at_least("pilot_rounds", pilot_rounds, 1)
+    numbers = chosen_seeds(seeds)
+    if len(numbers) < 2:
+        raise InputError("recommend needs at least two seeds, to tell a gain from chance: try 0,1,2")
+    asked = Asked.of(options, preset, config, set, without=("algorithm", "seed", "norm", "prior"))
+    total = len(CANDIDATES) * len(numbers) * pilot_rounds
+    found: dict[str, list[Mapping[str, float]]] = {candidate.name: [] for candidate in CANDIDATES}
+    looked, done = False, 0
+    diagnosis: Diagnosis | None = None
+    for seed in numbers:
+        for candidate in CANDIDATES:
+            trying = _pilot(asked, candidate, seed, pilot_rounds)
+            domains, shares = without_test_images(*deal(trying))
+            if not looked:
+                looked, measuring = True, partial(on_work, what="measuring distances")
+                with suppress(InputError):  # one domain, or too few images
+                    diagnosis = diagnose_domains(trying, domains, shares, SAMPLES, measuring)
+            federation, algorithm = federation_from(trying, domains, shares), make_algorithm(trying.algorithm)
+            with open_rounds(trying, algorithm, federation, None, False) as (session, rounds):
+                for _ in rounds:
+                    done += 1
+                    on_work(done, total, f"trying {candidate.name}")
+            accuracy = session.records[-1].accuracy
+            assert accuracy is not None
+            found[candidate.name].append(accuracy)
+    trials = _trials(found)
+    choice = max((trial for trial in trials if trial.better), key=lambda trial: trial.mean.mean, default=trials[0])
+    findings = ["There are too few images to measure how far the domains are apart."]
+    if diagnosis is not None:
+        findings = verdict(diagnosis)
+    tables = _tables(asked, choice.candidate)
+    return Recommendation(trials, choice, diagnosis, findings, tables, pilot_rounds, numbers)
+
+
+def without_test_images(domains: Domains, shares: Sequence[Share]) -> tuple[Domains, list[Share]]:
+    """The domains that have validation images, tested on those; a held-out one has none and is left out."""
+    kept = [
+        replace(domain, test=domain.validation, validation=None) for domain in domains if domain.validation is not None
+    ]
+    names = {domain.name for domain in kept}
+    return replace(domains, domains=tuple(kept)), [share for share in shares if share.domain in names]
+
+
+def _pilot(asked: Asked, candidate: Candidate, seed: int, rounds: int) -> Config:
+    """Settings of a short run of a candidate, tested once, at its end."""
+    said = asked.over(algorithm=candidate.algorithm, seed=seed, rounds=rounds, eval_every=rounds)
+    config = asked_config(said, _nested(candidate.settings))
+    return config if config.data.val_fraction else replace(config, data=replace(config.data, val_fraction=VALIDATION))
+
+
+def _trials(found: Mapping[str, Sequence[Mapping[str, float]]]) -> list[Trial]:
+    means = {name: [statistics.fmean(each.values()) for each in by_seed] for name, by_seed in found.items()}
+    trials = []
+    for candidate in CANDIDATES:
+        own, first = means[candidate.name], means[CANDIDATES[0].name]
+        worst = Estimate.of([min(accuracy.values()) for accuracy in found[candidate.name]])
+        trial = Trial(candidate, Estimate.of(own), worst, None, None)
+        if candidate is not CANDIDATES[0]:
+            paired = [one - other for one, other in zip(own, first, strict=True)]
+            trial = replace(trial, difference=Estimate.of(paired), half_width=half_width(paired))
+        trials.append(trial)
+    return trials
+
+
+def _tables(asked: Asked, candidate: Candidate) -> dict[str, Any]:
+    """What was asked for, and what makes this candidate."""
+    return merged(asked.over(algorithm=candidate.algorithm).tables(), _nested(candidate.settings))
+
+
+def _nested(settings: Mapping[str, Any]) -> dict[str, Any]:
+    tables: dict[str, Any] = {}
+    for place, value in settings.items():
+        tables = merged(tables, assigned(place, value))
+    return tables

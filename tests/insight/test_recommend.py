@@ -1,0 +1,96 @@
+"""The recommendation rests on validation images, and says what it rests on."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedcir.config import config_from
+from fedcir.config.tables import read_toml
+from fedcir.insight.recommend import CANDIDATES, Recommendation, _trials, recommend
+from fedcir.types import InputError
+
+TINY: dict[str, Any] = {"dataset": "arrays", "pilot_rounds": 1, "seeds": (0, 1), "workers": 1}
+SET = {"data.val_fraction": 0.4, "model.width": 2, "local.steps": 2, "local.batch_size": 8}
+
+
+def found(root: Path, **more: Any) -> Recommendation:
+    return recommend(data_root=root, set=SET, **{**TINY, **more})
+
+
+@pytest.fixture(scope="module")
+def tried(data_root: Path) -> Recommendation:
+    return found(data_root)
+
+
+def test_other_test_images_change_nothing(data_root: Path, tried: Recommendation, tmp_path: Path) -> None:
+    for path in data_root.iterdir():
+        arrays = dict(np.load(path))
+        rng = np.random.default_rng(7)
+        arrays["x_test"] = rng.integers(0, 256, arrays["x_test"].shape).astype(np.uint8)
+        np.savez(tmp_path / path.name, **arrays)
+    assert found(tmp_path).to_rows() == tried.to_rows()
+    assert found(tmp_path).findings == tried.findings
+
+
+def test_a_gain_beyond_chance_is_chosen_and_the_simplest_otherwise() -> None:
+    def trials(*gains: float) -> list[bool]:
+        base = {"ink": 0.5, "wax": 0.7}
+        by_seed = [{name: value + gain for name, value in base.items()} for gain in gains]
+        others = {candidate.name: [base] * len(gains) for candidate in CANDIDATES}
+        return [trial.better for trial in _trials({**others, CANDIDATES[2].name: by_seed})]
+
+    assert trials(0.04, 0.05, 0.06) == [False, False, True, False]  # 0.05 +- 0.025
+    assert trials(0.0, 0.05, 0.1) == [False, False, False, False]  # 0.05 +- 0.124
+
+
+def test_the_written_file_is_what_run_takes(data_root: Path, tried: Recommendation, tmp_path: Path) -> None:
+    tried.save(tmp_path / "fedcir.toml")
+    config = config_from(read_toml(tmp_path / "fedcir.toml"))
+    assert config.algorithm.name == tried.choice.candidate.algorithm
+    assert config.data.root == str(data_root)
+    assert config.model.width == 2
+    with pytest.raises(InputError, match=r"fedcir\.toml exists: name a new file"):
+        tried.save(tmp_path / "fedcir.toml")
+
+
+def test_rows_hold_every_candidate_and_one_choice(tried: Recommendation) -> None:
+    rows = tried.to_rows()
+    assert [row["candidate"] for row in rows] == [candidate.name for candidate in CANDIDATES]
+    assert sum(row["chosen"] for row in rows) == 1
+    assert tried.reason.startswith(f"Use {tried.choice.candidate.name}: ")
+
+
+def test_a_held_out_domain_is_not_looked_at(data_root: Path, tmp_path: Path) -> None:
+    shutil.copytree(data_root, tmp_path, dirs_exist_ok=True)
+    diagnosis = found(tmp_path, hold_out="wax").diagnosis
+    assert diagnosis is not None
+    assert diagnosis.domains == ["ink", "pen"]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"seeds": (0,)}, "at least two seeds"),
+        ({"pilot_rounds": 0}, "pilot_rounds must be at least 1, got 0"),
+        ({"norm": "batch"}, "no option 'norm'"),
+    ],
+)
+def test_what_cannot_be_is_refused(data_root: Path, given: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        found(data_root, **given)
+
+
+def test_the_command_prints_the_evidence_and_what_to_do_next(
+    data_root: Path, tmp_path: Path, fedcir: Callable[..., Any]
+) -> None:
+    out = tmp_path / "fedcir.toml"
+    sets = [part for name, value in SET.items() for part in ("--set", f"{name}={value}")]
+    arguments = ["--dataset", "arrays", "--data-root", str(data_root), *sets, "--seeds", "0,1", "--pilot-rounds", "1"]
+    code, said, *_ = fedcir("recommend", *arguments, "--out", out, "--quiet")
+    assert code == 0
+    assert "accuracy on validation images (%)" in said
+    assert f"{out} holds these settings. Next: `fedcir run {out}`." in said
