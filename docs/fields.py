@@ -1,6 +1,7 @@
 """Write the tables of methods and settings into their pages, from the classes themselves: `make docs`."""
 
 import re
+from functools import cache
 from pathlib import Path
 
 from fedcir.algorithms import algorithm_class, names
@@ -25,10 +26,15 @@ def fields_table(name: str) -> str:
     return markdown(rows).replace("---:", "---") if fields else "None.\n"
 
 
+@cache
+def moved(name: str) -> dict[str, dict[str, int]]:
+    """What travels under a method, seen once for its own page and the page of all."""
+    return travels(algorithm_class(name)())
+
+
 def travels_table(name: str) -> str:
-    moved = travels(algorithm_class(name)())
     rows = [["", "group", "bytes"]]
-    for way, groups in moved.items():
+    for way, groups in moved(name).items():
         rows += [[way, group, f"{size:,}"] for group, size in groups.items()]
     return markdown(rows) if len(rows) > 1 else "Nothing: the data themselves do.\n"
 
@@ -38,7 +44,7 @@ def bytes_table(which: str) -> str:
     rows = [["method", "to a site", "from a site", "of which not the model"]]
     for name in names():
         if not algorithm_class(name).pools:
-            down, up = (travels(algorithm_class(name)())[way] for way in ("down", "up"))
+            down, up = moved(name)["down"], moved(name)["up"]
             others = ", ".join(f"`{group}` {size:,}" for group, size in up.items() if group != "model")
             rows.append([name, f"{sum(down.values()):,}", f"{sum(up.values()):,}", others or "nothing"])
     return markdown(rows)
