@@ -34,6 +34,7 @@ EXPORTED = [
     fedcir.FedReg(hidden=8),
     fedcir.FedAlign(hidden=8),
     fedcir.FedCiR(hidden=8),
+    fedcir.FedProto(),
     fedcir.FedFA(),
     fedcir.FPL(),
     fedcir.Centralized(),

@@ -35,6 +35,11 @@ class Algorithm:
     uses_total_rounds: ClassVar[bool] = False
     """Whether the number of rounds enters the method, so that a finished run cannot be extended."""
 
+    @property
+    def one_model(self) -> bool:
+        """Whether there is one model for all, and not one for each client."""
+        return "model" in self.trains
+
     def build(self, task: Task) -> Modules:
         """The networks, with their first weights."""
         return {"model": task.classifier()}

@@ -16,7 +16,7 @@ from fedcir.engine.machine import layout_for, pick_device, unsafe_in_channels_la
 from fedcir.models.task import Task
 from fedcir.models.tensors import is_statistic
 from fedcir.rng import numpy_rng, torch_rng
-from fedcir.types import Groups, InputError, LocalContext, Modules, RoundRecord, ServerContext, ServerState
+from fedcir.types import Arrays, Groups, InputError, LocalContext, Modules, RoundRecord, ServerContext, ServerState
 
 
 @dataclass
@@ -46,6 +46,11 @@ class Session:
         method = self.config.algorithm
         about = {"model": model, "algorithm": {"name": Path(method.name).stem, **method.fields}}
         return {**self.roster.card, **about}
+
+    @property
+    def model(self) -> Arrays:
+        """The tensors of the model for all; none where each client keeps its own."""
+        return self.state.shared.get("model", {})
 
     @property
     def finished(self) -> bool:
@@ -159,13 +164,13 @@ def workbench(config: Config, algorithm: Algorithm, task: Task, device: str | No
 
 def keeps_statistics(config: Config, algorithm: Algorithm) -> bool:
     """Whether each site has BatchNorm statistics of its own; with all data in one place there is one site only."""
-    return config.model.batchnorm == "local" and not algorithm.pools
+    return config.model.batchnorm == "local" and algorithm.one_model and not algorithm.pools
 
 
 def check_statistics(config: Config, algorithm: Algorithm, domain: str, trains: bool) -> None:
-    """A site's own statistics are those of its training data."""
-    if keeps_statistics(config, algorithm) and not trains:
+    """A site's own statistics are those of its training data, and so is a model of its own."""
+    if (keeps_statistics(config, algorithm) or not algorithm.one_model) and not trains:
+        what = "model.batchnorm=local" if algorithm.one_model else config.algorithm.name
         raise InputError(
-            f"model.batchnorm=local needs training data at every site, {domain!r} has none: "
-            "it does not go with partition.hold_out"
+            f"{what} needs training data at every site, {domain!r} has none: it does not go with partition.hold_out"
         )

@@ -33,9 +33,18 @@ from fedcir.types import InputError, RoundRecord
 class Result:
     """What training gives: the global model in evaluation mode, every round's record, and the summary."""
 
-    model: nn.Module
+    trained: nn.Module | None
     records: list[RoundRecord]
     summary: dict[str, Any]
+
+    @property
+    def model(self) -> nn.Module:
+        """The global model in evaluation mode."""
+        if self.trained is None:
+            raise InputError(
+                "there is no model for all clients: each keeps its own, with out=... in the folder clients/"
+            )
+        return self.trained
 
 
 def train(
@@ -105,7 +114,8 @@ def train(
         for record in records:
             if on_round is not None:
                 on_round(record)
-    model = session.modules["model"]
-    model.load_state_dict(session.state.shared["model"])
+    model = session.modules["model"].eval() if method.one_model else None
+    if model is not None:
+        model.load_state_dict(session.model)
     summary = summarise(session) if session.folder is None else session.folder.summary()
-    return Result(model.eval(), session.records, summary)
+    return Result(model, session.records, summary)

@@ -88,8 +88,11 @@ class Run:
         A run of an algorithm of your own needs it as `algorithm`: an instance, its class, or its file. A run of
         fedcir.train needs an `encoder` like the one that it was given.
         """
-        arrays = self.weights()
-        network = self._method(algorithm).build(self._task(arrays, encoder))["model"]
+        arrays, method = self.weights(), self._method(algorithm)
+        if not method.one_model:
+            name = self.config.algorithm.name
+            raise InputError(f"{self.path} has no model for all clients: {name} leaves each its own, in clients/")
+        network = method.build(self._task(arrays, encoder))["model"]
         network.load_state_dict(self.fitting(network, arrays))
         return network.eval()
 
