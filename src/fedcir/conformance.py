@@ -78,7 +78,7 @@ def a_reply_carries_what_is_declared(algorithm: Algorithm) -> None:
 def the_model_has_an_encoder_and_a_head(algorithm: Algorithm) -> None:
     """The shared model is encoder.* plus head.weight and head.bias, so that a server finds every head."""
     with _opened(algorithm) as (session, _):
-        names = session.state.shared["model"].keys()
+        names = session.modules["model"].state_dict().keys()
     _require({"head.weight", "head.bias"} <= names, "the model must have head.weight and head.bias")
     others = sorted(name for name in names if not name.startswith(("encoder.", "head.")))
     _require(not others, f"the model has {others}, which are neither encoder.* nor head.*")
@@ -149,6 +149,8 @@ def a_reply_that_is_not_finite_is_dropped(algorithm: Algorithm) -> None:
 
 def integer_buffers_take_the_maximum(algorithm: Algorithm) -> None:
     """BatchNorm's counters are not averaged into fractions."""
+    if not algorithm.one_model:
+        return  # nobody averages them
     session = _rounds(algorithm)
     counters = [t for name, t in session.state.shared["model"].items() if name.endswith("num_batches_tracked")]
     if algorithm.keeps_batchnorm:
@@ -204,9 +206,12 @@ class Poisoned(SerialTransport):
 
     def train(self, state: ServerState, cohort: Sequence[int]) -> Iterator[ClientReply]:
         for reply in super().train(state, cohort):
-            if reply.client_id == 1:
-                reply.arrays["model"]["head.bias"][0] = math.nan
-            yield reply
+            group = self.bench.algorithm.trains[0]
+            bag = {
+                name: torch.full_like(t, math.nan) if t.is_floating_point() else t
+                for name, t in reply.arrays[group].items()
+            }
+            yield replace(reply, arrays={**reply.arrays, group: bag}) if reply.client_id == 1 else reply
 
 
 class Absent(SerialTransport):

@@ -127,10 +127,12 @@ def first_neighbours(points: Tensor) -> Tensor:
     """
     directions = F.normalize(points.double(), dim=-1)
     nearest = (directions @ directions.T).fill_diagonal_(-torch.inf).argmax(-1)
-    cluster = torch.arange(len(points))
+    cluster = list(range(len(points)))
     for point, neighbour in enumerate(nearest.tolist()):
-        cluster[cluster == cluster[point]] = int(cluster[neighbour])
-    return cluster.unique(return_inverse=True)[1]
+        old, new = cluster[point], cluster[neighbour]
+        cluster = [new if each == old else each for each in cluster]
+    found = sorted(set(cluster))
+    return torch.tensor([found.index(each) for each in cluster])
 
 
 EPSILON = 1e-6

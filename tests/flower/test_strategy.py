@@ -59,7 +59,7 @@ def strategy(algorithm: Algorithm | str = "fedcir", **more: object) -> Algorithm
     return AlgorithmStrategy(algorithm, **{**given, **more})  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", ["fedavg", "fedcir", "fedgen", "fedproc", "fedsr"])
+@pytest.mark.parametrize("name", ["fedavg", "fedcir", "fedgen", "fedproc", "fedsr", "fedproto", "fedfa", "fpl"])
 def test_in_flowers_loop_it_gives_what_train_gives_bit_for_bit(tmp_path: Path, name: str) -> None:
     algorithm = algorithm_class(name)()
     result = strategy(algorithm).start(grid(tmp_path), num_rounds=3)
@@ -68,9 +68,10 @@ def test_in_flowers_loop_it_gives_what_train_gives_bit_for_bit(tmp_path: Path, n
         sites, encoder=encoder(), num_classes=2, algorithm=algorithm, rounds=3, local_steps=3, workers=1
     )
     assert result.arrays is not None
-    arrays = unpack_arrays(result.arrays)["model"]
-    for key, tensor in same.model.state_dict().items():
-        assert torch.equal(arrays[key], tensor), key
+    arrays = unpack_arrays(result.arrays)
+    assert arrays.keys() == set(algorithm.trains)
+    for key, tensor in same.model.state_dict().items() if algorithm.one_model else ():
+        assert torch.equal(arrays["model"][key], tensor), key
     last = result.evaluate_metrics_clientapp[3]
     assert last["accuracy"] == same.records[-1].accuracy_mean
     assert result.train_metrics_clientapp[3]["loss/total"] == same.records[-1].losses["total"]

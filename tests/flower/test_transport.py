@@ -301,7 +301,7 @@ def test_an_evaluation_whose_counts_make_no_sense_is_dropped(tiny: Tiny, tmp_pat
     assert record["accuracy"].keys() == {"ink", "wax"}
 
 
-@pytest.mark.parametrize("algorithm", ["fedavg", "fedcir", "fedsr", "fedgen", "fedproc"])
+@pytest.mark.parametrize("algorithm", ["fedavg", "fedcir", "fedsr", "fedgen", "fedproc", "fedproto", "fpl"])
 def test_a_round_is_one_message_to_train_and_one_to_test_for_each_node(
     tiny: Tiny, tmp_path: Path, algorithm: str
 ) -> None:

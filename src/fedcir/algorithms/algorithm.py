@@ -38,6 +38,11 @@ class Algorithm:
     defaults: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     """Settings of other sections that it is made for, {"local": {"prior": "client"}}; what a user sets wins."""
 
+    @property
+    def one_model(self) -> bool:
+        """Whether there is one model for all, and not one for each client."""
+        return "model" in self.trains
+
     def build(self, task: Task) -> Modules:
         """The networks, with their first weights."""
         return {"model": task.classifier()}

@@ -102,7 +102,7 @@ def views_under(run: Run, config: Config, federation: Federation, shared: Groups
     """
     algorithm = make_algorithm(config.algorithm)
     bench = to_look(config, algorithm, federation.task)
-    received = {"model": run.fitting(bench.modules["model"], run.weights())}
+    received = {"model": run.fitting(bench.modules["model"], run.weights())} if algorithm.one_model else {}
     for name in algorithm.trains:
         if name not in received and name not in shared:
             raise InputError(f"{run.path}/checkpoint lacks {name}, which the run predicts by; {RESTORE}")

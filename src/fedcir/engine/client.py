@@ -31,6 +31,11 @@ BATCHNORM = "batchnorm"
 What = Literal["train", "evaluate"]
 
 
+def own_part(kept: Groups) -> Arrays:
+    """What a client has of the model for itself: all of it, its BatchNorm, or nothing."""
+    return {**kept.get("model", {}), **kept.get(BATCHNORM, {})}
+
+
 @dataclass
 class Workbench:
     """A process's own copy of the networks, and what every client of a run is told once."""

@@ -46,7 +46,7 @@ def kept_in(session: Session, out: Path, resume: bool) -> None:
         return
     session.records = folder.records()
     if not folder.has_model():
-        folder.save_model(session.state.shared["model"], session.card)
+        folder.save_model(session.model, session.card)
         said = f"{out}/model.safetensors was missing or damaged: it is written again from the last checkpoint"
         session.notes = (*session.notes, said)
 

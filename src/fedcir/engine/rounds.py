@@ -52,7 +52,7 @@ def run(session: Session, transport: Transport) -> Rounds:
             session.records.append(record)
             yield record
         if folder is not None and not folder.finished:
-            folder.finish(summarise(session), session.state.shared["model"], session.card)
+            folder.finish(summarise(session), session.model, session.card)
     finally:
         if folder is not None and session.state.round > saved:
             folder.save_checkpoint(session.state)

@@ -19,7 +19,7 @@ from fedcir.engine.store import ClientStore
 from fedcir.models.task import Task
 from fedcir.models.tensors import batchnorm_names, is_statistic
 from fedcir.rng import numpy_rng, torch_rng
-from fedcir.types import Groups, InputError, LocalContext, Modules, RoundRecord, ServerContext, ServerState
+from fedcir.types import Arrays, Groups, InputError, LocalContext, Modules, RoundRecord, ServerContext, ServerState
 
 
 @dataclass
@@ -51,6 +51,11 @@ class Session:
         method = self.config.algorithm
         about = {"model": model, "algorithm": {"name": Path(method.name).stem, **method.fields}}
         return {**self.roster.card, **about}
+
+    @property
+    def model(self) -> Arrays:
+        """The tensors of the model for all; none where each client keeps its own."""
+        return self.state.shared.get("model", {})
 
     @property
     def finished(self) -> bool:
@@ -109,8 +114,11 @@ def open_session(config: Config, algorithm: Algorithm, roster: Roster) -> Sessio
     )
     state = algorithm.start(modules, session.context(0))
     own = own_tensors(config, algorithm, modules["model"])
-    weights = {name: tensor for name, tensor in state.shared["model"].items() if name not in own}
-    session.state = replace(state, shared={**state.shared, "model": weights})
+    shared = {
+        group: {name: tensor for name, tensor in bag.items() if group != "model" or name not in own}
+        for group, bag in state.shared.items()
+    }
+    session.state = replace(state, shared=shared)
     return session
 
 
@@ -194,7 +202,7 @@ def _local(config: Config, algorithm: Algorithm) -> LocalConfig:
 
 def own_batchnorm(config: Config, algorithm: Algorithm) -> str | None:
     """What leaves each site BatchNorm of its own, if anything; with all data in one place there is one site only."""
-    if algorithm.pools:
+    if algorithm.pools or not algorithm.one_model:
         return None
     if algorithm.keeps_batchnorm:
         return config.algorithm.name
@@ -210,9 +218,10 @@ def own_tensors(config: Config, algorithm: Algorithm, model: nn.Module) -> froze
     return frozenset(filter(is_statistic, model.state_dict()))
 
 
-def check_batchnorm(config: Config, algorithm: Algorithm, domain: str, trains: bool) -> None:
-    """A site's own BatchNorm statistics are those of its training data."""
-    if (what := own_batchnorm(config, algorithm)) and not trains:
+def check_own(config: Config, algorithm: Algorithm, domain: str, trains: bool) -> None:
+    """A site's own BatchNorm statistics are those of its training data, and so is a model of its own."""
+    what = own_batchnorm(config, algorithm) if algorithm.one_model else config.algorithm.name
+    if what and not trains:
         raise InputError(
             f"{what} needs training data at every site, {domain!r} has none: it does not go with partition.hold_out"
         )

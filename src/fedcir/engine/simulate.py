@@ -15,7 +15,7 @@ from fedcir.engine.folder import RunFolder
 from fedcir.engine.machine import devices_of, keep_memory, pick_workers, threads
 from fedcir.engine.resume import kept_in
 from fedcir.engine.rounds import Rounds, Transport, run
-from fedcir.engine.session import Session, check_batchnorm, open_session, own_batchnorm
+from fedcir.engine.session import Session, check_own, open_session, own_batchnorm
 from fedcir.engine.store import GENERATIONS, ClientStore
 from fedcir.engine.transports.processes import ProcessTransport
 from fedcir.engine.transports.serial import SerialTransport
@@ -44,7 +44,7 @@ def open_rounds(
 ) -> Iterator[tuple[Session, Rounds]]:
     """The same for a federation that is there already."""
     for client in federation.clients:
-        check_batchnorm(config, algorithm, client.domain, client.train is not None)
+        check_own(config, algorithm, client.domain, client.train is not None)
     if algorithm.pools:
         federation = pooled(federation)
     with ExitStack() as stack:

@@ -20,7 +20,7 @@ from fedcir.config import (
     require_at_least,
 )
 from fedcir.data.federation import Pairs, federation_of
-from fedcir.engine.client import BATCHNORM
+from fedcir.engine.client import own_part
 from fedcir.engine.rounds import summarise
 from fedcir.engine.session import own_config, settled
 from fedcir.engine.simulate import open_rounds
@@ -31,21 +31,30 @@ from fedcir.types import Groups, InputError, RoundRecord
 class Result:
     """What training gives: the global model in evaluation mode, every round's record, and the summary."""
 
-    model: nn.Module
-    """Where each client has BatchNorm of its own (FedBN), that of the first; `model_of` gives any client's."""
+    network: nn.Module
+    """The model for all clients. Where they have all or some of it of their own, that of the first client."""
     records: list[RoundRecord]
     summary: dict[str, Any]
-    batchnorm: Groups = field(default_factory=dict)
-    """The BatchNorm that clients have of their own, by their names. One that never trained has none."""
+    own: Groups = field(default_factory=dict)
+    """What clients have of the model for themselves, by their names: BatchNorm (FedBN) or all of it (FedProto)."""
+    one_model: bool = True
+    """Whether there is a model for all."""
+
+    @property
+    def model(self) -> nn.Module:
+        """The global model in evaluation mode. With FedBN, that of the first client."""
+        if not self.one_model:
+            raise InputError(f"there is no model for all clients: take one client's, as in model_of({min(self.own)!r})")
+        return self.network
 
     def model_of(self, client: str) -> nn.Module:
-        """The model as a client has it."""
-        if not self.batchnorm:
-            return self.model
-        if client not in self.batchnorm:
-            raise InputError(f"no client {client!r} that trained; {nearest(client, self.batchnorm)}")
-        model = copy.deepcopy(self.model)
-        model.load_state_dict({**model.state_dict(), **self.batchnorm[client]})
+        """The model as a client has it. One that never trained has none of its own."""
+        if not self.own:
+            return self.network
+        if client not in self.own:
+            raise InputError(f"no client {client!r} that trained; {nearest(client, self.own)}")
+        model = copy.deepcopy(self.network)
+        model.load_state_dict({**model.state_dict(), **self.own[client]})
         return model
 
 
@@ -119,8 +128,8 @@ def train(
                 on_round(record)
         last = session.state.round + 1
         kept = {client.domain: session.store.load(client.id, last) for client in federation.clients}
-    own = {name: each[BATCHNORM] for name, each in kept.items() if BATCHNORM in each}
-    model = session.modules["model"]
-    model.load_state_dict({**session.state.shared["model"], **next(iter(own.values()), {})})
+    own = {name: bag for name, groups in kept.items() if (bag := own_part(groups))}
+    network = session.modules["model"]
+    network.load_state_dict({**session.model, **next(iter(own.values()), {})})
     summary = summarise(session) if session.folder is None else session.folder.summary()
-    return Result(model.eval(), session.records, summary, own)
+    return Result(network.eval(), session.records, summary, own, method.one_model)

@@ -22,7 +22,7 @@ from fedcir.engine.folder import RunFolder
 from fedcir.engine.machine import keep_memory, threads
 from fedcir.engine.resume import kept_in
 from fedcir.engine.rounds import Rounds, run
-from fedcir.engine.session import Session, check_batchnorm, open_session, own_batchnorm
+from fedcir.engine.session import Session, check_own, open_session, own_batchnorm
 from fedcir.flower.sites import Sites, agree, roster_of
 from fedcir.flower.transport import GridTransport
 from fedcir.flower.wire import Order
@@ -103,7 +103,7 @@ def open_deployment(grid: Grid, settings: Settings) -> Iterator[tuple[Session, R
             manifest, more = agree(sites.introductions.values(), config)
             notes += more
         for client in manifest["clients"]:
-            check_batchnorm(config, algorithm, client["domain"], client["train"] > 0)
+            check_own(config, algorithm, client["domain"], client["train"] > 0)
         roster = roster_of(manifest, config, notes)
         session = open_session(config, algorithm, roster)
         kept_in(session, settings.out, settings.resume)

@@ -3,9 +3,26 @@
 from collections.abc import Callable, Iterable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedcir.types import Arrays
+
+
+class Prototypes(nn.Module):
+    """A mean feature of each class, and of how many samples; none at first."""
+
+    mean: Tensor
+    count: Tensor
+
+    def __init__(self, num_classes: int, features: int) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(num_classes, features))
+        self.register_buffer("count", torch.zeros(num_classes))
+
+    @property
+    def known(self) -> Tensor:
+        """Which classes have one, (C,)."""
+        return self.count > 0
 
 
 def class_sums(features: Callable[[Tensor], Tensor], data: Iterable[tuple[Tensor, Tensor]], like: Tensor) -> Arrays:

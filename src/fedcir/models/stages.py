@@ -49,7 +49,7 @@ def stage_ends(encoder: nn.Module, example: Tensor) -> dict[str, int]:
     parts = dict(_parts(own))
     passed: list[tuple[str, Any]] = []
     for name, part in parts.items():
-        part.register_forward_hook(lambda _, inputs, output, name=name: passed.append((name, output)))  # type: ignore[misc]
+        part.register_forward_hook(lambda _, inputs, output, name=name: passed.append((name, output)))
     with torch.no_grad():
         features = own(example)
     once = [name for name, _ in passed]

@@ -13,7 +13,7 @@ from torch import nn
 from fedcir.algorithms import make_algorithm, named_algorithm, names
 from fedcir.algorithms.algorithm import Algorithm
 from fedcir.config import AlgorithmConfig, Config, ModelConfig, build, nearest
-from fedcir.engine.client import BATCHNORM
+from fedcir.engine.client import own_part
 from fedcir.engine.folder import REWRITE, RunFolder
 from fedcir.engine.store import ClientStore
 from fedcir.models.task import Task, image_task
@@ -91,12 +91,20 @@ class Run:
     ) -> nn.Module:
         """The trained network in evaluation mode, made from the model card. It takes no data.
 
-        Where each client has BatchNorm of its own (FedBN), `domain` says whose: that of the first client of the domain.
+        Where each client has BatchNorm (FedBN) or a whole model (FedProto) of its own, `domain` says whose to take:
+        that of the first client of the domain.
         A run of an algorithm of your own needs it as `algorithm`: an instance, its class, or its file. A run of
         fedcir.train needs an `encoder` like the one that it was given.
         """
-        arrays = self.weights() if domain is None else {**self.weights(), **self._batchnorm(domain)}
-        network = self._method(algorithm).build(self._task(arrays, encoder))["model"]
+        arrays, method = self.weights(), self._method(algorithm)
+        if domain is not None:
+            arrays |= self._own(domain)
+        elif not method.one_model:
+            raise InputError(
+                f"{self.path} has no model for all clients: name a domain, "
+                f"as in run.model(domain={self.manifest['clients'][0]['domain']!r})"
+            )
+        network = method.build(self._task(arrays, encoder))["model"]
         network.load_state_dict(self.fitting(network, arrays))
         return network.eval()
 
@@ -122,12 +130,12 @@ class Run:
         """What the server held at its last checkpoint."""
         return RunFolder(self.path).load_checkpoint()
 
-    def _batchnorm(self, domain: str) -> Arrays:
+    def _own(self, domain: str) -> Arrays:
         """What the first client of a domain kept of the model."""
         first = {client["domain"]: client["id"] for client in reversed(self.manifest["clients"])}
         if domain not in first:
             raise InputError(f"no domain {domain!r} in {self.path}; {nearest(domain, first)}")
-        return ClientStore(self.path / "clients").load(first[domain], len(self.records) + 1).get(BATCHNORM, {})
+        return own_part(ClientStore(self.path / "clients").load(first[domain], len(self.records) + 1))
 
     def _method(self, given: Algorithm | type[Algorithm] | str | Path | None) -> Algorithm:
         values = {name: value for name, value in self.card["algorithm"].items() if name != "name"}

@@ -1,0 +1,87 @@
+"""FedProto: clients exchange class prototypes and nothing else, and each keeps its own model.
+
+There is no global model, only a mean feature of each class, to which all clients draw theirs. A client predicts by its
+own encoder and the nearest prototype, or by its own classifier.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from fedcir.algorithms.algorithm import Algorithm, Batch
+from fedcir.config import require_not_negative
+from fedcir.losses import prototype_distance
+from fedcir.models.encoder import Classifier
+from fedcir.models.prototypes import Prototypes, class_means, class_sums
+from fedcir.models.task import Task
+from fedcir.types import Arrays, ClientReply, Groups, LocalContext, Losses, Modules, ServerContext, ServerState
+
+
+@dataclass(frozen=True)
+class FedProto(Algorithm):
+    """Tan et al., AAAI 2022. https://arxiv.org/abs/2105.00243"""
+
+    lambda_proto: float = 1.0
+    """Weight of the distance to the prototypes: lambda; 0 is training alone."""
+    inference: Literal["prototypes", "classifier"] = "prototypes"
+    """Whether the nearest prototype predicts, as in the paper, or the client's own classifier."""
+
+    trains: ClassVar[tuple[str, ...]] = ("prototypes",)
+    keeps: ClassVar[tuple[str, ...]] = ("model",)
+    sends: ClassVar[tuple[str, ...]] = ("prototypes",)
+
+    def __post_init__(self) -> None:
+        require_not_negative("algorithm.lambda_proto", self.lambda_proto)
+
+    def build(self, task: Task) -> Modules:
+        return {"model": task.classifier(), "prototypes": Prototypes(task.num_classes, task.features)}
+
+    def local_loss(self, modules: Modules, x: Tensor, y: Tensor, ctx: LocalContext) -> Losses:
+        model, prototypes = modules["model"], modules["prototypes"]
+        assert isinstance(model, Classifier)
+        assert isinstance(prototypes, Prototypes)
+        features = model.encoder(x)  # (B, Z)
+        ce = ctx.cross_entropy(model.head(features), y)
+        if not self.lambda_proto or not prototypes.known.any():
+            return Losses(ce, {"ce": ce})
+        distance = prototype_distance(features, y, prototypes.mean, prototypes.known)
+        return Losses(ce + self.lambda_proto * distance, {"ce": ce, "distance": distance})
+
+    def local_summary(self, modules: Modules, data: Iterable[Batch], ctx: LocalContext) -> Groups:
+        model = modules["model"]
+        assert isinstance(model, Classifier)
+        sums = class_sums(model.encoder, data, like=model.head.weight)
+        return {"prototypes": {"mean": class_means(sums), "count": sums["counts"]}}
+
+    def server_step(
+        self, state: ServerState, replies: Iterable[ClientReply], modules: Modules, ctx: ServerContext
+    ) -> ServerState:
+        merged = merged_prototypes([reply.arrays["prototypes"] for reply in replies], ctx.weighting == "samples")
+        anew, old = merged["count"] > 0, state.shared["prototypes"]
+        shared = {
+            name: torch.where(anew if t.ndim == 1 else anew.unsqueeze(-1), t, old[name]) for name, t in merged.items()
+        }
+        return ServerState(ctx.round, {"prototypes": shared})
+
+    def predict(self, modules: Modules, x: Tensor, ctx: LocalContext) -> Tensor:
+        model, prototypes = modules["model"], modules["prototypes"]
+        assert isinstance(model, Classifier)
+        assert isinstance(prototypes, Prototypes)
+        features: Tensor = model.encoder(x)
+        if self.inference == "classifier" or not prototypes.known.any():
+            logits: Tensor = model.head(features)
+            return logits
+        squares = torch.cdist(features, prototypes.mean).square()  # (B, C)
+        return -squares.masked_fill(~prototypes.known, float(squares.max()) + 1)  # no class is farther than one unknown
+
+
+def merged_prototypes(local: Iterable[Arrays], by_samples: bool) -> Arrays:
+    """The mean over the clients that hold a class, plain or by their numbers of samples of it, and its total count."""
+    kept = list(local)
+    means, counts = torch.stack([each["mean"] for each in kept]), torch.stack([each["count"] for each in kept])
+    weights = counts.clamp_min(0) if by_samples else (counts > 0).float()  # (K, C)
+    shares = weights / weights.sum(0).clamp_min(1)
+    return {"mean": (shares.unsqueeze(-1) * means).sum(0), "count": counts.clamp_min(0).sum(0)}
