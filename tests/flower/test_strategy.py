@@ -59,7 +59,7 @@ def strategy(algorithm: Algorithm | None = None, **more: object) -> AlgorithmStr
     return AlgorithmStrategy(algorithm, **{**given, **more})  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", ["fedavg", "fedcir", "fedgen", "fedproc", "fedsr"])
+@pytest.mark.parametrize("name", ["fedavg", "fedcir", "fedcirplus", "fedgen", "fedproc", "fedsr"])
 def test_in_flowers_loop_it_gives_what_train_gives_bit_for_bit(tmp_path: Path, name: str) -> None:
     algorithm = algorithm_class(name)()
     result = strategy(algorithm).start(grid(tmp_path), num_rounds=3)
