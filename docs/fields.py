@@ -53,8 +53,8 @@ def bytes_table(which: str) -> str:
 def settings_table(section: str) -> str:
     rows = [["setting", "takes", "default", "option", "meaning"]]
     for each in settings(section):
-        code = [f"`{text}`" if text else "" for text in (each.name, each.default_text, each.option)]
-        rows.append([code[0], each.takes, *code[1:], each.meaning])
+        name, default, option = (f"`{text}`" if text else "" for text in (each.name, each.default_text, each.option))
+        rows.append([name, each.takes, default + each.made_for_text, option, each.meaning])
     return markdown(rows).replace("---:", "---")
 
 

@@ -59,7 +59,10 @@ def strategy(algorithm: Algorithm | str = "fedcir", **more: object) -> Algorithm
     return AlgorithmStrategy(algorithm, **{**given, **more})  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", ["fedavg", "fedcir", "fedgen", "fedproc", "fedsr", "fedproto", "fedfa", "fpl"])
+METHODS = ["fedavg", "fedcir", "fedcirplus", "fedgen", "fedproc", "fedsr", "fedproto", "fedfa", "fpl"]
+
+
+@pytest.mark.parametrize("name", METHODS)
 def test_in_flowers_loop_it_gives_what_train_gives_bit_for_bit(tmp_path: Path, name: str) -> None:
     algorithm = algorithm_class(name)()
     result = strategy(algorithm).start(grid(tmp_path), num_rounds=3)

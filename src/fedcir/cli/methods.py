@@ -32,11 +32,10 @@ def algorithms(
             sizes = ", ".join(f"{group} {size:,} bytes" for group, size in groups.items())
             print(f"{way + ':':7}{sizes or 'nothing'}")
         print(f"{'keeps:':7}{', '.join(only['keeps']) or 'nothing'} (at the client)")
-        print("(a client's bytes in a round, resnet18 with 10 classes)\n")
         if only["defaults"]:
-            print(
-                f"made for {', '.join(f'{name}={value}' for name, value in only['defaults'].items())}, its defaults\n"
-            )
+            made_for = ", ".join(f"{setting}={value}" for setting, value in only["defaults"].items())
+            print(f"{'sets:':7}{made_for} (unless you say otherwise)")
+        print("(a client's bytes in a round, resnet18 with 10 classes)\n")
         print_table(
             [["field", "default", "meaning"]] + [[f["name"], str(f["default"]), f["doc"]] for f in only["fields"]]
         )

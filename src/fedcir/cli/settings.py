@@ -23,6 +23,6 @@ def settings(
         return
     width = min(100, shutil.get_terminal_size().columns)
     for each in found:
-        default = f"; default {each.default_text}" if each.default_text else ""
+        default = f"; default {each.default_text}{each.made_for_text}" if each.default_text else ""
         print(f"{each.name}: {each.takes}{default}{f'; {each.option}' if each.option else ''}")
         print(textwrap.fill(each.meaning, width, initial_indent="    ", subsequent_indent="    "))

@@ -24,6 +24,8 @@ class Setting:
     meaning: str
     option: str | None
     """The option that sets it, where it has one."""
+    made_for: dict[str, Any]
+    """The defaults of algorithms that are made for another one, by their names."""
 
     @property
     def default_text(self) -> str:
@@ -32,6 +34,10 @@ class Setting:
         if isinstance(self.default, bool):
             return str(self.default).lower()
         return "" if self.default is None else str(self.default)
+
+    @property
+    def made_for_text(self) -> str:
+        return "".join(f"; {value} for {algorithm}" for algorithm, value in self.made_for.items())
 
 
 def settings(which: str | None = None) -> list[Setting]:
@@ -57,8 +63,16 @@ def _section(section: str) -> list[Setting]:
     cls = SECTIONS[section]
     hints, docs = get_type_hints(cls), field_docs(cls)
     options = {option.place: f"--{name.replace('_', '-')}" for name, option in OPTIONS.items()}
+    own = {name: algorithm_class(name).defaults.get(section, {}) for name in names()}
     return [
-        Setting(name, *_takes(hints[f.name]), f.default, docs[f.name], options.get(name))
+        Setting(
+            name,
+            *_takes(hints[f.name]),
+            f.default,
+            docs[f.name],
+            options.get(name),
+            {algorithm: said[f.name] for algorithm, said in own.items() if f.name in said},
+        )
         for f in dataclasses.fields(cls)
         if (name := f"{section}.{f.name}") != "algorithm.fields"  # they are the method's
     ]
