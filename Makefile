@@ -47,6 +47,7 @@ check: lint test  ## ruff, mypy and the tests
 
 bench: $(READY)  ## Measure speed; see benchmarks/
 	$(BIN)/python benchmarks/layouts.py
+	$(BIN)/python benchmarks/norms.py
 	$(BIN)/python benchmarks/local_step.py --steps 60
 	$(BIN)/python benchmarks/compiled.py
 	$(BIN)/python benchmarks/scale.py

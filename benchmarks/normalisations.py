@@ -8,7 +8,7 @@ domains and over the last five of the rounds that are evaluated, every second on
 as they end, and those that are there are not done again. Prints a Markdown table. `--only ""` prints what is there.
 
 The rivals that are no setting of fedcir: IBN-Net (https://arxiv.org/abs/1807.09441) and weight standardisation in the
-place of any norm, as in FedWon (https://arxiv.org/abs/2306.03341), without FedWon's clipping of gradients.
+place of any norm, as in FedWon (https://arxiv.org/abs/2306.05879), without FedWon's clipping of gradients.
 """
 
 import argparse
@@ -76,8 +76,8 @@ def network(*norms: Norm, standardised: bool = False) -> nn.Module:
     widths = [conv.out_channels for conv in encoder.convs]
     encoder.norms = nn.ModuleList(norm(width) for norm, width in zip(norms, widths, strict=True))
     if standardised:
-        bias = isinstance(encoder.norms[0], nn.Identity)  # which a norm has
-        for place, conv in enumerate(encoder.convs):
+        for place, (conv, norm) in enumerate(zip(encoder.convs, encoder.norms, strict=True)):
+            bias = isinstance(norm, nn.Identity)  # a norm brings its own
             encoder.convs[place] = Standardised(conv.in_channels, conv.out_channels, 3, padding=1, bias=bias)
     return encoder
 
@@ -102,6 +102,7 @@ VARIANTS: dict[str, Callable[[], nn.Module]] = {
     "IBN, then BatchNorm": lambda: network(lambda c: Halves(c, nn.BatchNorm2d), nn.BatchNorm2d, nn.BatchNorm2d),
     "IBN with GroupNorm": lambda: network(lambda c: Halves(c, group(8)), group(), group()),
     "weight standardisation, no norm": lambda: network(nothing, nothing, nothing, standardised=True),
+    "InstanceNorm, then weight standardisation": lambda: network(instance, nothing, nothing, standardised=True),
     "invariant and weight standardisation": lambda: network(instance, group(), group(), standardised=True),
 }
 

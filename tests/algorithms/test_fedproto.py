@@ -111,10 +111,15 @@ def test_the_nearest_known_prototype_predicts(task: Task) -> None:
 def test_a_run_says_that_there_is_no_model_for_all(trained: Callable[..., Any], encoder: Any, tmp_path: Path) -> None:
     result = trained(FedProto(), out=tmp_path / "run", rounds=1)
     assert result.records[-1].accuracy_mean is not None
-    with pytest.raises(InputError, match="no model for all clients: each keeps its own"):
+    with pytest.raises(InputError, match=r"no model for all clients: .* model_of\('client-0'\)"):
         _ = result.model
-    with pytest.raises(InputError, match="no model for all clients: fedproto leaves each its own, in clients/"):
-        load_run(tmp_path / "run").model(encoder=encoder())
+    run = load_run(tmp_path / "run")
+    with pytest.raises(InputError, match=r"no model for all clients: .* run\.model\(domain='client-0'\)"):
+        run.model(encoder=encoder())
+    first, other = (run.model(encoder=encoder(), domain=name).state_dict() for name in ("client-0", "client-1"))
+    for name, tensor in result.model_of("client-1").state_dict().items():
+        assert torch.equal(tensor, other[name])
+    assert not torch.equal(first["head.weight"], other["head.weight"])
 
 
 def test_a_domain_without_training_data_is_refused(
