@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from fedcir.config import dump_toml
 from fedcir.engine.cost import ledger
-from fedcir.insight.charts import Chart, Lines, Measure, Series, accuracy, accuracy_unseen, curve, risk, training_loss
+from fedcir.insight.charts import Chart, Lines, Measure, Series, accuracy, accuracy_unseen, curve, risk
 from fedcir.insight.report.advice import advice
 from fedcir.insight.report.page import Figure, Listing, Section, Table, Words
 from fedcir.insight.report.quantities import duration, flops, size, time_unit_of, unit_of
@@ -133,9 +133,8 @@ def training(study: Study, methods: Sequence[Method]) -> Section:
         figures.append(Figure("Risk: the global model's loss on test images", charts, pick="of"))
     terms: dict[str, Chart] = {}
     for name in dict.fromkeys(t for run in study.one_of_each.values() for r in run.records for t in r.losses):
-        label = TERMS.get(name, name)
-        if label not in terms and (series := _curves(study, training_loss if name in ("ce", "fl") else _term(name))):
-            terms[label] = Lines("", "round", "mean over clients and steps", series)
+        if series := _curves(study, _term(name)):
+            terms[TERMS.get(name, name)] = Lines("", "round", "mean over clients and steps", series)
     if terms:
         note = "Terms are unweighted; total is what is minimised."
         figures.append(Figure("Training losses by term", terms, note, pick="term"))
@@ -158,7 +157,6 @@ def _along(study: Study) -> dict[str, tuple[str, Measure | None]]:
 
 TERMS = {
     "ce": "cross-entropy",
-    "fl": "cross-entropy",
     "reg": "reg (head on generated z)",
     "align": "align (KL to the class Gaussians)",
 }
