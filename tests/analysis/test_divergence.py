@@ -94,7 +94,7 @@ def test_what_cannot_be_measured_is_refused(a: np.ndarray, b: np.ndarray, words:
 
 
 def test_one_client_has_no_distance() -> None:
-    with pytest.raises(InputError, match="two clients at least, got 1"):
+    with pytest.raises(InputError, match="at least two clients, got 1"):
         divergences({"a": normal(20)})
 
 

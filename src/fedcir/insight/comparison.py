@@ -139,4 +139,4 @@ def _check(out: Path, config: Config) -> None:
     for path in sorted(out.glob("*/config.toml")):
         for key, (old, new) in differing(RunFolder(path.parent).config(), config).items():
             if key.startswith(("data.", "partition.")) and key not in MAY_DIFFER:
-                raise InputError(f"{path.parent} was begun with {key}={old}, not {new}: choose another folder")
+                raise InputError(f"{path.parent} was started with {key}={old}, not {new}: choose another folder")

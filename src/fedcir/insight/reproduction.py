@@ -150,7 +150,7 @@ def plan(
         raise InputError(f"no scale {scale!r}; {nearest(scale, SCALES)}")
     check_target(target)
     if target is not None and id != "table3":
-        raise InputError(f"target is for table3, not for {id}: leave it out")
+        raise InputError(f"only table3 takes a target, {id} does not: leave it out")
     chosen = None if algorithms is None else chosen_algorithms(algorithms)
     numbers = None if seeds is None else chosen_seeds(seeds)
     asked = Asked.of(options, preset, config, set, without=("algorithm", "seed"))
@@ -160,7 +160,7 @@ def plan(
     place = place_for(out, Path("runs", f"{id}-{scale}"), resume)
     jobs = {case.name: Job(_config(asked, case, scale, roots), place / case.name) for case in planned}
     if len(jobs) < len(planned):
-        raise InputError("two of its runs would have one name: leave one of the methods out")
+        raise InputError(f"two runs of {id} would have the same name: leave one of the methods out")
     opened = prepare(list(jobs.values()), resume, track, on_work, on_note)
     workers = cores() if options.get("workers") is None else options["workers"]
     return Plan(id, made, planned, jobs, opened, place, workers, resume, track, target)
@@ -178,12 +178,12 @@ def _datasets(
         return {asked[0]: root}
     if root is None:
         names = ", ".join(asked or papers)
-        raise InputError(f"data.root is missing: a folder that holds {names}; or name one dataset")
+        raise InputError(f"data.root is missing: give a folder that holds {names}, or name one dataset")
     found = locate(asked or papers, Path(root))
     if missing := [name for name in asked or papers if name not in found]:
         if asked:
             raise InputError(f"{root} holds no folder for {missing[0]}")
-        on_note(f"left out, as not in {root}: {', '.join(missing)}")
+        on_note(f"left out because {root} does not hold them: {', '.join(missing)}")
     return {name: str(path) for name, path in found.items()}
 
 

@@ -24,13 +24,13 @@ FEW = 20
 def check_picture(path: Path, method: str) -> None:
     """Refuse what cannot be drawn before anything is measured."""
     if method not in PROJECTIONS:
-        raise InputError(f"projection takes {', '.join(PROJECTIONS)}, got {method!r}")
+        raise InputError(f"projection must be one of {', '.join(PROJECTIONS)}, got {method!r}")
     if method == "umap" and importlib.util.find_spec("umap") is None:
-        raise InputError("projection umap needs a package: pip install umap-learn; or take pca or tsne")
+        raise InputError("projection umap needs a package: pip install umap-learn, or use pca or tsne")
     if path.suffix.lower() not in STAMPS:
-        raise InputError(f"a picture ends in {', '.join(STAMPS)}, got {str(path)!r}")
+        raise InputError(f"the name of a picture must end in {', '.join(STAMPS)}, got {str(path)!r}")
     if not path.parent.is_dir():
-        raise InputError(f"{path}: no folder {path.parent}")
+        raise InputError(f"{path}: there is no folder {path.parent}")
 
 
 def draw_diagnosis(found: Sequence[Diagnosis], path: Path, method: str = "pca") -> None:
@@ -49,7 +49,7 @@ def draw_diagnosis(found: Sequence[Diagnosis], path: Path, method: str = "pca") 
         if each.of_run and len(found) == 1:
             _accuracies(next(axes), each)
         if each.of_run:
-            _table(next(axes), each.recall, each.classes, each.domains, "share of a class that is right", ".0%", 1.0)
+            _table(next(axes), each.recall, each.classes, each.domains, "accuracy by class", ".0%", 1.0)
         held = np.stack([counts / counts.sum() for counts in each.labels.values()], axis=1)  # (classes, clients)
         top = max(float(held.max()), 2 / len(each.classes))
         _table(next(axes), held, each.classes, list(each.labels), "training labels of each client", ".0%", top)

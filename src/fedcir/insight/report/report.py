@@ -39,7 +39,11 @@ def report(
     methods = compare(study.runs, study.baseline, target)
     found, why_not = _diagnoses(study, samples, data_root, on_run) if samples else ({}, [])
     hidden = _paths(runs, study, data_root)
-    missing = [_sentence(reason, hidden) for reason in why_not] if samples else ["Not measured, as asked."]
+    missing = (
+        [_sentence(reason, hidden) for reason in why_not]
+        if samples
+        else ["Not measured, because the number of samples is 0."]
+    )
     told = [
         *first,
         sections.next_steps(study, methods),
@@ -71,7 +75,7 @@ def reproduction(
         return report(runs, path, title=f"{id}: {datasets}", first=[own], target=results.target, on_run=on_run)
     rows = [["run", "test accuracy (%)"]]
     rows += [[run.path.name, f"{100 * run.final['accuracy_mean']:.2f}"] for run in runs]
-    again = "Each run's settings are in the folder settings, a file a run: fedcir run FILE.toml makes it again."
+    again = "The folder settings holds one file for each run. To repeat a run: `fedcir run FILE.toml`."
     listed = Section("Runs", (Words((again,)), Table("After the last round, mean over domains", rows)))
     lead = f"{title} ({datasets}; {_many(len(runs), 'run')})."
     write(path, page(f"{id}: {datasets}", lead[0].upper() + lead[1:], [own, listed], results.algorithms))
@@ -86,7 +90,7 @@ def _lead(study: Study) -> str:
     parts = [
         f"{_many(len(study.runs), 'method')} on {study.dataset}",
         f"{_many(len(trained), 'client')}",
-        f"{config.server.rounds} rounds of {config.local.steps} local steps",
+        f"{_many(config.server.rounds, 'round')} of {_many(config.local.steps, 'local step')}",
         f"{_many(len(study.seeds), 'seed')}, {_many(runs, 'run')}",
     ]
     return "; ".join(parts) + "."
