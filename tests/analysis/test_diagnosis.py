@@ -60,7 +60,7 @@ def test_the_terms_of_the_bound_are_the_mean_risk_and_the_mean_distance_to_the_m
 
 def test_confusion_counts_what_is_there_by_what_it_was_taken_for() -> None:
     assert found(1.0).confusion("a").tolist() == [[1, 1], [0, 2]]
-    assert found(1.0).mistaken() == ["cat for dog at a (1 of 2)"]
+    assert found(1.0).mistaken() == ["cat for dog in a (1 of 2)"]
     np.testing.assert_array_equal(found(1.0).recall, [[0.5, np.nan], [1.0, np.nan]])  # b has one image of each
 
 
@@ -300,10 +300,13 @@ def test_data_that_are_too_few_are_refused_and_named(fedcir: Fedcir, write_domai
     (tmp_path / "one").mkdir()
     write_domain(tmp_path / "one" / "ink.npz")
     refused(
-        fedcir("diagnose", *data, tmp_path / "one", *out), "arrays has one domain only, 'ink': a distance needs two"
+        fedcir("diagnose", *data, tmp_path / "one", *out), "arrays has only one domain, 'ink': a distance needs two"
     )
     write_domain(tmp_path / "one" / "pen.npz", test=6)
-    refused(fedcir("diagnose", *data, tmp_path / "one", *out), "domain 'pen' has 6 test images, a diagnosis needs 8")
+    refused(
+        fedcir("diagnose", *data, tmp_path / "one", *out),
+        "domain 'pen' has 6 test images, but a diagnosis needs at least 8",
+    )
     assert not (tmp_path / "x.png").exists()
 
 
@@ -321,7 +324,7 @@ def test_of_a_class_with_one_test_image_in_a_domain_nothing_is_said(
     assert said.code == 0, said.err
     assert "note: at most one test image of 2 in pen: left out of the results by class" in said.out
     assert re.search(r"^ *2 +\d+% +- *$", said.out, re.MULTILINE)
-    assert not re.search(r"2 for \d at pen", said.out)
+    assert not re.search(r"2 for \d in pen", said.out)
 
 
 def test_runs_that_cannot_be_seen_again_are_refused(
@@ -353,13 +356,13 @@ def test_runs_that_cannot_be_seen_again_are_refused(
     root.rename(tmp_path / "elsewhere")
     refused(
         fedcir("diagnose", tmp_path / "moved", *out),
-        f"ran on {root}, which is no folder now: give data_root, where it is (--data-root)",
+        f"ran on {root}, which is no longer a folder: give its new place as data_root (--data-root)",
     )
     assert fedcir("diagnose", tmp_path / "moved", "--data-root", tmp_path / "elsewhere", *out).code == 0
     (tmp_path / "x.png").unlink()
     write_domain(tmp_path / "elsewhere" / "pen.npz", seed=7)
     said = fedcir("diagnose", tmp_path / "moved", "--data-root", tmp_path / "elsewhere", *out)
-    refused(said, f"the data at {tmp_path / 'elsewhere'} are not what {tmp_path / 'moved'} ran on")
+    refused(said, f"the data at {tmp_path / 'elsewhere'} are not those that {tmp_path / 'moved'} ran on")
     assert not (tmp_path / "x.png").exists()
 
 
@@ -369,7 +372,9 @@ def test_a_run_on_datasets_of_ones_own_has_nothing_to_open(fedcir: Fedcir, tmp_p
     train_own(
         sites, encoder=torch.nn.Identity(), num_classes=3, rounds=1, local_steps=1, workers=1, out=tmp_path / "own"
     )
-    refused(fedcir("diagnose", tmp_path / "own", "-o", tmp_path / "x.png"), "is a run of fedcir.train on Datasets")
+    refused(
+        fedcir("diagnose", tmp_path / "own", "-o", tmp_path / "x.png"), "is a run of fedcir.train on your own Datasets"
+    )
 
 
 def test_a_deployments_run_is_known_by_its_number_of_test_images(tiny: Tiny, train: Train, tmp_path: Path) -> None:

@@ -50,6 +50,10 @@ class Divergences:
     mixture_draws: Draws
     """The same of the mean distance to the mixture."""
 
+    def between(self, a: str, b: str) -> Interval | None:
+        """The distance of two, whichever comes first; None of one to itself."""
+        return self.pairs.get((a, b)) or self.pairs.get((b, a))
+
     @property
     def mean_pair(self) -> float:
         return self.mean_pair_interval.value

@@ -255,7 +255,7 @@ class RunFolder:
 
 def _record(line: bytes) -> RoundRecord:
     """The round of a line of rounds.jsonl. Runs of before all methods called their cross-entropy `ce` may have `fl`."""
-    record = typed(json.loads(line), RoundRecord, "round")
+    record: RoundRecord = typed(json.loads(line), RoundRecord, "round")
     return replace(record, losses={"ce" if name == "fl" else name: value for name, value in record.losses.items()})
 
 

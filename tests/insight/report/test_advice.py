@@ -135,6 +135,6 @@ def test_a_domain_far_below_the_others_is_pointed_to_a_diagnosis(tmp_path: Path)
     said = told(tmp_path, [low])
     assert said == (
         "pen is 20 points below the mean of the other domains under fedavg: "
-        "`fedcir diagnose fedavg-0` shows how its images and labels differ, and what is mistaken."
+        "`fedcir diagnose fedavg-0` shows how its images and labels differ, and which classes are confused."
     )
     assert told(tmp_path / "unseen", [replace(low, unseen=("pen",))]) == ""  # nobody trained on it

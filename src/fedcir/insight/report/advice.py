@@ -97,8 +97,9 @@ def _rounds(runs: Runs, federated: Sequence[Method]) -> list[str]:
     evaluated = max(sum(record.accuracy_mean is not None for record in each) for each in records)
     if evaluated < FEW:
         few = f"{evaluated} evaluated round{'s' * (evaluated != 1)} cannot show whether accuracy is still rising"
-        longer, often = "Train longer: {}. Try `--rounds 25`.", "Evaluate more often: {}. Try `--eval-every {}`."
-        return [longer.format(few) if rounds < 2 * FEW else often.format(few, rounds // 10)]
+        if rounds < 2 * FEW:
+            return [f"Train longer: {few}. Try `--rounds 25`."]
+        return [f"Evaluate more often: {few}. Try `--eval-every {rounds // 10}`."]
     rising = {name: found for name, each in by_seed.items() if (found := rise(each)) is not None}
     if not rising:
         return []

@@ -198,9 +198,7 @@ def _changes(baseline: str, found: Diagnoses) -> dict[str, Change]:
 
 def _said(baseline: str, changes: Mapping[str, Change]) -> list[str]:
     """Which methods bring domains closer together, as far as seeds can tell."""
-    sure = {
-        name: change for name, change in changes.items() if change.half is not None and abs(change.mean) > change.half
-    }
+    sure = {name: change for name, change in changes.items() if change.beyond_chance}
     ways = {
         "closer together": [n for n in sure if sure[n].mean < 0],
         "further apart": [n for n in sure if sure[n].mean > 0],
@@ -222,15 +220,13 @@ def _matrix(found: Diagnosis) -> Heat:
     names = found.domains
     rows = []
     for a in names:
-        pairs = [found.apart.pairs.get((a, b)) or found.apart.pairs.get((b, a)) for b in names]
+        pairs = [found.apart.between(a, b) for b in names]
         rows.append((*(None if pair is None else pair.value for pair in pairs), found.apart.to_mixture[a].value))
     return Heat("proxy A-distance", _named(found), (*_named(found), "mixture"), tuple(rows), 0.0, 2.0)
 
 
 def _clouds(found: Diagnosis) -> dict[str, Cloud]:
-    points = in_the_plane(np.concatenate([view.z for view in found.sample]))
-    owners = np.repeat(np.arange(len(found.sample)), [len(view.z) for view in found.sample])
-    labels = np.concatenate([view.labels for view in found.sample])
+    points, owners, labels = in_the_plane(found.sample)
     return {
         what: Cloud("representations", tuple(groups), _dots(points, kinds))
         for what, groups, kinds in (("domain", _named(found), owners), ("class", found.classes, labels))

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from fedcir.analysis.diagnose import Diagnosis
+from fedcir.analysis.views import View
 from fedcir.insight.report.plots import STAMPS, plain, save
 from fedcir.rng import numpy_rng
 from fedcir.types import InputError
@@ -61,9 +62,8 @@ def _distances(axes: Any, found: Diagnosis) -> None:
         _empty(axes, "no distances: its network gives no representations")
         return
     names = found.domains
-    matrix = np.full((len(names), len(names)), np.nan)
-    for (a, b), distance in found.apart.pairs.items():
-        matrix[names.index(a), names.index(b)] = matrix[names.index(b), names.index(a)] = distance.value
+    pairs = [[found.apart.between(a, b) for b in names] for a in names]
+    matrix = np.array([[np.nan if pair is None else pair.value for pair in row] for row in pairs])
     _table(axes, matrix, names, names, f"proxy A-distance, {found.apart.mean_pair:.2f} on average", ".2f", 2.0)
 
 
@@ -91,9 +91,7 @@ def _representations(by_client: Any, by_class: Any, found: Diagnosis, method: st
         _empty(by_client)
         _empty(by_class)
         return
-    points = in_the_plane(np.concatenate([view.z for view in found.sample]), method)
-    owners = np.repeat(np.arange(len(found.sample)), [len(view.z) for view in found.sample])
-    labels = np.concatenate([view.labels for view in found.sample])
+    points, owners, labels = in_the_plane(found.sample, method)
     order = numpy_rng(0, "picture").permutation(len(points))  # or the last domain would hide the first
     for axes, kinds, titles, what in (
         (by_client, owners, found.domains, "domain"),
@@ -145,8 +143,17 @@ def _many(count: int) -> NDArray[Any]:
     return np.asarray(colormaps["turbo"](np.linspace(0.02, 0.98, count)))
 
 
-def in_the_plane(z: NDArray[np.float32], method: str = "pca") -> NDArray[np.float64]:
-    """Representations (N, Z) as points (N, 2), by PCA, or by t-SNE or UMAP where that is installed."""
+def in_the_plane(
+    views: Sequence[View], method: str = "pca"
+) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]:
+    """Representations as points (N, 2), and the numbers of each one's domain and class (N,)."""
+    points = _flattened(np.concatenate([view.z for view in views]), method)
+    owners = np.repeat(np.arange(len(views)), [len(view.z) for view in views])
+    return points, owners, np.concatenate([view.labels for view in views])
+
+
+def _flattened(z: NDArray[np.float32], method: str) -> NDArray[np.float64]:
+    """Rows (N, Z) as points (N, 2), by PCA, or by t-SNE or UMAP where that is installed."""
     from sklearn.decomposition import PCA
 
     if method == "pca":
