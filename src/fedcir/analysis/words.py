@@ -121,10 +121,9 @@ def _compared(found: Diagnosis, other: Diagnosis) -> list[str]:
     further = change_of_distance(found, other)
     before, after = found.apart.pairs, other.apart.pairs
     came = sum(after[pair].value < before[pair].value for pair in before)
-    count = "" if len(before) == 1 else f" {came} of {len(before)} pairs are closer."
-    way = "closer together" if further.value < 0 else "further apart" if further.value > 0 else "no closer together"
+    count = "" if len(before) == 1 else f" {came} of {len(before)} pairs moved closer."
     return [
-        f"Domains are {way} in {other.name} than in {found.name}: their mean distance changed by {further:+.2f}, "
+        f"From {found.name} to {other.name}, the mean distance between domains changed by {further:+.2f}, "
         f"{_chance(further)}.{count}",
         gained,
         _together(-_sign(further), _sign(better)),
@@ -133,15 +132,15 @@ def _compared(found: Diagnosis, other: Diagnosis) -> list[str]:
 
 def _together(closer: int, better: int) -> str:
     """The two changes in one sentence, each 1, -1, or 0 where it may be chance."""
-    domains = {1: "domains are closer", 0: "the change in distance could be chance", -1: "domains are further apart"}
-    model = {1: "the model is more accurate", 0: "the change in accuracy could be chance"}
+    domains = {1: "domains are closer", 0: "distances changed within chance", -1: "domains are further apart"}
+    model = {1: "the model is more accurate", 0: "accuracy changed within chance", -1: "the model is less accurate"}
     if closer == 1:
         helped = {1: "Alignment helped", 0: "Alignment worked, but accuracy did not follow"}
         lead = helped.get(better, "Alignment worked, at the cost of accuracy")
     else:
         no = "Alignment did not help" if min(closer, better) < 0 else "There is no sign that alignment helped"
         lead = "Accuracy rose, but not because of alignment" if better == 1 else no
-    changes = f"{domains[closer]}, and {model.get(better, 'the model is less accurate')}"
+    changes = f"{domains[closer]}, and {model[better]}" if closer or better else "both changes could be chance"
     return f"{lead}: {changes}. This is one seed only: `fedcir compare --seeds 0,1,2` runs several."
 
 

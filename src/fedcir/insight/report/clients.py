@@ -12,7 +12,7 @@ from fedcir.analysis.bootstrap import Interval
 from fedcir.analysis.diagnose import Diagnosis
 from fedcir.analysis.words import aligned_in_words, apart_in_words
 from fedcir.insight.charts import Bars, Chart, Cloud, Heat, Lines, Series
-from fedcir.insight.report.page import Figure, Section, Table, Words
+from fedcir.insight.report.page import Figure, Section, Table, Words, sentence
 from fedcir.insight.report.picture import in_the_plane
 from fedcir.insight.report.study import Study
 from fedcir.insight.report.tables import UNSEEN, domain_cell, domain_header, domains_of
@@ -127,7 +127,7 @@ def distances(study: Study, found: Diagnoses, samples: int, why_not: Sequence[st
         if name != baseline:
             against[name] = _against(baseline, first, name, each)
     of = f"This is seed {study.common_seed}." if several and study.common_seed is not None else ""
-    said = [*first.notes, *apart_in_words(first), *aligned_in_words(first), *_said(baseline, changes)]
+    said = [*map(sentence, first.notes), *apart_in_words(first), *aligned_in_words(first), *_said(baseline, changes)]
     blocks: list[Words | Table | Figure] = [
         Words((*why_not, *said)),
         Table(caption, rows),

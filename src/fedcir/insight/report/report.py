@@ -7,7 +7,7 @@ from fedcir.analysis.diagnose import Diagnosis, diagnose_run
 from fedcir.engine.files import write
 from fedcir.insight.experiments.experiment import Outcome, Results
 from fedcir.insight.report import clients, sections
-from fedcir.insight.report.page import Figure, Section, Table, Words, page
+from fedcir.insight.report.page import Figure, Section, Table, Words, page, sentence
 from fedcir.insight.report.study import Study, study_of
 from fedcir.runs.compare import compare
 from fedcir.runs.run import Source, place_of
@@ -77,8 +77,8 @@ def reproduction(
     rows += [[run.path.name, f"{100 * run.final['accuracy_mean']:.2f}"] for run in runs]
     again = "The folder settings holds one file for each run. To repeat a run: `fedcir run FILE.toml`."
     listed = Section("Runs", (Words((again,)), Table("After the last round, mean over domains", rows)))
-    lead = f"{title} ({datasets}; {_many(len(runs), 'run')})."
-    write(path, page(f"{id}: {datasets}", lead[0].upper() + lead[1:], [own, listed], results.algorithms))
+    lead = sentence(f"{title} ({datasets}; {_many(len(runs), 'run')})")
+    write(path, page(f"{id}: {datasets}", lead, [own, listed], results.algorithms))
     return ()
 
 
@@ -135,4 +135,4 @@ def _paths(runs: Sequence[Source], study: Study, data_root: str | None) -> dict[
 def _sentence(text: str, hidden: Mapping[str, str]) -> str:
     for path in sorted(hidden, key=len, reverse=True):
         text = text.replace(path, hidden[path])
-    return f"{text[0].upper()}{text[1:]}."
+    return sentence(text)

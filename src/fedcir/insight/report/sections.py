@@ -7,7 +7,7 @@ from fedcir.config import dump_toml
 from fedcir.engine.cost import ledger
 from fedcir.insight.charts import Chart, Lines, Measure, Series, accuracy, accuracy_unseen, curve, risk
 from fedcir.insight.report.advice import advice
-from fedcir.insight.report.page import Figure, Listing, Section, Table, Words
+from fedcir.insight.report.page import Figure, Listing, Section, Table, Words, sentence
 from fedcir.insight.report.quantities import duration, flops, size, time_unit_of, unit_of
 from fedcir.insight.report.study import Study, shareable
 from fedcir.insight.report.tables import UNSEEN, difference, domain_header, domains_of, goal_cells, goal_header, percent
@@ -76,7 +76,7 @@ def findings(study: Study, methods: Sequence[Method]) -> list[str]:
             above = method.mean.mean >= best.mean.mean
             ceiling = "a ceiling for federated methods" if above else f"less than {best.algorithm}"
             whole = f"{method.algorithm} training, which moves all data to one place, reaches {percent(method.mean)} %"
-            said.append(f"{whole[0].upper()}{whole[1:]}, {ceiling}.")
+            said.append(sentence(f"{whole}, {ceiling}"))
     said += _differences(study, federated)
     seen = [name for name in best.domains if name not in best.unseen]
     worst = min(seen, key=lambda name: best.domains[name].mean)

@@ -11,7 +11,7 @@ from fedcir.runs.batch import OnNote, OnWork, check_target, unheard
 from fedcir.runs.run import Source, run_folders
 from fedcir.types import InputError
 
-MEASURING = "measuring distances, runs"
+MEASURING = "measuring distances in runs"
 
 
 @dataclass(frozen=True)
