@@ -116,10 +116,9 @@ def training(study: Study, methods: Sequence[Method]) -> Section:
         name: Lines("", label, "test accuracy (%)", _curves(study, accuracy, spent))
         for name, (label, spent) in along.items()
     }
-    read = (
-        "Hover, touch or use the arrow keys to read values. Bands reach from the lowest seed to the highest; they "
-        "appear while at most four methods are shown."
-    )
+    read = "Hover, touch or use the arrow keys to read values."
+    if len(study.seeds) > 1:
+        read += " Bands reach from the lowest seed to the highest; they appear while at most four methods are shown."
     over = "domains trained on" if unseen else "domains"
     figures = [Figure(f"Test accuracy, mean over {over}", charts, read, pick="against", wide=True)]
     if unseen:
