@@ -31,7 +31,7 @@ class Probabilistic(FedAvg):
     def local_loss(self, modules: Modules, x: Tensor, y: Tensor, ctx: LocalContext) -> Losses:
         mu, sigma = modules["model"].encoder(x)
         loss = F.cross_entropy(modules["model"].head(mu + sigma * torch.randn(mu.shape, generator=ctx.rng)), y)
-        return Losses(loss, {"fl": loss})
+        return Losses(loss, {"ce": loss})
 
 
 def trained(algorithm: Algorithm, rounds: int = 3) -> Any:
@@ -88,8 +88,8 @@ def test_the_ablations_do_not_take_the_weight_that_they_fix() -> None:
 
 def test_the_regularisers_are_off_in_round_1_and_on_from_round_2() -> None:
     records = trained(FedCiR(lambda_align=0.1, **SMALL)).records
-    assert records[0].losses.keys() == {"fl", "total"}
-    assert records[1].losses.keys() == {"fl", "reg", "align", "total"}
+    assert records[0].losses.keys() == {"ce", "total"}
+    assert records[1].losses.keys() == {"ce", "reg", "align", "total"}
 
 
 def test_the_total_is_the_weighted_sum_of_the_terms() -> None:
@@ -97,7 +97,7 @@ def test_the_total_is_the_weighted_sum_of_the_terms() -> None:
     modules, state, replies, ctx = setting(algorithm)
     after = algorithm.server_step(state, replies, modules, ctx)
     losses = algorithm.local_loss(modules, torch.randn(6, 1, 8, 8), torch.arange(6) % 3, local_context(after))
-    want = losses.terms["fl"] + 0.3 * losses.terms["reg"] + 0.2 * losses.terms["align"]
+    want = losses.terms["ce"] + 0.3 * losses.terms["reg"] + 0.2 * losses.terms["align"]
     torch.testing.assert_close(losses.total, want)
 
 

@@ -60,7 +60,7 @@ def test_the_terms_of_the_bound_are_the_mean_risk_and_the_mean_distance_to_the_m
 
 def test_confusion_counts_what_is_there_by_what_it_was_taken_for() -> None:
     assert found(1.0).confusion("a").tolist() == [[1, 1], [0, 2]]
-    assert found(1.0).mistaken() == ["cat for dog at a (1 of 2)"]
+    assert found(1.0).mistaken() == ["cat for dog in a (1 of 2)"]
     np.testing.assert_array_equal(found(1.0).recall, [[0.5, np.nan], [1.0, np.nan]])  # b has one image of each
 
 
@@ -80,11 +80,11 @@ def test_label_skew_is_the_total_variation_to_the_mean() -> None:
     assert skewed.skew == pytest.approx({"a": 0.4, "b": 0.4})
     assert found(1.0).skew == {"a": 0.0, "b": 0.0}
     assert verdict(skewed)[1].startswith(
-        "Label skew is large: to match the mean of all 2 clients, a client would have to change 40% of its"
+        "Label skew is large: to match the average of all 2 clients, a client would have to change 40% of"
     )
-    assert not any("test labels differ" in sentence for sentence in verdict(skewed))
+    assert not any("test labels also differ" in sentence for sentence in verdict(skewed))
     views = [view("a", [0, 0, 0, 1], [0] * 4, [1] * 4), view("b", [0, 1, 1, 1], [0] * 4, [1] * 4)]
-    assert "The domains' test labels differ too, by up to 25%" in " ".join(verdict(replace(skewed, views=views)))
+    assert "The domains' test labels also differ, by up to 25%" in " ".join(verdict(replace(skewed, views=views)))
 
 
 @pytest.mark.parametrize(("value", "word"), [(0.2, "small"), (0.9, "moderate"), (1.8, "large")])
@@ -105,13 +105,21 @@ def run(name: str, distance: float, right: int, samples: int = 400) -> Diagnosis
 @pytest.mark.parametrize(
     ("distance", "right", "words"),
     [
-        (1.2, 300, "Alignment helped: clients are nearer; the model is more accurate."),
-        (1.2, 200, "Alignment worked, but accuracy did not follow: clients are nearer; the model is as accurate"),
-        (1.2, 100, "Alignment worked, at the price of accuracy: clients are nearer; the model is less accurate."),
-        (1.8, 300, "Accuracy rose, but not by alignment: clients are no nearer, within chance; the model is more"),
-        (1.8, 201, "No sign that alignment helped: clients are no nearer, within chance; the model is as accurate, w"),
-        (1.9, 200, "Alignment did not help: clients are further apart; the model is as accurate, within chance."),
-        (1.9, 100, "Alignment did not help: clients are further apart; the model is less accurate."),
+        (1.2, 300, "Alignment helped: domains are closer, and the model is more accurate."),
+        (
+            1.2,
+            200,
+            "Alignment worked, but accuracy did not follow: domains are closer, and accuracy changed within chance.",
+        ),
+        (1.2, 100, "Alignment worked, at the cost of accuracy: domains are closer, and the model is less accurate."),
+        (
+            1.8,
+            300,
+            "Accuracy rose, but not because of alignment: distances changed within chance, and the model is more",
+        ),
+        (1.8, 201, "There is no sign that alignment helped: both changes could be chance. "),
+        (1.9, 200, "Alignment did not help: domains are further apart, and accuracy changed within chance."),
+        (1.9, 100, "Alignment did not help: domains are further apart, and the model is less accurate."),
     ],
 )
 def test_whether_alignment_helped_rests_on_both_changes_and_on_chance(distance: float, right: int, words: str) -> None:
@@ -127,11 +135,11 @@ def test_two_runs_are_paired_image_by_image() -> None:
     assert gain.high - gain.low == pytest.approx(2 * 1.96 * 0.0078 / math.sqrt(2), rel=0.15)
     told = verdict(before, after)
     assert told[-3] == (
-        "From fedavg to fedcir clients are nearer: "
-        "their mean distance changed by -0.60 (-0.60 to -0.60), beyond chance."
+        "From fedavg to fedcir, the mean distance between domains changed by -0.60 (-0.60 to -0.60), "
+        "which is more than chance."
     )
     assert told[-2].startswith("Mean accuracy went from 50.0% to 52.5%: +2.5 (+1.")
-    with pytest.raises(InputError, match="not seen on the same test images"):
+    with pytest.raises(InputError, match="fedavg and fedcir were tested on different images"):
         verdict(before, run("fedcir", 1.2, 200, samples=300))
 
 
@@ -147,7 +155,10 @@ def test_alignment_is_the_kl_that_the_formula_gives() -> None:
     assert alignment([replace(views[0], sigma=None)], gaussians) is None
     assert made.mean == Interval(made.clients["a"], made.clients["a"], made.clients["a"])  # all samples are the same
     said = verdict(replace(found(1.0), aligned=made))[-1]
-    assert "some way from the generator's q(z|y): KL 0 (0 to 0) nats, 0.44 for each dimension of z" in said
+    assert (
+        "some way from the generator's q(z|y): the mean KL divergence is 0 (0 to 0) nats, 0.44 per dimension of z"
+        in said
+    )
 
 
 def test_the_generators_match_has_the_spread_of_resampled_classes() -> None:
@@ -214,10 +225,10 @@ def test_label_skew_is_that_of_the_clients_training_images(tiny: Tiny) -> None:
         labels = domains[share.domain].train.labels[share.rows[share.domain]]
         np.testing.assert_array_equal(counts, np.bincount(labels, minlength=3))
     assert made.shared
-    assert made.notes[0].startswith("6 clients hold the training images of 3 domains: label skew is between these")
+    assert made.notes[0].startswith("6 clients share the training images of 3 domains: label skew is that of these")
     most = max(made.skew, key=lambda name: made.skew[name])
     assert f"({most} of" not in verdict(made)[1]
-    assert f"and client {most} of {made.domain_of[most]} " in verdict(made)[1]
+    assert f"The most skewed is client {most} of {made.domain_of[most]}, " in verdict(made)[1]
 
 
 def test_a_domain_that_nobody_trains_on_has_no_label_skew(tiny: Tiny) -> None:
@@ -233,7 +244,7 @@ def test_a_given_encoder_is_named(tiny: Tiny, tmp_path: Path) -> None:
     encoder = image_task(config.model, 3, 3, seed=5).encoder()
     save_file(encoder.state_dict(), tmp_path / "mine.safetensors")
     made = diagnose_data(tiny("fedcir", f"model.weights={tmp_path / 'mine.safetensors'}"))
-    assert f"under the encoder of {tmp_path / 'mine.safetensors'} two clients" in verdict(made)[0]
+    assert f"under the encoder of {tmp_path / 'mine.safetensors'}, the mean" in verdict(made)[0]
     assert not np.array_equal(made.views[0].z, diagnose_data(config).views[0].z)
 
 
@@ -244,13 +255,13 @@ def test_diagnose_of_data_of_a_run_and_of_two(
     said = fedcir("diagnose", *data, "-o", tmp_path / "data.svg", "--samples", 12, "--clients", 6, "--beta", 0.1)
     assert said.code == 0, said.err
     assert "under an untrained encoder" in said.out
-    assert "note: 6 clients hold the training images of 3 domains" in said.out
+    assert "note: 6 clients share the training images of 3 domains" in said.out
     assert b"<svg" in (tmp_path / "data.svg").read_bytes()
     for name in ("fedavg", "fedcir"):
         fedcir("run", *options, "--algorithm", name, "--out", tmp_path / name)
     said = fedcir("diagnose", tmp_path / "fedavg", tmp_path / "fedcir", "-o", tmp_path / "two.png")
     assert said.code == 0, said.err
-    assert "From fedavg to fedcir clients are" in said.out
+    assert "From fedavg to fedcir, the mean distance between domains changed by " in said.out
     assert "KL to q(z|y) in nats: ink" in said.out
     assert said.out.count("share of each class that is right") == 2
     assert (tmp_path / "two.png").read_bytes().startswith(b"\x89PNG")
@@ -269,10 +280,10 @@ def test_diagnose_of_data_of_a_run_and_of_two(
     [
         (["nowhere"], "nowhere holds no run"),
         (["--samples", "3"], "samples must be at least 8, got 3"),
-        (["--projection", "som", "--samples", "12"], "projection takes pca, tsne, umap, got 'som'"),
+        (["--projection", "som", "--samples", "12"], "projection must be one of pca, tsne, umap, got 'som'"),
         (["x", "--dataset", "pacs", "--beta", "1"], "leave dataset and beta out"),
-        (["-o", "picture.docx"], "a picture ends in .png, .svg, .pdf, got 'picture.docx'"),
-        (["-o", "no/picture.png"], "no/picture.png: no folder no"),
+        (["-o", "picture.docx"], "the name of a picture must end in .png, .svg, .pdf, got 'picture.docx'"),
+        (["-o", "no/picture.png"], "no/picture.png: there is no folder no"),
     ],
 )
 def test_bad_input_is_one_line(
@@ -293,10 +304,13 @@ def test_data_that_are_too_few_are_refused_and_named(fedcir: Fedcir, write_domai
     (tmp_path / "one").mkdir()
     write_domain(tmp_path / "one" / "ink.npz")
     refused(
-        fedcir("diagnose", *data, tmp_path / "one", *out), "arrays has one domain only, 'ink': a distance needs two"
+        fedcir("diagnose", *data, tmp_path / "one", *out), "arrays has only one domain, 'ink': a distance needs two"
     )
     write_domain(tmp_path / "one" / "pen.npz", test=6)
-    refused(fedcir("diagnose", *data, tmp_path / "one", *out), "domain 'pen' has 6 test images, a diagnosis needs 8")
+    refused(
+        fedcir("diagnose", *data, tmp_path / "one", *out),
+        "domain 'pen' has 6 test images, but a diagnosis needs at least 8",
+    )
     assert not (tmp_path / "x.png").exists()
 
 
@@ -312,9 +326,9 @@ def test_of_a_class_with_one_test_image_in_a_domain_nothing_is_said(
     fedcir("run", *options, "--data-root", root, "--out", tmp_path / "run")
     said = fedcir("diagnose", tmp_path / "run", "-o", tmp_path / "x.png")
     assert said.code == 0, said.err
-    assert "note: one test image or none of 2 at pen: left out of what is said class by class" in said.out
+    assert "note: at most one test image of 2 in pen: left out of the results by class" in said.out
     assert re.search(r"^ *2 +\d+% +- *$", said.out, re.MULTILINE)
-    assert not re.search(r"2 for \d at pen", said.out)
+    assert not re.search(r"2 for \d in pen", said.out)
 
 
 def test_runs_that_cannot_be_seen_again_are_refused(
@@ -346,13 +360,13 @@ def test_runs_that_cannot_be_seen_again_are_refused(
     root.rename(tmp_path / "elsewhere")
     refused(
         fedcir("diagnose", tmp_path / "moved", *out),
-        f"ran on {root}, which is no folder now: give data_root, where it is (--data-root)",
+        f"ran on {root}, which is no longer a folder: give its new place as data_root (--data-root)",
     )
     assert fedcir("diagnose", tmp_path / "moved", "--data-root", tmp_path / "elsewhere", *out).code == 0
     (tmp_path / "x.png").unlink()
     write_domain(tmp_path / "elsewhere" / "pen.npz", seed=7)
     said = fedcir("diagnose", tmp_path / "moved", "--data-root", tmp_path / "elsewhere", *out)
-    refused(said, f"the data at {tmp_path / 'elsewhere'} are not what {tmp_path / 'moved'} ran on")
+    refused(said, f"the data at {tmp_path / 'elsewhere'} are not those that {tmp_path / 'moved'} ran on")
     assert not (tmp_path / "x.png").exists()
 
 
@@ -362,7 +376,9 @@ def test_a_run_on_datasets_of_ones_own_has_nothing_to_open(fedcir: Fedcir, tmp_p
     train_own(
         sites, encoder=torch.nn.Identity(), num_classes=3, rounds=1, local_steps=1, workers=1, out=tmp_path / "own"
     )
-    refused(fedcir("diagnose", tmp_path / "own", "-o", tmp_path / "x.png"), "is a run of fedcir.train on Datasets")
+    refused(
+        fedcir("diagnose", tmp_path / "own", "-o", tmp_path / "x.png"), "is a run of fedcir.train on your own Datasets"
+    )
 
 
 def test_a_deployments_run_is_known_by_its_number_of_test_images(tiny: Tiny, train: Train, tmp_path: Path) -> None:
@@ -370,5 +386,5 @@ def test_a_deployments_run_is_known_by_its_number_of_test_images(tiny: Tiny, tra
     entries = [{"id": i, "domain": name, "train": 24, "test": 12} for i, name in enumerate(("ink", "pen", "wax"))]
     assert len(diagnose_run(replace(run, manifest={"clients": entries, "hash": "", "key": ""})).views) == 3
     entries[1]["test"] = 11
-    with pytest.raises(InputError, match=r"are not what .* ran on"):
+    with pytest.raises(InputError, match=r"are not those that .* ran on"):
         diagnose_run(replace(run, manifest={"clients": entries, "hash": "", "key": ""}))

@@ -82,8 +82,8 @@ def test_clients_of_one_distribution_are_near_their_mixture() -> None:
 @pytest.mark.parametrize(
     ("a", "b", "words"),
     [
-        (normal(3), normal(9), r"4 samples \(N, Z\) of each side at least, got \[3, 8\]"),
-        (normal(9), normal(9, width=5), "one width, got 8 and 5"),
+        (normal(3), normal(9), r"at least 4 samples \(N, Z\) on each side, got \[3, 8\]"),
+        (normal(9), normal(9, width=5), "the same width, got 8 and 5"),
         (normal(9)[:, 0], normal(9), "got \\[9\\]"),
         (np.full((9, 8), np.nan), normal(9), "finite"),
     ],
@@ -94,7 +94,7 @@ def test_what_cannot_be_measured_is_refused(a: np.ndarray, b: np.ndarray, words:
 
 
 def test_one_client_has_no_distance() -> None:
-    with pytest.raises(InputError, match="two clients at least, got 1"):
+    with pytest.raises(InputError, match="at least two clients, got 1"):
         divergences({"a": normal(20)})
 
 

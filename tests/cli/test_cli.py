@@ -356,7 +356,7 @@ def test_a_held_out_domain_is_marked_and_kept_out_of_the_mean(fedcir: Command, o
 
 def test_compare_says_what_to_do_next(fedcir: Command, options: list[str], place: Path) -> None:
     said = fedcir("compare", *options, "--algorithms", "fedavg,fedprox", "--workers", "1", "-o", "both")
-    assert "Take fedavg for now: one seed cannot tell whether another method is better, and it is the" in said.out
+    assert "Use fedavg for now: one seed cannot show whether another method is better, and fedavg is" in said.out
     assert "Try `--seeds 0,1,2`." in said.out
 
 

@@ -26,4 +26,4 @@ def test_fedcir_learns_real_digits() -> None:
         *_, last = rounds
     assert last.accuracy is not None
     assert last.accuracy["mnist"] > 0.5
-    assert last.losses.keys() == {"fl", "reg", "align", "total"}
+    assert last.losses.keys() == {"ce", "reg", "align", "total"}

@@ -169,8 +169,8 @@ def test_rounds_jsonl_has_a_line_a_round_from_1_with_exactly_the_keys_of_the_con
         assert "total" in record["seconds"]
         assert record["flops"] > 0
         assert record["dropped"] == {}
-    assert records[0]["losses"].keys() == {"fl", "total"}
-    assert records[1]["losses"].keys() == {"fl", "reg", "align", "total"}
+    assert records[0]["losses"].keys() == {"ce", "total"}
+    assert records[1]["losses"].keys() == {"ce", "reg", "align", "total"}
 
 
 def test_the_summary_has_the_keys_of_the_contract_and_agrees_with_the_rounds(finished: Path) -> None:
@@ -269,6 +269,15 @@ def test_a_line_that_was_cut_short_is_done_again(tiny: Tiny, train: Train, finis
     rounds = stopped / "rounds.jsonl"
     rounds.write_bytes(rounds.read_bytes()[:-40])
     assert [record.round for record in RunFolder(stopped).records()] == [1, 2, 3, 4, 5, 6]
+    assert same_run(train(seven(tiny), stopped, resume=True), finished)
+
+
+def test_a_run_that_called_its_cross_entropy_fl_reads_and_resumes_as_one_of_today(
+    tiny: Tiny, train: Train, finished: Path, stopped: Path
+) -> None:
+    old = [line.replace('"ce"', '"fl"') for line in (stopped / "rounds.jsonl").read_text().splitlines(keepends=True)]
+    (stopped / "rounds.jsonl").write_text("".join(old[:6]))
+    assert RunFolder(stopped).records() == RunFolder(finished).records()[:6]
     assert same_run(train(seven(tiny), stopped, resume=True), finished)
 
 

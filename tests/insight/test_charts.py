@@ -50,8 +50,7 @@ def test_there_is_no_curve_of_what_was_never_measured(tmp_path: Path) -> None:
     assert curve("m", [], accuracy) is None
 
 
-def test_the_training_loss_is_the_cross_entropy_by_either_name() -> None:
-    assert training_loss(record(1, None, losses={"fl": 1.0, "reg": 3.0})) == 1.0
+def test_the_training_loss_is_the_cross_entropy() -> None:
     assert training_loss(record(1, None, losses={"ce": 2.0, "total": 3.0})) == 2.0
 
 

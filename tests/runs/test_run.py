@@ -267,7 +267,7 @@ def test_all_that_a_method_predicts_by_takes_part_in_its_diagnosis(tiny: Tiny, t
     assert last.risk is not None
     assert {view.domain: view.risk for view in found.views} == pytest.approx(last.risk, rel=1e-5)
     shutil.rmtree(run.path / "checkpoint")
-    with pytest.raises(InputError, match="checkpoint lacks shared, which the run predicts by; restore the file"):
+    with pytest.raises(InputError, match="checkpoint lacks shared, which the run needs to predict; restore the file"):
         diagnose_run(run)
 
 
@@ -277,8 +277,8 @@ def test_a_network_without_an_encoder_has_a_note_instead_of_distances(foreign: P
     assert {view.domain: view.accuracy for view in found.views} == run.final["accuracy"]
     assert found.confusion("ink").sum() == 12
     assert not found.measured
-    assert found.told == ("no distances for linear: its network has no part `encoder` that gives (batch, features)",)
-    assert verdict(found)[-1].startswith("Least accurate is ")
+    assert found.told == ("no distances for linear: its network has no part `encoder` that returns (batch, features)",)
+    assert verdict(found)[-1].startswith("The model is least accurate on ")
     assert verdict(found, found)[-1].startswith("Mean accuracy went from ")
 
 
@@ -294,11 +294,11 @@ def test_diagnose_and_report_work_on_a_network_without_an_encoder(
     assert (alone["pad"], alone["mean_pair"], alone["bound"]) == (None, None, None)
     assert alone["confusion"].keys() == {"ink", "pen", "wax"}
     (note,) = report([foreign], tmp_path / "alone.html")
-    assert note == "distances not measured: its network has no part `encoder` that gives (batch, features)"
+    assert note == "distances not measured: its network has no part `encoder` that returns (batch, features)"
     (note,) = report([plain, foreign], tmp_path / "both.html")
     assert note.startswith("distances not measured for linear: its network has no part `encoder`")
     page = (tmp_path / "both.html").read_text()
-    assert "linear: right by class and domain" in page
+    assert "linear: accuracy by class and domain" in page
     assert "Not measured for linear: its network has no part" in page
 
 

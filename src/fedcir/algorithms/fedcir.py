@@ -82,7 +82,7 @@ class FedCiR(Algorithm):
         assert isinstance(generator, Generator)
         mu, sigma = model.encoder(x)  # each (B, Z)
         total = loss = ctx.cross_entropy(model.head(sample(mu, sigma, ctx.rng)), y)
-        terms = {"fl": loss}
+        terms = {"ce": loss}
         if self.lambda_reg and "generator" in ctx.received:
             labels = torch.randint(ctx.num_classes, y.shape, generator=ctx.rng).to(y.device)
             with torch.no_grad():  # the gradient reaches the head only

@@ -123,11 +123,11 @@ def _by_client(domains: Domains, shares: Sequence[Share]) -> tuple[dict[str, str
 
 def _check(domains: Domains) -> None:
     if len(domains) < 2:
-        raise InputError(f"{domains.name} has one domain only, {domains.names[0]!r}: a distance needs two")
+        raise InputError(f"{domains.name} has only one domain, {domains.names[0]!r}: a distance needs two")
     for domain in domains:
         if len(domain.test) < 2 * LEAST:
             raise InputError(
-                f"domain {domain.name!r} has {len(domain.test)} test images, a diagnosis needs {2 * LEAST} of each"
+                f"domain {domain.name!r} has {len(domain.test)} test images, but a diagnosis needs at least {2 * LEAST}"
             )
 
 
@@ -135,8 +135,8 @@ def _notes(domains: Domains, clients: Mapping[str, str]) -> tuple[str, ...]:
     notes = []
     if any(client != domain for client, domain in clients.items()):
         notes.append(
-            f"{len(clients)} clients hold the training images of {len(domains)} domains: label skew is between these "
-            "clients; distances and accuracies are between the domains, on their test images"
+            f"{len(clients)} clients share the training images of {len(domains)} domains: label skew is that of these "
+            "clients; distances and accuracies are those of the domains, on their test images"
         )
     single = []
     for domain in domains:
@@ -144,11 +144,11 @@ def _notes(domains: Domains, clients: Mapping[str, str]) -> tuple[str, ...]:
             np.bincount(split.labels, minlength=len(domains.classes)) for split in (domain.test, domain.train)
         )
         rare = np.flatnonzero((tested == 1) | (tested + trained == 1))
-        single += [f"{domains.classes[label]} at {domain.name}" for label in rare]
+        single += [f"{domains.classes[label]} in {domain.name}" for label in rare]
     if single:
         more = f" and {len(single) - 5} more" if len(single) > 5 else ""
         named = ", ".join(single[:5])
-        notes.append(f"one test image or none of {named}{more}: left out of what is said class by class")
+        notes.append(f"at most one test image of {named}{more}: left out of the results by class")
     return tuple(notes)
 
 

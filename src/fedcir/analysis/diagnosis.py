@@ -65,7 +65,7 @@ class Diagnosis:
     @property
     def unmeasured(self) -> str:
         """Why there are no distances, where there are none."""
-        return "" if self.measured else "its network has no part `encoder` that gives (batch, features)"
+        return "" if self.measured else "its network has no part `encoder` that returns (batch, features)"
 
     @property
     def told(self) -> tuple[str, ...]:
@@ -140,7 +140,7 @@ class Diagnosis:
             for true, taken in np.argwhere(counts):
                 if there[true] > 1:
                     some = f"{counts[true, taken]} of {there[true]}"
-                    text = f"{self.classes[true]} for {self.classes[taken]} at {domain} ({some})"
+                    text = f"{self.classes[true]} for {self.classes[taken]} in {domain} ({some})"
                     wrong.append((counts[true, taken] / there[true], counts[true, taken], text))
         return [text for *_, text in sorted(wrong, key=lambda each: (-each[0], -each[1]))[:most]]
 

@@ -50,6 +50,10 @@ class Divergences:
     mixture_draws: Draws
     """The same of the mean distance to the mixture."""
 
+    def between(self, a: str, b: str) -> Interval | None:
+        """The distance of two, whichever comes first; None of one to itself."""
+        return self.pairs.get((a, b)) or self.pairs.get((b, a))
+
     @property
     def mean_pair(self) -> float:
         return self.mean_pair_interval.value
@@ -80,7 +84,7 @@ def divergences(
     `on_distance` is told how many are done, of how many.
     """
     if len(clients) < 2:
-        raise InputError(f"distances need two clients at least, got {len(clients)}")
+        raise InputError(f"distances need at least two clients, got {len(clients)}")
     drawn = {name: weights(name, len(rows), seed) for name, rows in clients.items()}
     halves = {name: _halves(len(rows), name, seed) for name, rows in clients.items()}
     least = min(len(mixed) for _, mixed in halves.values())
@@ -155,11 +159,11 @@ def _errors(a: Representations, b: Representations, seed: int) -> tuple[Indices,
 def _check(a: Representations, b: Representations) -> None:
     for rows in (a, b):
         if rows.ndim != 2 or len(rows) < LEAST:
-            raise InputError(f"a distance needs {LEAST} samples (N, Z) of each side at least, got {list(rows.shape)}")
+            raise InputError(f"a distance needs at least {LEAST} samples (N, Z) on each side, got {list(rows.shape)}")
         if not np.isfinite(rows).all():
             raise InputError("representations must be finite")
     if a.shape[1] != b.shape[1]:
-        raise InputError(f"representations must have one width, got {a.shape[1]} and {b.shape[1]}")
+        raise InputError(f"representations must have the same width, got {a.shape[1]} and {b.shape[1]}")
 
 
 def _bounded(value: float, draws: Draws) -> Interval:
@@ -172,6 +176,6 @@ def _mean(distances: Any, draws: Draws) -> Interval:
 
 def _halves(samples: int, name: str, seed: int) -> tuple[Indices, Indices]:
     if samples < 2 * LEAST:
-        raise InputError(f"{name!r} has {samples} samples, its distance to the mixture needs {2 * LEAST} at least")
+        raise InputError(f"{name!r} has {samples} samples, but its distance to the mixture needs at least {2 * LEAST}")
     order = numpy_rng(seed, "pad", "halves", name).permutation(samples)
     return order[: samples // 2], order[samples // 2 :]

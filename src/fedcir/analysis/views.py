@@ -68,18 +68,18 @@ def data_of_run(run: Run, data_root: str | None = None) -> tuple[Config, Domains
     config = run.config
     if config.data.name not in SOURCES:
         raise InputError(
-            f"{run.path} is a run of fedcir.train on Datasets of its caller, which are not kept in it: "
-            "give fedcir.analysis.divergences their representations instead"
+            f"{run.path} is a run of fedcir.train on your own Datasets, which it does not keep: "
+            "pass their representations to fedcir.analysis.divergences instead"
         )
     if data_root is not None:
         config = replace(config, data=replace(config.data, root=data_root))
     root = config.data.root
     if root is None and "key" in run.manifest and SOURCES[config.data.name].root == "folder":
         raise InputError(
-            f"{run.path} ran across sites, which keep their images: give data_root if a folder here holds them all"
+            f"{run.path} ran across sites, which keep their images: give data_root if one folder here holds them all"
         )
     if SOURCES[config.data.name].root == "folder" and root is not None and not Path(root).is_dir():
-        raise InputError(f"{run.path} ran on {root}, which is no folder now: give data_root, where it is")
+        raise InputError(f"{run.path} ran on {root}, which is no longer a folder: give its new place as data_root")
     domains, shares = deal(config)
     if "test" in run.manifest:
         same = manifest_of(domains, shares)["hash"] == run.manifest["hash"]
@@ -88,9 +88,9 @@ def data_of_run(run: Run, data_root: str | None = None) -> tuple[Config, Domains
         same = {client["domain"]: client.get("test") for client in run.manifest["clients"]} == counts
     if not same:
         raise InputError(
-            f"the data at {root} are not what {run.path} ran on: give those as data_root"
+            f"the data at {root} are not those that {run.path} ran on: give the right folder as data_root"
             if root is not None
-            else f"{config.data.name} is not what {run.path} ran on: use the fedcir that wrote it"
+            else f"{config.data.name} has changed since {run.path} ran on it: use the version of fedcir that wrote it"
         )
     return config, domains, shares
 
@@ -105,7 +105,7 @@ def views_under(run: Run, config: Config, federation: Federation, shared: Groups
     received = {"model": run.fitting(bench.modules["model"], run.weights())} if algorithm.one_model else {}
     for name in algorithm.trains:
         if name not in received and name not in shared:
-            raise InputError(f"{run.path}/checkpoint lacks {name}, which the run predicts by; {RESTORE}")
+            raise InputError(f"{run.path}/checkpoint lacks {name}, which the run needs to predict; {RESTORE}")
         received.setdefault(name, shared.get(name, {}))
     store, round = ClientStore(run.path / "clients"), len(run.records)
     return views_of(bench, federation, None, SEED, received, store, round)

@@ -12,7 +12,7 @@ SHIFT = ((0.5, "small"), (1.2, "moderate"), (2.01, "large"))
 """Words for a proxy A-distance."""
 SKEW = ((0.1, "small"), (0.3, "moderate"), (1.01, "large"))
 """Words for a total variation between label distributions."""
-NEAR = ((0.1, "near to"), (0.5, "some way from"), (float("inf"), "far from"))
+NEAR = ((0.1, "close to"), (0.5, "some way from"), (float("inf"), "far from"))
 """Words for a KL in nats for each dimension of z, where a mean that is off by one standard deviation is 0.5."""
 
 
@@ -22,11 +22,11 @@ def verdict(found: Diagnosis, other: Diagnosis | None = None) -> list[str]:
     if found.of_run:
         worst = min(found.views, key=lambda view: view.accuracy).domain
         named = f"{worst}, which nobody trains on" if worst in found.unseen else worst
-        said.append(f"Least accurate is {named}: {found.accuracy[worst]:.1%}.")
+        said.append(f"The model is least accurate on {named}: {found.accuracy[worst]:.1%}.")
     if found.bound is not None:
         said.append(
-            f"The two terms of the bound: average risk {found.bound.risk_interval:.3f}, "
-            f"divergence to the mixture {found.bound.divergence_interval:.2f}."
+            f"The two terms of the paper's bound are the average risk, {found.bound.risk_interval:.3f}, "
+            f"and the mean distance to the mixture, {found.bound.divergence_interval:.2f}."
         )
     said += aligned_in_words(found)
     if other is not None:
@@ -35,21 +35,21 @@ def verdict(found: Diagnosis, other: Diagnosis | None = None) -> list[str]:
 
 
 def apart_in_words(found: Diagnosis) -> list[str]:
-    """How much clients differ in images and in labels."""
+    """How much domains differ in their images, and clients in their labels."""
     if not found.measured:
         return [_skew(found)]
     shift, far = found.apart.mean_pair_interval, found.apart.to_mixture[found.furthest]
     under = f"the model of {found.name}" if found.of_run else found.encoder
     said = [
-        f"Feature shift is {_word(shift.value, SHIFT)}: under {under} two clients have a proxy A-distance of "
-        f"{shift:.2f} on average (0: they cannot be told apart; 2: they always can).",
+        f"Feature shift is {_word(shift.value, SHIFT)}: under {under}, the mean proxy A-distance between two domains "
+        f"is {shift:.2f}. At 0 a classifier cannot tell two domains apart; at 2 it always can.",
         _skew(found),
-        f"Furthest from the mixture of all is {found.furthest}: {far:.2f}.",
+        f"{found.furthest} is furthest from the mixture of all domains: {far:.2f}.",
     ]
     if (differ := max(found.test_skew.values())) >= SKEW[0][0]:
         said.append(
-            f"The domains' test labels differ too, by up to {differ:.0%}: "
-            "part of the distance is theirs and not the images'."
+            f"The domains' test labels also differ, by up to {differ:.0%}: "
+            "part of the distance comes from the labels and not from the images."
         )
     return said
 
@@ -64,28 +64,28 @@ def _skew(found: Diagnosis) -> str:
     mean = float(np.mean(list(skew.values())))
     who = f"client {most} of {found.domain_of[most]}" if found.shared else most
     return (
-        f"Label skew is {_word(mean, SKEW)}: to match the mean of all {len(skew)} clients, a client would have to "
-        f"change {mean:.0%} of its training labels on average, and {who} {skew[most]:.0%}."
+        f"Label skew is {_word(mean, SKEW)}: to match the average of all {len(skew)} clients, a client would have to "
+        f"change {mean:.0%} of its training labels on average. The most skewed is {who}, with {skew[most]:.0%}."
     )
 
 
 def aligned_in_words(found: Diagnosis) -> list[str]:
-    """How near representations are to the generator's, where the method has one."""
+    """How close representations are to the generator's, where the method has one."""
     if found.aligned is None:
         return []
     aligned = found.aligned
     each = aligned.mean.value / aligned.dimensions
     said = (
-        f"In {found.name} representations are {_word(each, NEAR)} the generator's q(z|y): KL {aligned.mean:,.0f} "
-        f"nats, {each:.2g} for each dimension of z (0.5 is a mean that is off by one standard deviation)"
+        f"In {found.name}, representations are {_word(each, NEAR)} the generator's q(z|y): the mean KL divergence is "
+        f"{aligned.mean:,.0f} nats, {each:.2g} per dimension of z. A mean that is one standard deviation off gives 0.5."
     )
     if aligned.generator_interval is None:
-        return [f"{said}."]
-    return [f"{said}; the true class Gaussians are {aligned.generator_interval:,.0f} nats from the generator's."]
+        return [said]
+    return [f"{said} The true class Gaussians are {aligned.generator_interval:,.0f} nats from the generator's."]
 
 
 def change_of_distance(found: Diagnosis, other: Diagnosis) -> Interval:
-    """How much further apart two clients are in the second, on average over pairs; the same images are resampled."""
+    """How much further apart two domains are in the second, on average over pairs; the same images are resampled."""
     _check_same(found, other)
     value = other.apart.mean_pair - found.apart.mean_pair
     return interval(value, other.apart.pair_draws - found.apart.pair_draws)
@@ -105,7 +105,7 @@ def _check_same(found: Diagnosis, other: Diagnosis) -> None:
     if found.domains != other.domains or any(
         not np.array_equal(one.labels, two.labels) for one, two in zip(found.views, other.views, strict=True)
     ):
-        raise InputError(f"{found.name} and {other.name} were not seen on the same test images: they cannot be paired")
+        raise InputError(f"{found.name} and {other.name} were tested on different images, so they cannot be compared")
 
 
 def _compared(found: Diagnosis, other: Diagnosis) -> list[str]:
@@ -121,27 +121,27 @@ def _compared(found: Diagnosis, other: Diagnosis) -> list[str]:
     further = change_of_distance(found, other)
     before, after = found.apart.pairs, other.apart.pairs
     came = sum(after[pair].value < before[pair].value for pair in before)
-    count = "" if len(before) == 1 else f"; {came} of {len(before)} pairs came nearer"
-    way = "nearer" if further.value < 0 else "further apart" if further.value > 0 else "as far apart as before"
+    count = "" if len(before) == 1 else f" {came} of {len(before)} pairs moved closer."
     return [
-        f"From {found.name} to {other.name} clients are {way}: their mean distance changed by {further:+.2f}, "
-        f"{_chance(further)}{count}.",
+        f"From {found.name} to {other.name}, the mean distance between domains changed by {further:+.2f}, "
+        f"{_chance(further)}.{count}",
         gained,
         _together(-_sign(further), _sign(better)),
     ]
 
 
-def _together(nearer: int, better: int) -> str:
+def _together(closer: int, better: int) -> str:
     """The two changes in one sentence, each 1, -1, or 0 where it may be chance."""
-    clients = {1: "clients are nearer", 0: "clients are no nearer, within chance", -1: "clients are further apart"}
-    model = {1: "more accurate", 0: "as accurate, within chance", -1: "less accurate"}
-    if nearer == 1:
+    domains = {1: "domains are closer", 0: "distances changed within chance", -1: "domains are further apart"}
+    model = {1: "the model is more accurate", 0: "accuracy changed within chance", -1: "the model is less accurate"}
+    if closer == 1:
         helped = {1: "Alignment helped", 0: "Alignment worked, but accuracy did not follow"}
-        lead = helped.get(better, "Alignment worked, at the price of accuracy")
+        lead = helped.get(better, "Alignment worked, at the cost of accuracy")
     else:
-        no = "Alignment did not help" if min(nearer, better) < 0 else "No sign that alignment helped"
-        lead = "Accuracy rose, but not by alignment" if better == 1 else no
-    return f"{lead}: {clients[nearer]}; the model is {model[better]}. It is one seed: `fedcir compare` takes more."
+        no = "Alignment did not help" if min(closer, better) < 0 else "There is no sign that alignment helped"
+        lead = "Accuracy rose, but not because of alignment" if better == 1 else no
+    changes = f"{domains[closer]}, and {model[better]}" if closer or better else "both changes could be chance"
+    return f"{lead}: {changes}. This is one seed only: `fedcir compare --seeds 0,1,2` runs several."
 
 
 def _sign(change: Interval) -> int:
@@ -149,7 +149,7 @@ def _sign(change: Interval) -> int:
 
 
 def _chance(change: Interval) -> str:
-    return "beyond chance" if change.beyond_chance else "within chance"
+    return "which is more than chance" if change.beyond_chance else "which could be chance"
 
 
 def _word(value: float, words: Sequence[tuple[float, str]]) -> str:

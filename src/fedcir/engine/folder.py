@@ -9,7 +9,7 @@ import json
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import IO, Any, NotRequired, TypedDict
 
@@ -167,7 +167,7 @@ class RunFolder:
         records: list[RoundRecord] = []
         for number, line in enumerate(path.read_bytes().split(b"\n")[after:-1], start=after + 1):
             with reading(f"line {number} of {path}", REDO):
-                record = typed(json.loads(line), RoundRecord, "round")
+                record = _record(line)
                 if record.round != number:
                     raise InputError(f"it is round {record.round}")
                 records.append(record)
@@ -251,6 +251,12 @@ class RunFolder:
 
     def _checkpoints(self) -> list[Path]:
         return sorted((self.path / "checkpoint").glob("round-*.safetensors"))
+
+
+def _record(line: bytes) -> RoundRecord:
+    """The round of a line of rounds.jsonl. Runs of before all methods called their cross-entropy `ce` may have `fl`."""
+    record: RoundRecord = typed(json.loads(line), RoundRecord, "round")
+    return replace(record, losses={"ce" if name == "fl" else name: value for name, value in record.losses.items()})
 
 
 def _line(record: RoundRecord) -> str:

@@ -130,7 +130,7 @@ def risk(record: RoundRecord) -> float | None:
 
 def training_loss(record: RoundRecord) -> float | None:
     """The mean over clients of their own models' cross-entropy, while they train."""
-    return record.losses.get("fl", record.losses.get("ce"))
+    return record.losses.get("ce")
 
 
 def _mean(values: Sequence[float]) -> float:

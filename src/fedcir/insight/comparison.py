@@ -15,24 +15,14 @@ from fedcir.insight.report import tables
 from fedcir.insight.report.advice import advice
 from fedcir.insight.report.plots import convergence, draw
 from fedcir.insight.report.write import add_report
-from fedcir.runs.batch import (
-    OnNote,
-    OnProgress,
-    OnWork,
-    check_target,
-    chosen_algorithms,
-    chosen_seeds,
-    prepare,
-    run_all,
-    told_failures,
-    unheard,
-)
+from fedcir.runs import batch
+from fedcir.runs.batch import OnNote, OnProgress, OnWork, unheard
 from fedcir.runs.compare import Method, baseline_of
 from fedcir.runs.compare import compare as compare_runs
 from fedcir.runs.places import place_for
-from fedcir.runs.run import Run, load_run
+from fedcir.runs.run import Run
 from fedcir.runs.sweep import Job
-from fedcir.types import InputError, RunError
+from fedcir.types import InputError
 
 METHODS = ("fedavg", "fedreg", "fedalign", "fedcir")
 
@@ -62,7 +52,7 @@ class Comparison:
     def failed(self) -> str:
         """What went wrong, in a line; empty if nothing did."""
         count = sum(map(len, self.runs.values())) + len(self.failures)
-        return told_failures(self.failures, count) if self.failures else ""
+        return batch.told_failures(self.failures, count) if self.failures else ""
 
     def to_rows(self) -> list[dict[str, Any]]:
         """A dict of plain values for each method, accuracies as fractions: `pandas.DataFrame` takes them."""
@@ -102,22 +92,20 @@ def compare(
     the baseline's last if not given. A run that fails leaves the others as they are, and is among `failures`; if all
     do, that is a RunError.
     """
-    check_target(target)
-    names, numbers = chosen_algorithms(algorithms), chosen_seeds(seeds)
+    batch.check_target(target)
+    names, numbers = batch.chosen_algorithms(algorithms), batch.chosen_seeds(seeds)
     asked = Asked.of(options, preset, config, set, without=("algorithm", "seed"))
     place = place_for(out, Path("runs", "compare"), resume)
     planned = {(name, seed): place / f"{Path(name).stem}-{seed}" for seed in numbers for name in names}
     jobs = [Job(asked_config(asked.over(algorithm=name, seed=seed)), path) for (name, seed), path in planned.items()]
     _check(place, jobs[0].config)
-    prepare(jobs, resume, track, on_work, on_note)
-    workers = options.get("workers")
-    failures = run_all(jobs, cores() if workers is None else workers, resume, track, on_progress)
+    batch.prepare(jobs, resume, track, on_work, on_note)
+    workers = cores() if options.get("workers") is None else options["workers"]
+    ended, failures = batch.run_all(jobs, workers, resume, track, on_progress)
     runs: dict[str, dict[int, Run]] = {}
     for (name, seed), path in planned.items():
-        if path.name not in failures:
-            runs.setdefault(Path(name).stem, {})[seed] = load_run(path)
-    if not runs:
-        raise RunError(told_failures(failures, len(jobs)))
+        if path.name in ended:
+            runs.setdefault(Path(name).stem, {})[seed] = ended[path.name]
     methods = compare_runs(runs, baseline_of(runs), target)
     folders = [run for by_seed in runs.values() for run in by_seed.values()]
     page = add_report(folders, place / "report.html", target, on_work, on_note) if report else None
@@ -140,4 +128,4 @@ def _check(out: Path, config: Config) -> None:
     for path in sorted(out.glob("*/config.toml")):
         for key, (old, new) in differing(RunFolder(path.parent).config(), config).items():
             if key.startswith(("data.", "partition.")) and key not in MAY_DIFFER:
-                raise InputError(f"{path.parent} was begun with {key}={old}, not {new}: choose another folder")
+                raise InputError(f"{path.parent} was started with {key}={old}, not {new}: choose another folder")

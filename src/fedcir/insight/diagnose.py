@@ -50,7 +50,7 @@ def diagnose(
     paths = [Path(each) for each in ([runs] if isinstance(runs, str | Path) else runs)]
     given = [name for name, value in {**options, "set": set or None}.items() if value is not None]
     if paths and given:
-        raise InputError(f"runs know their data and settings: leave {' and '.join(given)} out")
+        raise InputError(f"runs bring their own data and settings: leave {' and '.join(given)} out")
     asked = Asked.of({**options, "data_root": data_root}, set=set)
     if samples < 8:
         raise InputError(f"samples must be at least 8, got {samples}")
@@ -71,7 +71,7 @@ def diagnose(
 def _of_runs(paths: Sequence[Path], data_root: str | None, samples: int, on_distance: Any) -> list[Diagnosis]:
     folders = run_folders(paths)
     if len(folders) > 2:
-        raise InputError(f"diagnose takes one run or two, got {len(folders)}: name them")
+        raise InputError(f"diagnose takes one run or two, got {len(folders)}: name the ones to look at")
     read = [load_run(folder) for folder in folders]
     same_data(read, clients=True)
     found = [diagnose_run(run, data_root, samples, on_distance) for run in read]

@@ -19,22 +19,12 @@ from fedcir.insight.report import tables
 from fedcir.insight.report.plots import draw
 from fedcir.insight.report.report import reproduction
 from fedcir.insight.report.write import MEASURING
-from fedcir.runs.batch import (
-    OnNote,
-    OnProgress,
-    OnWork,
-    check_target,
-    chosen_algorithms,
-    chosen_seeds,
-    prepare,
-    run_all,
-    told_failures,
-    unheard,
-)
+from fedcir.runs import batch
+from fedcir.runs.batch import OnNote, OnProgress, OnWork, unheard
 from fedcir.runs.places import place_for
-from fedcir.runs.run import Run, load_run
+from fedcir.runs.run import Run
 from fedcir.runs.sweep import Job
-from fedcir.types import InputError, RunError
+from fedcir.types import InputError
 
 
 @dataclass(frozen=True)
@@ -55,7 +45,7 @@ class Reproduction:
     @property
     def failed(self) -> str:
         """What went wrong, in a line; empty if nothing did."""
-        return told_failures(self.failures, len(self.runs) + len(self.failures)) if self.failures else ""
+        return batch.told_failures(self.failures, len(self.runs) + len(self.failures)) if self.failures else ""
 
 
 @dataclass(frozen=True)
@@ -92,10 +82,8 @@ class Plan:
         on_note: OnNote = unheard,
     ) -> Reproduction:
         """Do the runs that are left and write what came out."""
-        failures = run_all(list(self.jobs.values()), self.workers, self.resume, self.track, on_progress)
-        runs = {name: load_run(job.out) for name, job in self.jobs.items() if name not in failures}
-        if not runs:
-            raise RunError(f"all runs of {self.id} failed, the first with: {next(iter(failures.values()))}")
+        jobs = list(self.jobs.values())
+        runs, failures = batch.run_all(jobs, self.workers, self.resume, self.track, on_progress)
         results = Results(self.cases, runs, self.target)
         id, title, outcome = self.id, self.experiment.title, self.experiment.outcome(results)
         _write(id, title, outcome, self.out)
@@ -149,11 +137,11 @@ def plan(
     made = experiment(id)
     if scale not in SCALES:
         raise InputError(f"no scale {scale!r}; {nearest(scale, SCALES)}")
-    check_target(target)
+    batch.check_target(target)
     if target is not None and id != "table3":
-        raise InputError(f"target is for table3, not for {id}: leave it out")
-    chosen = None if algorithms is None else chosen_algorithms(algorithms)
-    numbers = None if seeds is None else chosen_seeds(seeds)
+        raise InputError(f"only table3 takes a target, {id} does not: leave it out")
+    chosen = None if algorithms is None else batch.chosen_algorithms(algorithms)
+    numbers = None if seeds is None else batch.chosen_seeds(seeds)
     asked = Asked.of(options, preset, config, set, without=("algorithm", "seed"))
     given = asked.tables()
     roots = _datasets(given.get("data", {}), scale, made.datasets, on_note)
@@ -161,8 +149,8 @@ def plan(
     place = place_for(out, Path("runs", f"{id}-{scale}"), resume)
     jobs = {case.name: Job(_config(asked, case, scale, roots), place / case.name) for case in planned}
     if len(jobs) < len(planned):
-        raise InputError("two of its runs would have one name: leave one of the methods out")
-    opened = prepare(list(jobs.values()), resume, track, on_work, on_note)
+        raise InputError(f"two runs of {id} would have the same name: leave one of the methods out")
+    opened = batch.prepare(list(jobs.values()), resume, track, on_work, on_note)
     workers = cores() if options.get("workers") is None else options["workers"]
     return Plan(id, made, planned, jobs, opened, place, workers, resume, track, target)
 
@@ -179,12 +167,12 @@ def _datasets(
         return {asked[0]: root}
     if root is None:
         names = ", ".join(asked or papers)
-        raise InputError(f"data.root is missing: a folder that holds {names}; or name one dataset")
+        raise InputError(f"data.root is missing: give a folder that holds {names}, or name one dataset")
     found = locate(asked or papers, Path(root))
     if missing := [name for name in asked or papers if name not in found]:
         if asked:
             raise InputError(f"{root} holds no folder for {missing[0]}")
-        on_note(f"left out, as not in {root}: {', '.join(missing)}")
+        on_note(f"left out because {root} does not hold them: {', '.join(missing)}")
     return {name: str(path) for name, path in found.items()}
 
 

@@ -96,4 +96,4 @@ def _of_methods(field: str) -> str:
     having = [name for name in names() if field in {f.name for f in dataclasses.fields(algorithm_class(name))}]
     if not having:
         return f"no method has a field {field!r}: `fedcir algorithms NAME` lists a method's fields"
-    return f"algorithm.{field} is a field of {', '.join(having)}: `fedcir algorithms {having[0]}` tells what it means"
+    return f"algorithm.{field} is a field of {', '.join(having)}: `fedcir algorithms {having[0]}` explains it"

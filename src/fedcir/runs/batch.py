@@ -12,9 +12,10 @@ from fedcir.config import AlgorithmConfig
 from fedcir.data.federation import Federation, open_federation
 from fedcir.engine.folder import RunFolder
 from fedcir.engine.resume import check_data, check_settings
+from fedcir.runs.run import Run, load_run
 from fedcir.runs.sweep import Job, Progress, sweep
 from fedcir.runs.tracking import check_tracker
-from fedcir.types import InputError
+from fedcir.types import InputError, RunError
 
 OnProgress = Callable[[Progress], None]
 """Told of every run that begins, of each of its rounds, and of its end."""
@@ -95,15 +96,20 @@ def prepare(
 
 def run_all(
     jobs: Sequence[Job], workers: int, resume: bool, track: str | None, on_progress: OnProgress = unheard
-) -> dict[str, str]:
-    """Do the runs that are not done yet. Gives why each failed that did, by its folder's name."""
+) -> tuple[dict[str, Run], dict[str, str]]:
+    """Do the runs that are not done yet. Gives those that ended well, and why the others failed, by folder name.
+
+    If all of them failed, that is a RunError.
+    """
     failures = {}
     with closing(sweep(jobs, workers, resume, track)) as steps:  # so that none goes on if the caller is stopped
         for step in steps:
             if step.event == "failed":
                 failures[step.job.out.name] = step.said
             on_progress(step)
-    return failures
+    if len(failures) == len(jobs):
+        raise RunError(told_failures(failures, len(jobs)))
+    return {job.out.name: load_run(job.out) for job in jobs if job.out.name not in failures}, failures
 
 
 def told_failures(failures: Mapping[str, str], runs: int) -> str:

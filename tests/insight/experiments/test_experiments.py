@@ -151,7 +151,7 @@ def test_a_setting_that_is_varied_picks_its_points() -> None:
     assert len(planned("fig-clients", "paper")) == 16
     assert len(planned("fig-clients", "paper", partition={"beta": 0.5})) == 4
     assert [case.point.name for case in planned("fig-local-steps", "paper", local={"steps": 50})] == ["E 50"]
-    with pytest.raises(InputError, match=r"local.steps=7 is none of its points: E 5; E 20"):
+    with pytest.raises(InputError, match=r"local.steps=7 is not one of its points: E 5; E 20"):
         planned("fig-local-steps", "paper", local={"steps": 7})
 
 
@@ -169,7 +169,7 @@ def test_names_of_runs_are_names_of_folders_and_all_different() -> None:
 
 
 def test_table2_is_of_fedcir_only() -> None:
-    with pytest.raises(InputError, match="of fedcir only, not of 'fedavg'"):
+    with pytest.raises(InputError, match="takes only fedcir, not 'fedavg'"):
         planned("table2", "small")
 
 
@@ -178,5 +178,5 @@ def test_datasets_are_found_by_their_names_however_they_are_written(tmp_path: Pa
         (tmp_path / name).mkdir()
     found = locate(paper.DATASETS, tmp_path)
     assert found == {"pacs": tmp_path / "PACS", "office-caltech-10": tmp_path / "office_caltech10"}
-    with pytest.raises(InputError, match="holds none of domainnet"):
+    with pytest.raises(InputError, match="holds none of the folders domainnet"):
         locate(["domainnet"], tmp_path)

@@ -64,13 +64,13 @@ def test_a_short_run_that_flattened_is_not_rising_because_it_once_rose(tmp_path:
 def test_four_rounds_tell_nothing(tmp_path: Path) -> None:
     assert rise([run(tmp_path / "a", [10, 20, 30, 40])]) is None
     said = told(tmp_path, [method("fedavg", 40)], curve=[10, 20, 30, 40])
-    assert said == "4 evaluated rounds cannot tell whether accuracy still rises: train longer, such as `--rounds 25`."
+    assert said == "Train longer: 4 evaluated rounds cannot show whether accuracy is still rising. Try `--rounds 25`."
 
 
 def test_rounds_that_were_hardly_evaluated_ask_for_more_evaluation(tmp_path: Path) -> None:
     said = told(tmp_path, [method("fedavg", 40)], curve=[*[None] * 39, 40.0])
     assert said.endswith(
-        "1 evaluated round cannot tell whether accuracy still rises: evaluate more often: `--eval-every 4`."
+        "Evaluate more often: 1 evaluated round cannot show whether accuracy is still rising. Try `--eval-every 4`."
     )
 
 
@@ -86,7 +86,7 @@ def test_a_method_that_is_better_beyond_chance_is_taken(tmp_path: Path) -> None:
     said = told(tmp_path, [method("fedavg", 50), method("fedcir", 53, 3.0, 1.0), method("fedsr", 55, 5.0, 9.0)])
     assert (
         said
-        == "Take fedcir: it is 3.0 points above fedavg, more than chance between seeds (95 % interval +2.0 to +4.0)."
+        == "Use fedcir: it is 3.0 points above fedavg, more than chance between seeds (95 % interval +2.0 to +4.0)."
     )
 
 
@@ -95,9 +95,9 @@ def test_where_nothing_is_better_beyond_chance_fedavg_is_taken_and_the_seeds_tha
 ) -> None:
     said = told(tmp_path, [method("fedavg", 50), method("fedcir", 51, 1.0, 2.48, std=0.01)])
     assert said == (
-        "Take fedavg: no other federated method is better by more than chance, and it is the simplest. "
+        "Use fedavg: no other federated method is better by more than chance, and fedavg is the simplest. "
         "Add seeds: fedcir is ahead, but that could be chance (95 % interval -1.5 to +3.5). "
-        "About 7 would tell: `--seeds 0,1,2,3,4,5,6`."
+        "About 7 seeds would be enough to tell: `--seeds 0,1,2,3,4,5,6`."
     )
 
 
@@ -109,25 +109,25 @@ def test_the_seeds_to_tell_are_the_fewest_by_students_t() -> None:
 
 def test_a_difference_that_would_take_too_many_seeds_is_none(tmp_path: Path) -> None:
     said = told(tmp_path, [method("fedavg", 50), method("fedcir", 50.1, 0.1, 2.48)])
-    assert said.endswith("a difference this small would take more than 12 seeds to tell. Treat the two as equal.")
+    assert said.endswith("Confirming so small a difference would take more than 12 seeds: treat the two as equal.")
 
 
 def test_with_one_seed_more_are_asked_for_and_fedavg_is_taken_for_now(tmp_path: Path) -> None:
     said = told(tmp_path, [method("fedavg", 50), method("fedcir", 60, 10.0)], seeds=1)
-    assert said.startswith("Take fedavg for now: one seed cannot tell whether another method is better")
-    assert said.endswith("with one, every difference could be chance. Try `--seeds 0,1,2`.")
+    assert said.startswith("Use fedavg for now: one seed cannot show whether another method is better")
+    assert said.endswith("with only one, every difference could be chance. Try `--seeds 0,1,2`.")
 
 
 def test_what_moves_all_data_is_never_taken(tmp_path: Path) -> None:
     ceiling = replace(method("centralized", 90, 40.0, 1.0), pools=True)
-    assert "Take fedavg" in told(tmp_path, [ceiling, method("fedavg", 50), method("fedcir", 49, -1.0, 0.5)])
+    assert "Use fedavg" in told(tmp_path, [ceiling, method("fedavg", 50), method("fedcir", 49, -1.0, 0.5)])
     assert told(tmp_path / "alone", [ceiling]) == ""
     assert take([method("fedavg", 50), method("fedcir", 60, 10.0, 1.0)], "fedavg").algorithm == "fedcir"
 
 
 def test_one_method_alone_is_told_how_to_compare_it(tmp_path: Path) -> None:
     said = told(tmp_path, [method("fedcir", 50)], seeds=1)
-    assert said == "Only fedcir was trained: `fedcir compare --algorithms fedavg,fedcir` tells whether it helps."
+    assert said == "Only fedcir was trained. To see whether it helps, run `fedcir compare --algorithms fedavg,fedcir`."
 
 
 def test_a_domain_far_below_the_others_is_pointed_to_a_diagnosis(tmp_path: Path) -> None:
@@ -135,6 +135,6 @@ def test_a_domain_far_below_the_others_is_pointed_to_a_diagnosis(tmp_path: Path)
     said = told(tmp_path, [low])
     assert said == (
         "pen is 20 points below the mean of the other domains under fedavg: "
-        "`fedcir diagnose fedavg-0` shows how its images and labels differ, and what is mistaken."
+        "`fedcir diagnose fedavg-0` shows how its images and labels differ, and which classes are confused."
     )
     assert told(tmp_path / "unseen", [replace(low, unseen=("pen",))]) == ""  # nobody trained on it

@@ -99,7 +99,7 @@ def test_curves_are_read_off_by_hovering_and_by_keys(open_page: Open, page_file:
 
 def test_a_cell_of_the_distances_is_read_off(open_page: Open, page_file: Path) -> None:
     page = open_page()
-    title = "Proxy A-distance of clients"
+    title = "Proxy A-distance between domains"
     value = figure(page_file, title)["choices"][0]["values"][0][1]
     sheet = page.locator("figure.chart").filter(has_text=title).first.locator("svg").first
     sheet.focus()

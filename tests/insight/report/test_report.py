@@ -39,7 +39,7 @@ def test_run_and_compare_write_one_and_report_makes_it_again(
     assert said.code == 0, said.err
     assert "report.html" in said.out
     text = text_of(out / "report.html")
-    for words in ("difference to fedavg", "Distances between clients", "rounds to fedavg", "ink", "pen", "wax"):
+    for words in ("difference to fedavg", "Distances between domains", "rounds to match fedavg", "ink", "pen", "wax"):
         assert words in text
     said = fedcir("report", out, "-o", tmp_path / "again.html")
     assert said.code == 0, said.err
@@ -64,7 +64,9 @@ def test_without_the_data_all_but_distances_is_told_and_a_root_brings_them_back(
     said = fedcir("report", tmp_path / "run", "-o", tmp_path / "without.html")
     assert said.code == 0, said.err
     assert "Not measured: run ran on " in text_of(tmp_path / "without.html")
-    assert said.err.startswith(f"note: distances not measured: {tmp_path / 'run'} ran on {moved}, which is no folder")
+    assert said.err.startswith(
+        f"note: distances not measured: {tmp_path / 'run'} ran on {moved}, which is no longer a folder"
+    )
     assert said.err.count("\n") == 1
     assert str(tmp_path) not in (tmp_path / "without.html").read_text()
     fedcir("report", tmp_path / "run", "-o", tmp_path / "with.html", "--data-root", tmp_path / "elsewhere")
@@ -91,15 +93,15 @@ def test_every_accuracy_is_on_all_test_images_whatever_distances_are_measured_on
     final = RunFolder(tmp_path / "run").summary()["final"]["accuracy"]
     heats = {each["name"]: each for each in data_of(tmp_path / "r.html", "Class by class")["choices"]}
     for place, (domain, accuracy) in enumerate(final.items()):
-        rows = [[count or 0 for count in row] for row in heats[f"fedcir: confusion at {domain}"]["values"]]
+        rows = [[count or 0 for count in row] for row in heats[f"fedcir: confusion in {domain}"]["values"]]
         assert sum(map(sum, rows)) == 12
         assert sum(row[label] for label, row in enumerate(rows)) / 12 == pytest.approx(accuracy)
-        right = [row[place] for row in heats["fedcir: right by class and domain"]["values"]]  # of four images each
+        right = [row[place] for row in heats["fedcir: accuracy by class and domain"]["values"]]  # of four images each
         assert sum(right) / 3 == pytest.approx(100 * accuracy)
     assert len(data_of(tmp_path / "r.html", "Representations of test images")["choices"][0]["points"]) == 3 * 8
     text = text_of(tmp_path / "r.html")
     assert "on up to 8 test images of each domain" in text
-    assert "Least accurate" not in text
+    assert "least accurate" not in text
 
 
 def test_the_best_federated_method_leads_and_centralized_training_is_a_ceiling(
@@ -108,10 +110,12 @@ def test_the_best_federated_method_leads_and_centralized_training_is_a_ceiling(
     longer = ["12" if each == "3" else each for each in reported]
     fedcir("compare", *longer, "--algorithms", "centralized,fedavg,fedprox", "--out", tmp_path / "all")
     text = text_of(tmp_path / "all" / "report.html")
-    assert re.search(r"Most accurate federated method: fed(avg|prox), ", text)
-    assert re.search(r"Centralized training, which moves all data, reaches [\d.]+ %: (a ceiling|less than fed)", text)
+    assert re.search(r"The most accurate federated method is fed(avg|prox) ", text)
+    assert re.search(
+        r"Centralized training, which moves all data to one place, reaches [\d.]+ %, (a ceiling|less than fed)", text
+    )
     assert "With one seed, every difference between methods could be chance." in text
-    assert "Take fedavg for now" in text
+    assert "Use fedavg for now" in text
 
 
 DAMAGE = {

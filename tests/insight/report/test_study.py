@@ -48,7 +48,7 @@ def test_runs_of_one_method_are_told_apart_by_what_differs(run: Callable[..., Ru
 
 def test_runs_that_differ_in_more_than_the_method_are_said_to(run: Callable[..., Run]) -> None:
     (note,) = study_of([run("fedcir"), run("fedavg", "local.lr=0.5")]).notes
-    assert note == "these runs differ in local.lr, not only in the method"
+    assert note == "these runs differ not only in the method, but also in local.lr"
 
 
 def test_workers_and_places_make_no_difference(run: Callable[..., Run]) -> None:
@@ -57,7 +57,7 @@ def test_workers_and_places_make_no_difference(run: Callable[..., Run]) -> None:
 
 
 def test_the_same_run_twice_is_refused(run: Callable[..., Run]) -> None:
-    with pytest.raises(InputError, match="are the same run, fedavg with seed 0: leave one out"):
+    with pytest.raises(InputError, match="are both fedavg with seed 0: leave one out"):
         study_of([run("fedavg"), run("fedavg")])
 
 

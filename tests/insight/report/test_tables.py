@@ -38,7 +38,7 @@ def test_a_target_that_no_seed_reached_says_so() -> None:
         "m", {"d": Estimate(0.5, None)}, Estimate(0.5, None), Estimate(0.5, None), ToTarget(None, None, 0), None, None
     )
     assert comparison_rows([method], "m", seeds=1, target=0.9) == [
-        ["method", "d", "mean", "worst", "rounds to 90 %", "moved to 90 %"],
+        ["method", "d", "mean", "worst", "rounds to reach 90 %", "data moved to reach 90 %"],
         ["m", "50.0", "50.0", "50.0", "not reached", "not reached"],
     ]
 

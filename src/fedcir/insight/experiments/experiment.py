@@ -138,7 +138,7 @@ class Experiment:
         if asked is None:
             return list(self.smoke if scale == "smoke" else self.algorithms)
         if self.fixed and (other := next((name for name in asked if name not in self.algorithms), None)):
-            raise InputError(f"this one is of {', '.join(self.algorithms)} only, not of {other!r}: leave it out")
+            raise InputError(f"this experiment takes only {', '.join(self.algorithms)}, not {other!r}: leave it out")
         return list(asked)
 
 

@@ -10,7 +10,7 @@ SHARES = (0.1, 0.25, 0.5, 0.75, 1.0)
 
 
 def outcome(results: Results) -> Outcome:
-    rows: Rows = [["dataset", "method", *(f"{share:.0%} of the rounds" for share in SHARES)]]
+    rows: Rows = [["dataset", "method", *(f"after {share:.0%} of the rounds" for share in SHARES)]]
     numbers: Rows = [["dataset", "method", "round", "accuracy", "lowest_seed", "highest_seed"]]
     panels: list[Chart] = []
     for dataset in results.datasets:
@@ -31,4 +31,4 @@ def outcome(results: Results) -> Outcome:
     return Outcome(rows, numbers, panels)
 
 
-EXPERIMENT = Experiment("test accuracy (%) as training goes, mean over seeds", ("domainnet", "pacs"), METHODS, outcome)
+EXPERIMENT = Experiment("test accuracy (%) during training, mean over seeds", ("domainnet", "pacs"), METHODS, outcome)

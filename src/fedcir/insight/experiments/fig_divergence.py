@@ -1,4 +1,4 @@
-"""Proxy A-distances under FedAvg against those under FedCiR: every pair of clients, and the mean to the mixture."""
+"""Proxy A-distances under FedAvg against those under FedCiR: every pair of domains, and the mean to the mixture."""
 
 import numpy as np
 
@@ -14,7 +14,7 @@ SAMPLES = 1000
 
 
 def outcome(results: Results) -> Outcome:
-    rows: Rows = [["dataset", "clients", *results.algorithms]]
+    rows: Rows = [["dataset", "domains", *results.algorithms]]
     numbers: Rows = [["dataset", "seed", "one", "other", *results.algorithms]]
     panels: list[Chart] = []
     notes = []
@@ -27,7 +27,7 @@ def outcome(results: Results) -> Outcome:
             notes += [f"{dataset}: not measured for {name}: {why}." for why in whys]
         seeds = sorted(set.intersection(*(set(each) for each in found.values())))
         if not seeds:
-            rows.append([dataset, "no seed has ended with all methods", *("–" for _ in results.algorithms)])
+            rows.append([dataset, "no seed has finished for all methods", *("–" for _ in results.algorithms)])
             continue
         first = baseline_of({name: results.runs(dataset, name) for name in results.algorithms})
         names = list(found[first][seeds[0]].pairs)
@@ -46,12 +46,12 @@ def outcome(results: Results) -> Outcome:
                 for name in (first, other)
             )
             star = Series("mean to the mixture", (float(np.mean(mixture[first])),), (float(np.mean(mixture[other])),))
-            series = (Series("pair of clients", x, y), star)
+            series = (Series("pair of domains", x, y), star)
             axes = (f"proxy A-distance under {first}", f"proxy A-distance under {other}")
             panels.append(Lines(dataset, *axes, series, joined=False, diagonal=True))
             nearer = sum(below < above for above, below in zip(x, y, strict=True))
             notes.append(
-                f"{dataset}: {nearer} of {len(x)} pairs of clients are nearer under {other} than under {first}."
+                f"{dataset}: {nearer} of {len(x)} pairs of domains are closer under {other} than under {first}."
             )
     return Outcome(rows, numbers, panels, notes)
 
@@ -62,7 +62,7 @@ def _cell(values: list[float]) -> str:
 
 
 EXPERIMENT = Experiment(
-    "proxy A-distance of clients, 0 to 2, mean ± standard deviation over seeds",
+    "proxy A-distance between domains (0 to 2), mean ± standard deviation over seeds",
     ("domainnet",),
     ("fedavg", "fedcir"),
     outcome,

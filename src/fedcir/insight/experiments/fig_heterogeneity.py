@@ -18,7 +18,7 @@ def outcome(results: Results) -> Outcome:
 
 
 EXPERIMENT = Experiment(
-    "test accuracy (%) against label skew; a small beta is a large skew",
+    "test accuracy (%) against label skew; smaller beta gives more skew",
     ("domainnet", "pacs"),
     METHODS,
     outcome,

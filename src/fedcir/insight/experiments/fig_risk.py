@@ -5,13 +5,13 @@ from fedcir.insight.experiments.experiment import Experiment, Outcome, Results, 
 from fedcir.insight.report.tables import Rows
 
 MEASURES = (
-    ("of the global model, on each client's test images", risk),
-    ("of local models, as they train", training_loss),
+    ("of the global model, on each domain's test images", risk),
+    ("of local models, during training", training_loss),
 )
 
 
 def outcome(results: Results) -> Outcome:
-    rows: Rows = [["dataset", "method", *(f"last risk {name}" for name, _ in MEASURES)]]
+    rows: Rows = [["dataset", "method", *(f"final risk {name}" for name, _ in MEASURES)]]
     numbers: Rows = [["dataset", "method", "measure", "round", "risk", "lowest_seed", "highest_seed"]]
     panels: list[Chart] = []
     for dataset in results.datasets:

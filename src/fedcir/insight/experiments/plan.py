@@ -29,13 +29,13 @@ TRIED = 2
 def locate(names: Sequence[str], root: Path) -> dict[str, Path]:
     """Those of several datasets that lie below a folder, each in one of its name: office_caltech10 will do."""
     if not root.is_dir():
-        raise InputError(f"data.root {root} is no folder")
+        raise InputError(f"data.root {root} is not a folder")
     inside = {_plain(path.name): path for path in sorted(root.iterdir()) if path.is_dir()}
     found = {name: inside[_plain(name)] for name in names if _plain(name) in inside}
     if not found:
         raise InputError(
-            f"{root} holds none of {', '.join(names)}, each in a folder of its name: name one dataset, "
-            "and its own folder as data.root"
+            f"{root} holds none of the folders {', '.join(names)}: name one dataset, and give its own folder as "
+            "data.root"
         )
     return found
 
@@ -60,7 +60,7 @@ def cases(
         asked = ", ".join(
             f"{section}.{name}={given[section][name]}" for section, name in varied if name in given.get(section, {})
         )
-        raise InputError(f"{asked} is none of its points: {'; '.join(point.name for point in points)}")
+        raise InputError(f"{asked} is not one of its points: {'; '.join(point.name for point in points)}")
     return [
         Case(dataset, point, algorithm, seed)
         for seed in (experiment.seeds(scale) if seeds is None else seeds)

@@ -13,9 +13,9 @@ from fedcir.runs.run import Run
 
 MEASURES = ("TFLOPs", "GB moved", "GB of memory")
 NOTES = [
-    "Per client: what all clients spent, over their number.",
-    "Medians over seeds; one that never gets there counts as later than all.",
-    "Memory is what all processes of the machine that ran it held at most, with the data; the paper's is a GPU's.",
+    "Costs are per client: the total over all clients, divided by their number.",
+    "Values are medians over seeds. A seed that never reaches the target counts as slower than all others.",
+    "Memory is the most that all processes held together, with the data; the paper reports that of a GPU.",
 ]
 
 
@@ -52,7 +52,7 @@ def outcome(results: Results) -> Outcome:
         if ours:
             x, y = (tuple(column) for column in zip(*ours, strict=True))
             series, ticks = (Series("ours", x, y),), tuple(results.algorithms)
-            panels.append(Lines(dataset, "", f"GB moved a client to {goal}", series, ticks, joined=False))
+            panels.append(Lines(dataset, "", f"GB moved per client to reach {goal}", series, ticks, joined=False))
     return Outcome(rows, numbers, panels, NOTES)
 
 
@@ -78,7 +78,7 @@ def _spent(run: Run, spent: Ledger | None) -> tuple[float, float, float, float]:
 
 
 EXPERIMENT = Experiment(
-    "what a client spends until the target accuracy is reached",
+    "cost per client to reach the target accuracy",
     ("domainnet",),
     ("fedavg", "fedprox", "fedproc", "fedgen", "fedsr", "fedcir"),
     outcome,

@@ -54,15 +54,15 @@ def _choice(federated: Sequence[Method], taken: Method, baseline: str, runs: Run
     name = taken.algorithm
     simple = name.split(" ")[0] == "fedavg"
     if len(federated) == 1:
-        only = f"Only {name} was trained: `fedcir compare --algorithms fedavg,{name}` tells whether it helps."
+        only = f"Only {name} was trained. To see whether it helps, run `fedcir compare --algorithms fedavg,{name}`."
         return [] if simple or " " in name else [only]
     if taken.difference is not None:
         points = f"{100 * taken.difference.mean:.1f} points above {baseline}"
-        return [f"Take {name}: it is {points}, more than chance between seeds ({taken.interval})."]
-    why = ", and it is the simplest" if simple else ""
+        return [f"Use {name}: it is {points}, more than chance between seeds ({taken.interval})."]
+    why = f", and {name} is the simplest" if simple else ""
     if len(runs[name]) == 1:
-        return [f"Take {name} for now: one seed cannot tell whether another method is better{why}."]
-    return [f"Take {name}: no other federated method is better by more than chance{why}."]
+        return [f"Use {name} for now: one seed cannot show whether another method is better{why}."]
+    return [f"Use {name}: no other federated method is better by more than chance{why}."]
 
 
 @dataclass(frozen=True)
@@ -96,9 +96,10 @@ def _rounds(runs: Runs, federated: Sequence[Method]) -> list[str]:
     rounds = max(len(each) for each in records)
     evaluated = max(sum(record.accuracy_mean is not None for record in each) for each in records)
     if evaluated < FEW:
-        told = f"{evaluated} evaluated round{'s' * (evaluated != 1)} cannot tell whether accuracy still rises"
-        often = f"evaluate more often: `--eval-every {rounds // 10}`"
-        return [f"{told}: {'train longer, such as `--rounds 25`' if rounds < 2 * FEW else often}."]
+        few = f"{evaluated} evaluated round{'s' * (evaluated != 1)} cannot show whether accuracy is still rising"
+        if rounds < 2 * FEW:
+            return [f"Train longer: {few}. Try `--rounds 25`."]
+        return [f"Evaluate more often: {few}. Try `--eval-every {rounds // 10}`."]
     rising = {name: found for name, each in by_seed.items() if (found := rise(each)) is not None}
     if not rising:
         return []
@@ -113,7 +114,7 @@ def _seeds(federated: Sequence[Method], runs: Runs) -> list[str]:
     """How many it takes to tell the most promising difference from chance."""
     seeds = sorted({seed for each in runs.values() for seed in each})
     if len(federated) > 1 and len(seeds) == 1:
-        return [f"Add seeds: with one, every difference could be chance. Try `--seeds {_listed(seeds, 3)}`."]
+        return [f"Add seeds: with only one, every difference could be chance. Try `--seeds {_listed(seeds, 3)}`."]
     ahead = [m for m in federated if m.difference is not None and m.difference.mean > 0 and m.half_width is not None]
     if not ahead or any(method.better for method in ahead):
         return []
@@ -121,8 +122,8 @@ def _seeds(federated: Sequence[Method], runs: Runs) -> list[str]:
     told = f"{best.algorithm} is ahead, but that could be chance ({best.interval})"
     needed = seeds_to_tell(best)
     if needed is None or needed > MANY:
-        return [f"{told}: a difference this small would take more than {MANY} seeds to tell. Treat the two as equal."]
-    return [f"Add seeds: {told}. About {needed} would tell: `--seeds {_listed(seeds, needed)}`."]
+        return [f"{told}. Confirming so small a difference would take more than {MANY} seeds: treat the two as equal."]
+    return [f"Add seeds: {told}. About {needed} seeds would be enough to tell: `--seeds {_listed(seeds, needed)}`."]
 
 
 def seeds_to_tell(method: Method, most: int = 100) -> int | None:
@@ -149,4 +150,4 @@ def _far(method: Method, run: str) -> list[str]:
     if gap < FAR:
         return []
     told = f"{worst} is {gap:.0f} points below the mean of the other domains under {method.algorithm}"
-    return [f"{told}: `fedcir diagnose {run}` shows how its images and labels differ, and what is mistaken."]
+    return [f"{told}: `fedcir diagnose {run}` shows how its images and labels differ, and which classes are confused."]

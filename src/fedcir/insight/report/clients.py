@@ -12,7 +12,7 @@ from fedcir.analysis.bootstrap import Interval
 from fedcir.analysis.diagnose import Diagnosis
 from fedcir.analysis.words import aligned_in_words, apart_in_words
 from fedcir.insight.charts import Bars, Chart, Cloud, Heat, Lines, Series
-from fedcir.insight.report.page import Figure, Section, Table, Words
+from fedcir.insight.report.page import Figure, Section, Table, Words, sentence
 from fedcir.insight.report.picture import in_the_plane
 from fedcir.insight.report.study import Study
 from fedcir.insight.report.tables import UNSEEN, domain_cell, domain_header, domains_of
@@ -30,7 +30,9 @@ def by_domain(study: Study, methods: Sequence[Method], found: Diagnoses) -> Sect
     domains, header = domains_of(methods), domain_header(methods)
     series = tuple(_bars(study, method, domains) for method in methods)
     bars = Bars("", "test accuracy (%)", tuple(header), series)
-    note = "Whiskers are one standard deviation over seeds; of one seed, its 95 % interval over test images (Wilson)."
+    note = (
+        "Whiskers show one standard deviation over seeds, or with one seed its 95 % interval over test images (Wilson)."
+    )
     blocks: list[Figure | Table] = [
         Table(
             "Test accuracy by domain (%), mean ± standard deviation over seeds",
@@ -41,14 +43,14 @@ def by_domain(study: Study, methods: Sequence[Method], found: Diagnoses) -> Sect
     heats: dict[str, Chart] = {}
     for name, each in _shown(study, found).items():
         cells = tuple(tuple(None if np.isnan(v) else 100 * float(v) for v in row) for row in each.recall)
-        what = "share of test images that are right, %"
-        heats[f"{name}: right by class and domain"] = Heat(what, each.classes, _named(each), cells, 0.0, 100.0)
+        what = "test images classified correctly (%)"
+        heats[f"{name}: accuracy by class and domain"] = Heat(what, each.classes, _named(each), cells, 0.0, 100.0)
         if len(found) * len(each.domains) * len(each.classes) ** 2 <= MOST_CONFUSION:
             for domain in each.domains:
                 counts = each.confusion(domain)
-                heats[f"{name}: confusion at {domain}"] = _counts(counts, each.classes, each.classes)
+                heats[f"{name}: confusion in {domain}"] = _counts(counts, each.classes, each.classes)
     if heats and len(_any(found).classes) <= MOST_CLASSES:
-        note = "Of one seed, on all test images. Confusion: rows are there, columns are what they were taken for."
+        note = "One seed, all test images. In a confusion matrix, rows are true classes and columns are predictions."
         blocks.append(Figure("Class by class", heats, note))
     return Section("Domains", tuple(blocks))
 
@@ -96,22 +98,22 @@ def _wilson(right: int, tested: int) -> tuple[float, float]:
 
 
 def distances(study: Study, found: Diagnoses, samples: int, why_not: Sequence[str]) -> Section:
-    """How far clients are apart under each method's model, and for which runs that could not be measured."""
-    title = "Distances between clients"
+    """How far domains are apart under each method's model, and for which runs that could not be measured."""
+    title = "Distances between domains"
     found = {name: measured for name, by_seed in found.items() if (measured := _measured(by_seed))}
     if not found:
         return Section(title, (Words(tuple(why_not)),))
     shown = _shown(study, found)
     baseline, first = next(iter(shown.items()))
     several = len(study.seeds) > 1
-    over = "± standard deviation over seeds" if several else "95 % interval over test images"
+    over = "± is the standard deviation over seeds" if several else "Brackets are 95 % intervals over test images"
     caption = (
-        f"Proxy A-distance, 0 to 2, on up to {samples} test images of each domain, and average risk, on all of them: "
-        f"the bound's second term is the distance to the mixture, its first the risk; {over}"
+        f"Proxy A-distance (0 to 2) on up to {samples} test images of each domain, and average risk on all of them. "
+        f"The average risk and the mean distance to the mixture are the two terms of the paper's bound. {over}"
     )
     changes = _changes(baseline, found)
-    to_baseline = [f"change to {baseline}"] if len(found) > 1 else []
-    rows = [["method", "mean over pairs", *to_baseline, "mean to the mixture", "average risk", "furthest"]]
+    to_baseline = [f"change from {baseline}"] if len(found) > 1 else []
+    rows = [["method", "mean over pairs", *to_baseline, "mean to the mixture", "average risk", "furthest domain"]]
     for name, by_seed in found.items():
         change = [str(changes.get(name, "")) for _ in to_baseline]
         terms = _mean_pair(by_seed), *change, _mean_to_mixture(by_seed), _average_risk(by_seed)
@@ -124,16 +126,20 @@ def distances(study: Study, found: Diagnoses, samples: int, why_not: Sequence[st
         clouds |= {f"{name}, by {what}": cloud for what, cloud in _clouds(each).items()}
         if name != baseline:
             against[name] = _against(baseline, first, name, each)
-    of = f"Of seed {study.common_seed}." if several and study.common_seed is not None else ""
-    said = [*first.notes, *apart_in_words(first), *aligned_in_words(first), *_said(baseline, changes)]
+    of = f"This is seed {study.common_seed}." if several and study.common_seed is not None else ""
+    said = [*map(sentence, first.notes), *apart_in_words(first), *aligned_in_words(first), *_said(baseline, changes)]
     blocks: list[Words | Table | Figure] = [
         Words((*why_not, *said)),
         Table(caption, rows),
-        Figure("Proxy A-distance of clients", heats, f"0: they cannot be told apart; 2: they always can. {of}"),
+        Figure(
+            "Proxy A-distance between domains",
+            heats,
+            f"At 0 a classifier cannot tell two domains apart; at 2 it always can. {of}",
+        ),
         Figure("Representations of test images, first two principal components", clouds, of),
     ]
     if against:
-        note = f"Below the diagonal clients are nearer than under {baseline}. {of}"
+        note = f"Pairs below the diagonal are closer than under {baseline}. {of}"
         blocks.append(Figure("Distances side by side", against, note))
     return Section(title, tuple(blocks))
 
@@ -191,40 +197,39 @@ def _changes(baseline: str, found: Diagnoses) -> dict[str, Change]:
 
 
 def _said(baseline: str, changes: Mapping[str, Change]) -> list[str]:
-    """Which methods bring clients nearer, as far as seeds can tell."""
-    sure = {
-        name: change for name, change in changes.items() if change.half is not None and abs(change.mean) > change.half
+    """Which methods bring domains closer together, as far as seeds can tell."""
+    sure = {name: change for name, change in changes.items() if change.beyond_chance}
+    ways = {
+        "closer together": [n for n in sure if sure[n].mean < 0],
+        "further apart": [n for n in sure if sure[n].mean > 0],
     }
-    ways = {"nearer": [n for n in sure if sure[n].mean < 0], "further apart": [n for n in sure if sure[n].mean > 0]}
     said = [
-        f"Clients are {way} than under {baseline} under {', '.join(f'{name} ({sure[name]})' for name in names)}: "
+        f"Domains are {way} under {', '.join(f'{name} ({sure[name]})' for name in names)} than under {baseline}: "
         "more than chance between seeds (95 %)."
         for way, names in ways.items()
         if names
     ]
     if rest := [name for name in changes if name not in sure]:
         told = ", ".join(f"{name} ({changes[name]})" for name in rest)
-        said.append(f"The change of the distance from {baseline} could be chance under {told}.")
+        said.append(f"The change in distance from {baseline} could be chance for {told}.")
     return said
 
 
 def _matrix(found: Diagnosis) -> Heat:
-    """Pairs of clients, and each to the mixture."""
+    """Pairs of domains, and each to the mixture."""
     names = found.domains
     rows = []
     for a in names:
-        pairs = [found.apart.pairs.get((a, b)) or found.apart.pairs.get((b, a)) for b in names]
+        pairs = [found.apart.between(a, b) for b in names]
         rows.append((*(None if pair is None else pair.value for pair in pairs), found.apart.to_mixture[a].value))
     return Heat("proxy A-distance", _named(found), (*_named(found), "mixture"), tuple(rows), 0.0, 2.0)
 
 
 def _clouds(found: Diagnosis) -> dict[str, Cloud]:
-    points = in_the_plane(np.concatenate([view.z for view in found.sample]))
-    owners = np.repeat(np.arange(len(found.sample)), [len(view.z) for view in found.sample])
-    labels = np.concatenate([view.labels for view in found.sample])
+    points, owners, labels = in_the_plane(found.sample)
     return {
         what: Cloud("representations", tuple(groups), _dots(points, kinds))
-        for what, groups, kinds in (("client", _named(found), owners), ("class", found.classes, labels))
+        for what, groups, kinds in (("domain", _named(found), owners), ("class", found.classes, labels))
     }
 
 
@@ -236,7 +241,7 @@ def _against(baseline: str, first: Diagnosis, name: str, other: Diagnosis) -> Li
     x, y = (tuple(distance.value for distance in each.apart.pairs.values()) for each in (first, other))
     star = Series("mean to the mixture", (first.apart.mean_to_mixture,), (other.apart.mean_to_mixture,))
     axes = f"distance under {baseline}", f"distance under {name}"
-    return Lines("", *axes, (Series("pair of clients", x, y), star), joined=False, diagonal=True)
+    return Lines("", *axes, (Series("pair of domains", x, y), star), joined=False, diagonal=True)
 
 
 def clients(found: Diagnoses) -> Section | None:
@@ -245,11 +250,11 @@ def clients(found: Diagnoses) -> Section | None:
         return None
     each = _any(found)
     counts = np.stack(list(each.labels.values()), axis=1)  # (classes, clients)
-    said = f"{len(each.labels)} clients hold {int(counts.sum()):,} training images"
+    said = f"The clients hold {int(counts.sum()):,} training images"
     if counts.size > MOST_CELLS:
         return Section("Clients", (Words((f"{said}.",)),))
     differ = max(each.skew.values())
-    most = f"up to {differ:.0%} of a client's labels would have to be others to match the average client"
-    note = f"{said}; {'all hold the classes in the same shares' if differ < 0.005 else most}."
+    most = f"To match the average client, a client would have to change up to {differ:.0%} of its labels"
+    note = f"{said}. {'All hold the classes in the same shares' if differ < 0.005 else most}."
     chart = _counts(counts, each.classes, tuple(each.labels))
     return Section("Clients", (Figure("Training images by client and class", {"": chart}, note, wide=True),))

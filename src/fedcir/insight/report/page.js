@@ -172,10 +172,10 @@
     const size = room(box, chart, chart.ticks);
     if (chart.diagonal) size.height = Math.min(size.width, 460);
     const ends = seen.map((series) => `${series.name} ${said(series.y.at(-1))}`).join(", ");
-    const { sheet, tip } = canvas(box, size.width, size.height, `${chart.y} against ${chart.x || "method"}. Last: ${ends}`);
+    const { sheet, tip } = canvas(box, size.width, size.height, `${chart.y} against ${chart.x || "method"}. Last values: ${ends}`);
     const xs = seen.flatMap((series) => series.x);
     const ys = seen.flatMap((series) => [...series.y, ...(series.low || []), ...(series.high || [])]);
-    if (!xs.length) { draw(sheet, "text", { x: size.left, y: 60 }, "nothing is shown"); return; }
+    if (!xs.length) { draw(sheet, "text", { x: size.left, y: 60 }, "No method is selected."); return; }
     const named = chart.ticks.length > 0;
     const across = chart.diagonal ? [0, 2.05] : named ? [-0.5, chart.ticks.length - 0.5] : span(xs, 0);
     const x = scale(across, size.left, size.width - size.right);
@@ -340,7 +340,7 @@
 
   function table(chart) {
     if (chart.kind === "heat") return [["", ...chart.columns], ...chart.rows.map((row, r) => [row, ...chart.values[r].map(said)])];
-    if (chart.kind === "cloud") return [["x", "y", "of"], ...chart.points.map(([x, y, group]) => [said(x), said(y), chart.groups[group]])];
+    if (chart.kind === "cloud") return [["x", "y", "group"], ...chart.points.map(([x, y, group]) => [said(x), said(y), chart.groups[group]])];
     const names = chart.kind === "bars" ? chart.groups : chart.ticks;
     if (chart.diagonal) return [["", chart.x, chart.y], ...chart.series.flatMap((s) => s.x.map((x, at) => [s.name, said(x), said(s.y[at])]))];
     const xs = [...new Set(chart.series.flatMap((series) => series.x))].sort((a, b) => a - b);

@@ -21,6 +21,11 @@ class Words:
     sentences: tuple[str, ...]
 
 
+def sentence(note: str) -> str:
+    """A note as a sentence: with a capital letter and a full stop."""
+    return f"{note[0].upper()}{note[1:]}."
+
+
 @dataclass(frozen=True)
 class Table:
     caption: str

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from fedcir.analysis.diagnose import Diagnosis
+from fedcir.analysis.views import View
 from fedcir.insight.report.plots import STAMPS, plain, save
 from fedcir.rng import numpy_rng
 from fedcir.types import InputError
@@ -24,13 +25,13 @@ FEW = 20
 def check_picture(path: Path, method: str) -> None:
     """Refuse what cannot be drawn before anything is measured."""
     if method not in PROJECTIONS:
-        raise InputError(f"projection takes {', '.join(PROJECTIONS)}, got {method!r}")
+        raise InputError(f"projection must be one of {', '.join(PROJECTIONS)}, got {method!r}")
     if method == "umap" and importlib.util.find_spec("umap") is None:
-        raise InputError("projection umap needs a package: pip install umap-learn; or take pca or tsne")
+        raise InputError("projection umap needs a package: pip install umap-learn, or use pca or tsne")
     if path.suffix.lower() not in STAMPS:
-        raise InputError(f"a picture ends in {', '.join(STAMPS)}, got {str(path)!r}")
+        raise InputError(f"the name of a picture must end in {', '.join(STAMPS)}, got {str(path)!r}")
     if not path.parent.is_dir():
-        raise InputError(f"{path}: no folder {path.parent}")
+        raise InputError(f"{path}: there is no folder {path.parent}")
 
 
 def draw_diagnosis(found: Sequence[Diagnosis], path: Path, method: str = "pca") -> None:
@@ -49,7 +50,7 @@ def draw_diagnosis(found: Sequence[Diagnosis], path: Path, method: str = "pca") 
         if each.of_run and len(found) == 1:
             _accuracies(next(axes), each)
         if each.of_run:
-            _table(next(axes), each.recall, each.classes, each.domains, "share of a class that is right", ".0%", 1.0)
+            _table(next(axes), each.recall, each.classes, each.domains, "accuracy by class", ".0%", 1.0)
         held = np.stack([counts / counts.sum() for counts in each.labels.values()], axis=1)  # (classes, clients)
         top = max(float(held.max()), 2 / len(each.classes))
         _table(next(axes), held, each.classes, list(each.labels), "training labels of each client", ".0%", top)
@@ -61,9 +62,8 @@ def _distances(axes: Any, found: Diagnosis) -> None:
         _empty(axes, "no distances: its network gives no representations")
         return
     names = found.domains
-    matrix = np.full((len(names), len(names)), np.nan)
-    for (a, b), distance in found.apart.pairs.items():
-        matrix[names.index(a), names.index(b)] = matrix[names.index(b), names.index(a)] = distance.value
+    pairs = [[found.apart.between(a, b) for b in names] for a in names]
+    matrix = np.array([[np.nan if pair is None else pair.value for pair in row] for row in pairs])
     _table(axes, matrix, names, names, f"proxy A-distance, {found.apart.mean_pair:.2f} on average", ".2f", 2.0)
 
 
@@ -91,9 +91,7 @@ def _representations(by_client: Any, by_class: Any, found: Diagnosis, method: st
         _empty(by_client)
         _empty(by_class)
         return
-    points = in_the_plane(np.concatenate([view.z for view in found.sample]), method)
-    owners = np.repeat(np.arange(len(found.sample)), [len(view.z) for view in found.sample])
-    labels = np.concatenate([view.labels for view in found.sample])
+    points, owners, labels = in_the_plane(found.sample, method)
     order = numpy_rng(0, "picture").permutation(len(points))  # or the last domain would hide the first
     for axes, kinds, titles, what in (
         (by_client, owners, found.domains, "domain"),
@@ -145,8 +143,17 @@ def _many(count: int) -> NDArray[Any]:
     return np.asarray(colormaps["turbo"](np.linspace(0.02, 0.98, count)))
 
 
-def in_the_plane(z: NDArray[np.float32], method: str = "pca") -> NDArray[np.float64]:
-    """Representations (N, Z) as points (N, 2), by PCA, or by t-SNE or UMAP where that is installed."""
+def in_the_plane(
+    views: Sequence[View], method: str = "pca"
+) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]:
+    """Representations as points (N, 2), and the numbers of each one's domain and class (N,)."""
+    points = _flattened(np.concatenate([view.z for view in views]), method)
+    owners = np.repeat(np.arange(len(views)), [len(view.z) for view in views])
+    return points, owners, np.concatenate([view.labels for view in views])
+
+
+def _flattened(z: NDArray[np.float32], method: str) -> NDArray[np.float64]:
+    """Rows (N, Z) as points (N, 2), by PCA, or by t-SNE or UMAP where that is installed."""
     from sklearn.decomposition import PCA
 
     if method == "pca":

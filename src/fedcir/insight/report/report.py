@@ -7,7 +7,7 @@ from fedcir.analysis.diagnose import Diagnosis, diagnose_run
 from fedcir.engine.files import write
 from fedcir.insight.experiments.experiment import Outcome, Results
 from fedcir.insight.report import clients, sections
-from fedcir.insight.report.page import Figure, Section, Table, Words, page
+from fedcir.insight.report.page import Figure, Section, Table, Words, page, sentence
 from fedcir.insight.report.study import Study, study_of
 from fedcir.runs.compare import compare
 from fedcir.runs.run import Source, place_of
@@ -39,7 +39,11 @@ def report(
     methods = compare(study.runs, study.baseline, target)
     found, why_not = _diagnoses(study, samples, data_root, on_run) if samples else ({}, [])
     hidden = _paths(runs, study, data_root)
-    missing = [_sentence(reason, hidden) for reason in why_not] if samples else ["Not measured, as asked."]
+    missing = (
+        [_sentence(reason, hidden) for reason in why_not]
+        if samples
+        else ["Not measured, because the number of samples is 0."]
+    )
     told = [
         *first,
         sections.next_steps(study, methods),
@@ -71,10 +75,10 @@ def reproduction(
         return report(runs, path, title=f"{id}: {datasets}", first=[own], target=results.target, on_run=on_run)
     rows = [["run", "test accuracy (%)"]]
     rows += [[run.path.name, f"{100 * run.final['accuracy_mean']:.2f}"] for run in runs]
-    again = "Each run's settings are in the folder settings, a file a run: fedcir run FILE.toml makes it again."
+    again = "The folder settings holds one file for each run. To repeat a run: `fedcir run FILE.toml`."
     listed = Section("Runs", (Words((again,)), Table("After the last round, mean over domains", rows)))
-    lead = f"{title} ({datasets}; {_many(len(runs), 'run')})."
-    write(path, page(f"{id}: {datasets}", lead[0].upper() + lead[1:], [own, listed], results.algorithms))
+    lead = sentence(f"{title} ({datasets}; {_many(len(runs), 'run')})")
+    write(path, page(f"{id}: {datasets}", lead, [own, listed], results.algorithms))
     return ()
 
 
@@ -86,7 +90,7 @@ def _lead(study: Study) -> str:
     parts = [
         f"{_many(len(study.runs), 'method')} on {study.dataset}",
         f"{_many(len(trained), 'client')}",
-        f"{config.server.rounds} rounds of {config.local.steps} local steps",
+        f"{_many(config.server.rounds, 'round')} of {_many(config.local.steps, 'local step')}",
         f"{_many(len(study.seeds), 'seed')}, {_many(runs, 'run')}",
     ]
     return "; ".join(parts) + "."
@@ -131,4 +135,4 @@ def _paths(runs: Sequence[Source], study: Study, data_root: str | None) -> dict[
 def _sentence(text: str, hidden: Mapping[str, str]) -> str:
     for path in sorted(hidden, key=len, reverse=True):
         text = text.replace(path, hidden[path])
-    return f"{text[0].upper()}{text[1:]}."
+    return sentence(text)

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 from fedcir.config import dump_toml
 from fedcir.engine.cost import ledger
-from fedcir.insight.charts import Chart, Lines, Measure, Series, accuracy, accuracy_unseen, curve, risk, training_loss
+from fedcir.insight.charts import Chart, Lines, Measure, Series, accuracy, accuracy_unseen, curve, risk
 from fedcir.insight.report.advice import advice
-from fedcir.insight.report.page import Figure, Listing, Section, Table, Words
+from fedcir.insight.report.page import Figure, Listing, Section, Table, Words, sentence
 from fedcir.insight.report.quantities import duration, flops, size, time_unit_of, unit_of
 from fedcir.insight.report.study import Study, shareable
 from fedcir.insight.report.tables import UNSEEN, difference, domain_header, domains_of, goal_cells, goal_header, percent
@@ -36,11 +36,10 @@ def results(study: Study, methods: Sequence[Method], notes: Sequence[str]) -> Se
         row = [method.algorithm, str(len(runs)), percent(method.mean), told]
         row += [percent(method.worst), *([percent(method.unseen_mean)] if unseen else [])]
         rows.append([*row, *([difference(method)] if several else [])])
-    over = "seeds (Student's t) where there are several, else over test images" if several else "test images, one seed"
-    mean = (
-        "plain mean over the domains trained on, and over those not trained on" if unseen else "plain mean over domains"
-    )
-    caption = f"Test accuracy after the last round, {mean}; ± standard deviation, interval over {over}"
+    over = "seeds (Student's t), or over test images for a method with one seed" if several else "test images"
+    mean = "mean over the domains trained on, and over those not trained on" if unseen else "mean over domains"
+    spread = " ± is the standard deviation over seeds." if several else ""
+    caption = f"Test accuracy after the last round, {mean}.{spread} Intervals are over {over}"
     return Section("Results", (Words((*findings(study, methods), *notes)), Table(caption, rows)))
 
 
@@ -70,20 +69,20 @@ def findings(study: Study, methods: Sequence[Method]) -> list[str]:
     best = ranked[0]
     said = []
     if len(ranked) > 1:
-        then = ", ".join(f"{method.algorithm} ({percent(method.mean)})" for method in ranked[1:3])
-        said.append(f"Most accurate federated method: {best.algorithm}, {percent(best.mean)} %; then {then}.")
+        then = " and ".join(f"{method.algorithm} ({percent(method.mean)} %)" for method in ranked[1:3])
+        said.append(f"The most accurate federated method is {best.algorithm} ({percent(best.mean)} %), then {then}.")
     for method in methods if federated else ():
         if method.pools:
             gap = 100 * (method.mean.mean - best.mean.mean)
             ceiling = (
                 f"a ceiling, {gap:.1f} points above {best.algorithm}" if gap >= 0 else f"less than {best.algorithm}"
             )
-            whole = f"{method.algorithm} training, which moves all data, reaches {percent(method.mean)} %"
-            said.append(f"{whole[0].upper()}{whole[1:]}: {ceiling}.")
+            whole = f"{method.algorithm} training, which moves all data to one place, reaches {percent(method.mean)} %"
+            said.append(sentence(f"{whole}, {ceiling}"))
     said += _differences(study, federated)
     seen = [name for name in best.domains if name not in best.unseen]
     worst = min(seen, key=lambda name: best.domains[name].mean)
-    said.append(f"Under {best.algorithm} the weakest domain is {worst}: {percent(best.domains[worst])} %.")
+    said.append(f"Under {best.algorithm}, the weakest domain is {worst}: {percent(best.domains[worst])} %.")
     if best.unseen:
         apart = (
             f"{', '.join(best.unseen)}, which nobody trained on, {best.algorithm} reaches {percent(best.unseen_mean)} %"
@@ -107,7 +106,7 @@ def _differences(study: Study, methods: Sequence[Method]) -> list[str]:
             else:
                 chance.append(f"{method.algorithm} ({method.interval})")
     if chance:
-        said.append(f"The difference to {study.baseline} could be chance under {', '.join(chance)}.")
+        said.append(f"The difference to {study.baseline} could be chance for {', '.join(chance)}.")
     return said
 
 
@@ -119,10 +118,9 @@ def training(study: Study, methods: Sequence[Method]) -> Section:
         name: Lines("", label, "test accuracy (%)", _curves(study, accuracy, spent))
         for name, (label, spent) in along.items()
     }
-    read = (
-        "Hover, touch or use the arrow keys to read it off. Bands reach from the lowest seed to the highest; they are "
-        "drawn while at most four methods are shown."
-    )
+    read = "Hover, touch or use the arrow keys to read values."
+    if len(study.seeds) > 1:
+        read += " Bands reach from the lowest seed to the highest; they appear while at most four methods are shown."
     over = "domains trained on" if unseen else "domains"
     figures = [Figure(f"Test accuracy, mean over {over}", charts, read, pick="against", wide=True)]
     if unseen:
@@ -133,14 +131,13 @@ def training(study: Study, methods: Sequence[Method]) -> Section:
     drawn = {name: series for name, measure in risks.items() if (series := _curves(study, measure))}
     if drawn:
         charts = {name: Lines("", "round", "test loss", series) for name, series in drawn.items()}
-        figures.append(Figure("Risk: the global model's loss on test images", charts, pick="of"))
+        figures.append(Figure("Risk: the global model's loss on test images", charts, pick="domain"))
     terms: dict[str, Chart] = {}
     for name in dict.fromkeys(t for run in study.one_of_each.values() for r in run.records for t in r.losses):
-        label = TERMS.get(name, name)
-        if label not in terms and (series := _curves(study, training_loss if name in ("ce", "fl") else _term(name))):
-            terms[label] = Lines("", "round", "mean over clients and steps", series)
+        if series := _curves(study, _term(name)):
+            terms[TERMS.get(name, name)] = Lines("", "round", "mean over clients and steps", series)
     if terms:
-        note = "Terms are unweighted; total is what is minimised."
+        note = "Terms are shown without their weights. Training minimises the total."
         figures.append(Figure("Training losses by term", terms, note, pick="term"))
     return Section("Training", tuple(figures))
 
@@ -161,7 +158,6 @@ def _along(study: Study) -> dict[str, tuple[str, Measure | None]]:
 
 TERMS = {
     "ce": "cross-entropy",
-    "fl": "cross-entropy",
     "reg": "reg (head on generated z)",
     "align": "align (KL to the class Gaussians)",
 }
@@ -186,7 +182,7 @@ def _term(name: str) -> Measure:
 
 def costs(study: Study, methods: Sequence[Method], target: float | None) -> Section:
     """What each method took in all, and to a target accuracy."""
-    rows = [["method", "rounds", "moved", "computed", "time", "peak memory"]]
+    rows = [["method", "rounds", "data moved", "computation", "time", "peak memory"]]
     for name, by_seed in study.runs.items():
         spent = [ledger(run.records) for run in by_seed.values()]
         moved = statistics.fmean(each.bytes_down + each.bytes_up for each in spent)
@@ -196,8 +192,10 @@ def costs(study: Study, methods: Sequence[Method], target: float | None) -> Sect
         rows.append([name, f"{spent[0].rounds}", size(moved), flops(computed), duration(seconds), size(memory)])
     goal = [["method", *goal_header(study.baseline, target)]]
     goal += [[method.algorithm, *goal_cells(method, len(study.runs[method.algorithm]))] for method in methods]
-    caption = "To a target accuracy, over all clients: medians over seeds"
-    return Section("Cost", (Table(caption, goal), Table("In all, mean over seeds, over all clients", rows)))
+    caption = "To reach the target accuracy: all clients together, median over seeds"
+    return Section(
+        "Cost", (Table(caption, goal), Table("For the whole run: all clients together, mean over seeds", rows))
+    )
 
 
 def settings(study: Study) -> Section:
@@ -217,10 +215,11 @@ def settings(study: Study) -> Section:
     listings = []
     for name, each in tables.items():
         seeds = ", ".join(str(seed) for seed in sorted(study.runs[name]))
-        listings.append(Listing(f"{name}: all settings (seeds {seeds})", dump_toml(each)))
+        several = "s" * (len(study.runs[name]) > 1)
+        listings.append(Listing(f"{name}: all settings (seed{several} {seeds})", dump_toml(each)))
     again = (
-        "To make a run again, save its settings below as FILE.toml and run: fedcir run FILE.toml --data-root DIR "
-        "--seed SEED. The same versions on the same kind of machine give the same bits.",
-        f"Data: {study.dataset}. Each run's manifest.json names every sample and holds their hash.",
+        "To repeat a run, save its settings below as FILE.toml and run `fedcir run FILE.toml --data-root DIR "
+        "--seed SEED`. The same versions on the same kind of machine give the same result to the bit.",
+        f"Data: {study.dataset}. The manifest.json of each run names every sample and holds a hash of all of them.",
     )
     return Section("Settings", (Words(again), Table("The main settings", rows), *listings))

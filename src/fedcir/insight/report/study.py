@@ -63,13 +63,11 @@ def study_of(sources: Sequence[Source]) -> Study:
     for run in finished:
         name, seed = names[run.path], run.config.run.seed
         if seed in (by_seed := runs.setdefault(name, {})):
-            raise InputError(
-                f"{by_seed[seed].path} and {run.path} are the same run, {name} with seed {seed}: leave one out"
-            )
+            raise InputError(f"{by_seed[seed].path} and {run.path} are both {name} with seed {seed}: leave one out")
         by_seed[seed] = run
     notes = [f"left out: {fault}" for fault in faults]
     if differing := [key for key in _differing(list(settings.values())) if not key.startswith("algorithm.")]:
-        notes.append(f"these runs differ in {', '.join(differing)}, not only in the method")
+        notes.append(f"these runs differ not only in the method, but also in {', '.join(differing)}")
     return Study(finished[0].config.data.name, runs, tuple(notes))
 
 
@@ -78,9 +76,7 @@ def _finished(run: Run) -> Run:
     _ = run.final
     rounds = run.summary["rounds"] if run.summary is not None else 0
     if len(run.records) < rounds:
-        raise InputError(
-            f"{run.path / 'rounds.jsonl'} holds {len(run.records)} of {rounds} rounds, the rest is damaged"
-        )
+        raise InputError(f"{run.path / 'rounds.jsonl'} holds {len(run.records)} of {rounds} rounds; the rest is lost")
     return run
 
 

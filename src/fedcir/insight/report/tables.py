@@ -111,8 +111,8 @@ def latex(rows: Rows) -> str:
 
 def goal_header(baseline: str, target: float | None) -> list[str]:
     """The columns of what a target took."""
-    goal = f"{baseline}'s last" if target is None else f"{100 * target:g} %"
-    return [f"rounds to {goal}", f"moved to {goal}", f"computed to {goal}"]
+    goal = f"match {baseline}" if target is None else f"reach {100 * target:g} %"
+    return [f"rounds to {goal}", f"data moved to {goal}", f"computation to {goal}"]
 
 
 def goal_cells(method: Method, seeds: int) -> list[str]:

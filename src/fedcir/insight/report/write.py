@@ -11,7 +11,7 @@ from fedcir.runs.batch import OnNote, OnWork, check_target, unheard
 from fedcir.runs.run import Source, run_folders
 from fedcir.types import InputError
 
-MEASURING = "measuring distances, runs"
+MEASURING = "measuring distances in runs"
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def report(
     if path.is_dir():
         raise InputError(f"{path} is a folder: name a file, such as {path / 'report.html'}")
     if not path.parent.is_dir():
-        raise InputError(f"{path}: no folder {path.parent}")
+        raise InputError(f"{path}: there is no folder {path.parent}")
     paths = [Path(each) for each in ([runs] if isinstance(runs, str | Path) else runs)]
     folders = list({folder.resolve(): folder for folder in run_folders(paths)}.values())
     root = None if data_root is None else str(data_root)
