@@ -27,7 +27,7 @@ from fedcir.config import (
 from fedcir.data.federation import Pairs, federation_of
 from fedcir.engine.client import BATCHNORM
 from fedcir.engine.rounds import summarise
-from fedcir.engine.session import hyper_parameters, settled
+from fedcir.engine.session import hyper_parameters, own_batchnorm, settled
 from fedcir.engine.simulate import open_rounds
 from fedcir.types import Groups, InputError, RoundRecord
 
@@ -121,8 +121,8 @@ def train(
         for record in records:
             if on_round is not None:
                 on_round(record)
-        last = session.state.round + 1
-        kept = {client.domain: session.store.load(client.id, last) for client in federation.clients}
+        keepers = federation.clients if own_batchnorm(config, method) else ()
+        kept = {client.domain: session.store.load(client.id, session.state.round + 1) for client in keepers}
     own = {name: each[BATCHNORM] for name, each in kept.items() if BATCHNORM in each}
     model = session.modules["model"]
     model.load_state_dict({**session.state.shared["model"], **next(iter(own.values()), {})})
