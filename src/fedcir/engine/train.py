@@ -22,7 +22,7 @@ from fedcir.config import (
 from fedcir.data.federation import Pairs, federation_of
 from fedcir.engine.client import own_part
 from fedcir.engine.rounds import summarise
-from fedcir.engine.session import own_config, settled
+from fedcir.engine.session import own_batchnorm, own_config, settled
 from fedcir.engine.simulate import open_rounds
 from fedcir.types import Groups, InputError, RoundRecord
 
@@ -126,8 +126,8 @@ def train(
         for record in records:
             if on_round is not None:
                 on_round(record)
-        last = session.state.round + 1
-        kept = {client.domain: session.store.load(client.id, last) for client in federation.clients}
+        keepers = federation.clients if own_batchnorm(config, method) or not method.one_model else ()
+        kept = {client.domain: session.store.load(client.id, session.state.round + 1) for client in keepers}
     own = {name: bag for name, groups in kept.items() if (bag := own_part(groups))}
     network = session.modules["model"]
     network.load_state_dict({**session.model, **next(iter(own.values()), {})})

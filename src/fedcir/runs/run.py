@@ -118,9 +118,10 @@ class Run:
         missing = own.keys() - arrays.keys()
         if missing and missing <= batchnorm_names(network):
             what = self.config.algorithm.name if self.config.model.batchnorm != "local" else "model.batchnorm=local"
+            here = (self.path / "clients").is_dir()  # and not at sites elsewhere
+            hint = f", as in run.model(domain={self.manifest['clients'][0]['domain']!r})" if here else ""
             raise InputError(
-                f"{self.path}/model.safetensors lacks {min(missing)}: with {what} each site has its own, "
-                f"as in run.model(domain={self.manifest['clients'][0]['domain']!r})"
+                f"{self.path}/model.safetensors lacks {min(missing)}: with {what} each site has its own{hint}"
             )
         if fault := difference({"model": arrays}, {"model": dict(own)}):
             raise InputError(f"{self.path}/model.safetensors is not of this run: {fault}; {REWRITE}")
