@@ -71,7 +71,7 @@ def test_with_no_method_left_the_page_says_so(open_page: Open) -> None:
     page = open_page()
     for name in ("fedavg", "fedcir"):
         page.get_by_role("button", name=name, exact=True).click()
-    assert page.get_by_text("nothing is shown").count() > 0
+    assert page.get_by_text("No method is selected").count() > 0
 
 
 def test_curves_are_read_off_by_hovering_and_by_keys(open_page: Open, page_file: Path) -> None:
