@@ -130,7 +130,7 @@ def test_a_comparison_of_other_data_is_refused_before_anything_starts(
     for number, name in enumerate(("ink", "pen", "wax")):
         write_domain(place / "data" / f"{name}.npz", seed=number + 3)
     said = fedcir(*command, "fedavg", *options, "--rounds", 2, "--data-root", "data")
-    refused(said, "one/fedavg-0 was begun on other data than arrays holds now")
+    refused(said, "one/fedavg-0 was started on other data than arrays holds now")
     assert [path for path in sorted(place.rglob("*")) if "data" not in path.relative_to(place).parts] == before
     assert len(RunFolder(place / "one" / "fedavg-0").records()) == 1
 

@@ -281,7 +281,7 @@ def test_a_read_only_cache_serves_what_is_in_it_and_refuses_the_rest_in_one_line
     not_there = mounted(own, read_only, root, 9)
     assert not_there.returncode == 2
     assert not_there.stderr == (
-        f"fedcir: cannot write the cache in {own}: Read-only file system; name another folder in FEDCIR_CACHE\n"
+        f"fedcir: cannot write the cache in {own}: Read-only file system; set FEDCIR_CACHE to another folder\n"
     )
 
 
@@ -292,7 +292,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing_behind(count: int, size: int
     ended = mounted(own, f"mount -t tmpfs -o size=1m tmpfs {own}", draw(tmp_path / "data", count), size)
     assert ended.returncode == 2
     assert ended.stderr == (
-        f"fedcir: cannot write the cache in {own}: No space left on device; name another folder in FEDCIR_CACHE\n"
+        f"fedcir: cannot write the cache in {own}: No space left on device; set FEDCIR_CACHE to another folder\n"
     )
     assert ended.stdout == ""
 

@@ -125,7 +125,7 @@ def test_a_download_that_was_cut_goes_on_where_the_server_lets_it_and_is_whole(
 ) -> None:
     host.cut, host.resumes, host.chunked = 2 * CHUNK, resumes, chunked
     download = host.download(sha512=SHA512)
-    with pytest.raises(NoAnswer, match=r"127\.0\.0\.1 .*; what came is kept"):
+    with pytest.raises(NoAnswer, match=r"127\.0\.0\.1 .*; the part that arrived is kept"):
         fetch(download, tmp_path)
     assert left(tmp_path) == {".file.bin.part"}
     host.cut = None

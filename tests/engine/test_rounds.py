@@ -393,5 +393,5 @@ def test_counts_that_make_no_sense_are_dropped(tiny: Tiny, metrics: dict[str, fl
     good = {client: {"correct": 1.0, "count": 4.0} for client in session.roster.evaluators}
     replies = [ClientReply(client, 4, {}, metrics if client == 0 else good[client]) for client in good]
     (record,) = run(session, Examined(transport, replies))
-    assert record.dropped == {"0": "evaluation: its counts make no sense"}
+    assert record.dropped == {"0": "evaluation: its counts are invalid"}
     assert record.accuracy == {domain: 0.25 for client, domain in session.roster.evaluators.items() if client != 0}

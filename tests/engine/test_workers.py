@@ -152,7 +152,7 @@ def test_a_worker_without_memory_is_said_in_one_line(
     [worker] = children()
     limits = resource.prlimit(worker, resource.RLIMIT_AS)
     resource.prlimit(worker, resource.RLIMIT_AS, (1 << 20, limits[1]))
-    with pytest.raises(Exception, match="a worker process has too little memory for client"):
+    with pytest.raises(Exception, match="a worker process ran out of memory on client"):
         list(run(session, transport))
 
 

@@ -102,7 +102,7 @@ def test_a_site_without_a_test_set_is_dropped_and_its_log_says_why(
     with caplog.at_level("ERROR", "flwr"):
         result = strategy().start(plain, num_rounds=1)
     assert result.train_metrics_clientapp[1]["replies"] == 3
-    assert "'here' has no test Dataset, and every site tests: give data=(train, test)" in caplog.text
+    assert "'here' has no test Dataset, but every site must test: give data=(train, test)" in caplog.text
 
 
 def update_norm(before: ArrayRecord, after: ArrayRecord) -> float:

@@ -88,7 +88,7 @@ _DOMAINNET_SHA512 = {
 SOURCES = {
     "minidigits": Source(
         "Digits in four styles: handwritten, printed, over photographs, outlined.",
-        "BSD and font licences of the packages that carry it",
+        "BSD and font licences of the packages that it comes from",
         "2,396 images",
         "comes with fedcir",
         arrays=lambda root: _minidigits(),
@@ -106,7 +106,7 @@ SOURCES = {
     ),
     "hub": Source(
         "Any Hugging Face dataset with columns for image, label and domain.",
-        "each its own",
+        "differs by dataset",
         "any",
         "--data-root NAME on the hub (such as flwrlabs/pacs), a saved folder, or .parquet files",
         pictures=lambda root, data: hub(str(data.root), data.columns),
@@ -215,7 +215,7 @@ def _held_back(domains: Domains, data: DataConfig, seed: int) -> Domains:
     if data.val_fraction:
         given = [domain.name for domain in domains if domain.validation is not None]
         kept = tuple(d if d.name in given else with_validation(d, data.val_fraction, seed) for d in domains)
-        note = f"data.val_fraction={data.val_fraction} is not used where there is a folder val: {', '.join(given)}"
+        note = f"data.val_fraction={data.val_fraction} is not used for domains with a folder val: {', '.join(given)}"
         domains = replace(domains, domains=kept, notes=(*domains.notes, note) if given else domains.notes)
     return domains if data.train_per_domain is None else domains.capped(data.train_per_domain, seed)
 
@@ -244,7 +244,7 @@ def find(data: DataConfig) -> tuple[Source, Path]:
         fetch = f"; `fedcir data prepare {data.name} --data-root {root}` fetches it" if source.downloads else ""
         raise InputError(
             f"data.root: {root} is a file, not a folder" if root.exists() else f"data.root: no folder {root}{fetch}",
-            public="its data-root is no folder",
+            public="its data-root is not a folder",
         )
     return source, root
 
@@ -280,7 +280,7 @@ def of_classes(pictures: Pictures, classes: Sequence[str] | None, root: Path, mi
 def _known(classes: Sequence[str], there: set[str], where: str) -> None:
     for label in classes:
         if label not in there:
-            raise InputError(f"data.classes: no class {label!r} in {where}; {nearest(label, there)}")
+            raise InputError(f"data.classes: there is no class {label!r} in {where}; {nearest(label, there)}")
 
 
 def _minidigits() -> Domains:
@@ -325,7 +325,7 @@ def _square(image: Images, size: int) -> Images:
 def check_classes(domains: Domains, where: str) -> None:
     """Two classes, images of each, and no domain of one class only."""
     if len(domains.classes) < 2:
-        raise InputError(f"{domains.name} has one class only, {domains.classes[0]!r}: a classifier needs two")
+        raise InputError(f"{domains.name} has only one class, {domains.classes[0]!r}: a classifier needs two")
     counts = np.bincount(np.concatenate([d.train.labels for d in domains]), minlength=len(domains.classes))
     for name, count in zip(domains.classes, counts, strict=True):
         if count == 0:
@@ -336,5 +336,5 @@ def check_classes(domains: Domains, where: str) -> None:
         if len(np.unique(domain.train.labels)) == 1:
             only = domains.classes[domain.train.labels[0]]
             raise InputError(
-                f"domain {domain.name!r} holds the class {only!r} only: add images of another, or leave it out"
+                f"domain {domain.name!r} holds only the class {only!r}: add images of another, or leave the domain out"
             )

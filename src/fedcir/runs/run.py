@@ -49,7 +49,7 @@ class Run:
         if self.summary is None:
             raise InputError(f"{self.path} holds no finished run: resume it to finish it")
         if self.summary["final"] is None:
-            raise InputError(f"{self.path} was never tested, since no client had a test Dataset")
+            raise InputError(f"{self.path} was never tested, because no client had a test Dataset")
         found: dict[str, Any] = self.summary["final"]
         return found
 
@@ -102,10 +102,11 @@ class Run:
         own = network.state_dict()
         if self.config.model.batchnorm == "local" and (missing := sorted(own.keys() - arrays.keys())):
             raise InputError(
-                f"{self.path}/model.safetensors lacks {missing[0]}: with model.batchnorm=local each site has its own"
+                f"{self.path}/model.safetensors lacks {missing[0]}: "
+                "with model.batchnorm=local each client keeps its own"
             )
         if fault := difference({"model": arrays}, {"model": dict(own)}):
-            raise InputError(f"{self.path}/model.safetensors is not of this run: {fault}; {REWRITE}")
+            raise InputError(f"{self.path}/model.safetensors does not belong to this run: {fault}; {REWRITE}")
         return arrays
 
     def state(self) -> ServerState | None:
@@ -118,8 +119,8 @@ class Run:
         if given is None:
             if name not in names():
                 raise InputError(
-                    f"{self.path} was trained by {name}, which fedcir does not bring: "
-                    "give it, as in run.model(algorithm='./mine.py')"
+                    f"{self.path} was trained by {name}, which is not part of fedcir: "
+                    "pass it, as in run.model(algorithm='./mine.py')"
                 )
             return make_algorithm(AlgorithmConfig(name, values))
         _, method = named_algorithm(given)
@@ -129,12 +130,12 @@ class Run:
         classes, seed = len(self.card["classes"]), self.config.run.seed
         if "channels" in self.card:
             if encoder is not None:
-                raise InputError(f"{self.path} has the encoder {self.config.model.name}: leave encoder out")
+                raise InputError(f"{self.path} has an encoder of its own, {self.config.model.name}: leave encoder out")
             return image_task(build(ModelConfig, self.card["model"], "model"), classes, self.card["channels"], seed)
         if encoder is None:
             raise InputError(
-                f"{self.path} is a run of fedcir.train on its caller's encoder: "
-                "give one like it, as in run.model(encoder=...)"
+                f"{self.path} was trained by fedcir.train with its caller's encoder: "
+                "pass one like it, as in run.model(encoder=...)"
             )
         if not isinstance(encoder, nn.Module):
             raise InputError(f"encoder must be an nn.Module, got {encoder!r}")
