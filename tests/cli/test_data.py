@@ -73,7 +73,7 @@ def test_show_counts_what_a_run_would_have_and_draws_it(
 
 
 def test_without_out_pictures_are_named_by_the_dataset(fedcir: Command, place: Path) -> None:
-    assert "contact sheet in minidigits.png" in fedcir("data", "show", "minidigits").out
+    assert "wrote the contact sheet minidigits.png" in fedcir("data", "show", "minidigits").out
     assert "in minidigits-clients.png" in fedcir("data", "partition", "minidigits", "--plot").out
     for path in ("minidigits.png", "minidigits-clients.png"):
         with Image.open(path) as picture:
@@ -133,7 +133,7 @@ def test_show_says_how_many_classes_are_left_out_and_draws_31_whole(fedcir: Comm
     images = np.stack([labels % 16 * 16, labels // 16 * 8, labels * 0 + 201], axis=-1).astype(np.uint8)
     arrays = {"x": np.broadcast_to(images[:, None, None], (345, 4, 4, 3)), "y": labels}
     colours = {tuple(each) for each in images}
-    assert shown(31) == ("contact sheet in sheet.png", 31)
+    assert shown(31) == ("wrote the contact sheet sheet.png", 31)
     assert shown(345) == ("wrote the contact sheet sheet.png, which shows 100 of 345 classes", 100)
 
 
@@ -255,13 +255,13 @@ def test_prepare_and_cache_say_what_takes_how_much_disk(fedcir: Command, place: 
     assert fedcir("data", "cache").out == f"0 MB in {place / 'cache'}\n"
     said = fedcir("data", "prepare", "folders", "--data-root", "tree", "--image-size", 300)
     assert said.code == 0
-    assert said.out.startswith(f"36 images of 300x300 pixels, 10 MB, in {place / 'cache'}/prepared-")
+    assert said.out.startswith(f"prepared 36 images of 300x300 pixels, 10 MB, in {place / 'cache'}/prepared-")
     assert fedcir("data", "prepare", "folders", "--data-root", "tree", "--image-size", 300).out == said.out
     assert fedcir("data", "prepare", "minidigits").out == "minidigits needs no preparation\n"
     shown = fedcir("data", "cache").out
     assert re.search(r"folders +\S*tree +36 +300x300 +10 MB", shown)
     assert shown.endswith(f"10 MB in {place / 'cache'}\n")
-    assert fedcir("data", "cache", "--clear").out == f"10 MB freed in {place / 'cache'}\n"
+    assert fedcir("data", "cache", "--clear").out == f"freed 10 MB in {place / 'cache'}\n"
     assert fedcir("data", "cache").out == f"0 MB in {place / 'cache'}\n"
     assert list((place / "cache").iterdir()) == []
 

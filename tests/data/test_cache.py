@@ -332,15 +332,15 @@ def test_the_command_shows_the_entries_and_clears_them(root: Path, own: Path, fe
         for size, megabytes in zip((128, 256), taken, strict=True)
     ]
     assert out.endswith(f"\n5 MB in {own}\n")
-    assert fedcir("data", "cache", "--clear") == (0, f"5 MB freed in {own}\n", "")
+    assert fedcir("data", "cache", "--clear") == (0, f"freed 5 MB in {own}\n", "")
     assert list(own.iterdir()) == []
-    assert fedcir("data", "cache", "--clear") == (0, f"0 MB freed in {own}\n", "")
+    assert fedcir("data", "cache", "--clear") == (0, f"freed 0 MB in {own}\n", "")
 
 
 def test_preparing_tells_where_it_is_the_first_time_and_the_second(root: Path, own: Path, fedcir: Fedcir) -> None:
     said = [fedcir("data", "prepare", "folders", "--data-root", root, "--image-size", 8) for _ in range(2)]
     [entry] = own.glob("prepared-*")
-    assert said == [(0, f"20 images of 8x8 pixels, 0 MB, in {entry}\n", "")] * 2
+    assert said == [(0, f"prepared 20 images of 8x8 pixels, 0 MB, in {entry}\n", "")] * 2
 
 
 def test_a_dataset_that_is_open_survives_clearing(root: Path) -> None:

@@ -277,7 +277,9 @@ def test_more_rounds_are_refused_where_their_number_enters_the_schedule(
 ) -> None:
     out = train(tiny("fedavg", "local.schedule=cosine"), tmp_path / "run")
     before = content(out)
-    with pytest.raises(InputError, match="cannot be extended to 5 rounds: the cosine schedule depends on their number"):
+    with pytest.raises(
+        InputError, match="cannot be extended to 5 rounds, because the cosine schedule depends on their number"
+    ):
         train(tiny("fedavg", "local.schedule=cosine", "server.rounds=5"), out, resume=True)
     assert content(out) == before
 

@@ -237,7 +237,7 @@ def test_the_weight_of_a_client_is_its_number_of_samples_if_asked_for(tiny: Tiny
 def test_too_few_replies_end_the_run_with_their_reasons(tiny: Tiny) -> None:
     session, real = opened(tiny("fedavg", "server.min_replies=2"))
     transport = Altered(real, lambda replies: [replies[0], altered(replies[1], poison)])
-    with pytest.raises(RunError, match=r"round 1: 1 of 3 replies usable, 2 needed") as error:
+    with pytest.raises(RunError, match=r"round 1: 1 of 3 replies are usable, 2 are needed") as error:
         after(session, transport)
     assert "client 1: model/head.bias is not finite" in str(error.value)
     assert "client 2: no reply" in str(error.value)
@@ -248,7 +248,7 @@ def test_too_few_replies_end_the_run_with_their_reasons(tiny: Tiny) -> None:
 @pytest.mark.parametrize("algorithm", ["fedavg", "fedcir"])
 def test_no_reply_at_all_is_the_same_error(tiny: Tiny, algorithm: str) -> None:
     session, real = opened(tiny(algorithm))
-    with pytest.raises(RunError, match="round 1: 0 of 3 replies usable, 1 needed"):
+    with pytest.raises(RunError, match="round 1: 0 of 3 replies are usable, 1 are needed"):
         after(session, Altered(real, lambda replies: []))
 
 

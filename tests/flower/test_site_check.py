@@ -139,9 +139,9 @@ def test_why_the_server_cannot_be_reached_is_told_and_what_needs_it_is_not_tried
     every = found(Setup(root_certificates=paths["ca.crt"], superlink=address, key=tmp_path / "site.key"))
     assert every["connection"].ok is False
     assert said in every["connection"].said
-    assert every["TLS"] == Finding("TLS", None, "connection comes first")
+    assert every["TLS"] == Finding("TLS", None, "connection must be ok first")
     assert every["key"].ok
-    assert every["registration"] == Finding("registration", None, "TLS comes first")
+    assert every["registration"] == Finding("registration", None, "TLS must be ok first")
 
 
 def test_a_key_that_others_can_read_or_that_is_of_another_kind_is_refused(tmp_path: Path) -> None:

@@ -182,7 +182,7 @@ def test_a_client_that_sends_nan_is_dropped_and_too_few_replies_end_the_run(tmp_
     result = strategy().start(plain, num_rounds=1)
     assert result.train_metrics_clientapp[1]["replies"] == 2
     assert result.train_metrics_clientapp[1]["dropped"] == 1
-    with pytest.raises(RunError, match="2 of 3 replies usable, 3 needed"):
+    with pytest.raises(RunError, match="2 of 3 replies are usable, 3 are needed"):
         strategy(min_replies=3).start(plain, num_rounds=1)
 
 

@@ -154,7 +154,7 @@ FAULTS: dict[Change, str] = {
     rename: f"{BIAS} is missing",
     scramble: f"{BIAS} is not an array",
     leave_nothing: "model/encoder.",
-    boast: "num_examples is 0",
+    boast: "num_examples must be at least 1, got 0",
 }
 
 
@@ -234,7 +234,9 @@ def test_below_min_replies_the_run_stops_and_a_resume_ends_as_if_it_had_not(
         return (healthy if first else altered(healthy, MessageType.TRAIN, rename))(message)
 
     grid.nodes[17] = instead(healthy, MessageType.TRAIN, from_round_2)
-    with pytest.raises(RunError, match=f"round 2: 2 of 3 replies usable, 3 needed .client 1: {BIAS} is missing"):
+    with pytest.raises(
+        RunError, match=f"round 2: 2 of 3 replies are usable, 3 are needed .client 1: {BIAS} is missing"
+    ):
         across(grid, config, out)
     saved = RunFolder(out).load_checkpoint()
     assert saved is not None

@@ -42,7 +42,7 @@ class Collected:
                 for reason in dict.fromkeys(self.dropped.values())
             )
             raise RunError(
-                f"round {self.round}: {self.count} of {len(cohort)} replies are usable, {least} needed ({reasons})"
+                f"round {self.round}: {self.count} of {len(cohort)} replies are usable, {least} are needed ({reasons})"
             )
 
     def losses(self) -> dict[str, float]:
