@@ -166,7 +166,7 @@ def test_a_cap_is_drawn_by_the_seed_and_by_the_domain(unbalanced: Path) -> None:
         (DataConfig("minidigit"), "no dataset 'minidigit'; did you mean 'minidigits'"),
         (DataConfig("imagenet"), "no dataset 'imagenet'; choose from arrays, camelyon17"),
         (DataConfig("arrays"), "dataset 'arrays' needs data.root"),
-        (DataConfig("arrays", "/no/where"), "data.root: no folder /no/where"),
+        (DataConfig("arrays", "/no/where"), "data.root: there is no folder /no/where"),
     ],
 )
 def test_a_dataset_that_is_not_there_is_said(data: DataConfig, message: str) -> None:

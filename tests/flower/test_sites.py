@@ -124,7 +124,7 @@ def test_the_site_that_is_held_out_comes_last_and_trains_on_nothing() -> None:
 
 
 def test_holding_out_a_site_that_is_not_there_is_refused_with_those_that_are() -> None:
-    with pytest.raises(InputError, match=r"partition.hold_out: no site 'd'; there are a, b"):
+    with pytest.raises(InputError, match=r"partition.hold_out: there is no site 'd'; choose from a, b"):
         agree([own("b"), own("a")], config(hold_out="d"))
 
 

@@ -254,7 +254,7 @@ def _check_picture(path: Path, endings: Collection[str]) -> None:
     if path.suffix.lower() not in endings:
         raise InputError(f"--out {path} is not the name of a picture: end it in {', '.join(endings)}")
     if not path.parent.is_dir():
-        raise InputError(f"--out {path}: the folder {path.parent} does not exist: create it, or choose another")
+        raise InputError(f"--out {path}: there is no folder {path.parent}: create it, or choose another")
 
 
 def _save(picture: "Image.Image", path: Path) -> None:

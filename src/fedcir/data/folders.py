@@ -44,7 +44,7 @@ def scan(root: Path) -> Found:
 def site(root: Path, domain: str) -> Found:
     """The images of one site, DIR/<class>/<image>, named as if DIR were one domain's folder among others."""
     if not root.is_dir():
-        raise InputError(f"data-root: no folder {root}", public="its data-root is not a folder")
+        raise InputError(f"data-root: there is no folder {root}", public="its data-root is not a folder")
     unused = Counts()
     items, notes = _agreed(_of_domain(domain, [top_level(root, f"{domain}/")], unused))
     if not items:

@@ -38,7 +38,7 @@ def partition(
     """
     held_out = config.hold_out
     if held_out is not None and held_out not in labels:
-        raise InputError(f"partition.hold_out: no domain {held_out!r}; there are {', '.join(labels)}")
+        raise InputError(f"partition.hold_out: there is no domain {held_out!r}; choose from {', '.join(labels)}")
     kept = {name: values for name, values in labels.items() if name != held_out}
     if not kept:
         raise InputError(f"partition.hold_out: {held_out!r} is the only domain, so nothing is left to train on")
@@ -49,7 +49,7 @@ def partition(
             raise InputError(
                 f"client {share.name or number} would hold {size} images, "
                 f"below partition.min_samples={config.min_samples}: "
-                + (f"change its rows in {config.file}" if config.file else "lower partition.clients")
+                + (f"give it more rows in {config.file}" if config.file else "lower partition.clients")
             )
     spoken_for = {share.domain for share in shares}
     return [*shares, *(Share(name, {}) for name in labels if name not in spoken_for)]

@@ -235,7 +235,7 @@ def _without_collection() -> Iterator[None]:
 def find(data: DataConfig) -> tuple[Source, Path]:
     """The source of a name, and its root."""
     if data.name not in SOURCES:
-        raise InputError(f"no dataset {data.name!r}; {nearest(data.name, SOURCES)}")
+        raise InputError(f"there is no dataset {data.name!r}; {nearest(data.name, SOURCES)}")
     source = SOURCES[data.name]
     if source.root != "nothing" and data.root is None:
         raise InputError(f"dataset {data.name!r} needs data.root, the {source.root} that holds it")
@@ -243,7 +243,9 @@ def find(data: DataConfig) -> tuple[Source, Path]:
     if source.root == "folder" and not root.is_dir():
         fetch = f"; `fedcir data prepare {data.name} --data-root {root}` fetches it" if source.downloads else ""
         raise InputError(
-            f"data.root: {root} is a file, not a folder" if root.exists() else f"data.root: no folder {root}{fetch}",
+            f"data.root: {root} is a file, not a folder"
+            if root.exists()
+            else f"data.root: there is no folder {root}{fetch}",
             public="its data-root is not a folder",
         )
     return source, root

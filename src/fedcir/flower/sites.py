@@ -308,7 +308,9 @@ def _check(sites: Sequence[Introduction], config: Config) -> None:
         raise InputError(f"the sites have images of their own, but data.name is {config.data.name}: set it to folders")
     held_out = config.partition.hold_out
     if own and held_out is not None and held_out not in [site.domain for site in sites]:
-        raise InputError(f"partition.hold_out: no site {held_out!r}; there are {', '.join(s.domain for s in sites)}")
+        raise InputError(
+            f"partition.hold_out: there is no site {held_out!r}; choose from {', '.join(s.domain for s in sites)}"
+        )
     for site in sites:
         if own and len(site.classes) < 2:
             only = "".join(f", only {name!r}" for name in site.classes)

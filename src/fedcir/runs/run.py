@@ -67,7 +67,7 @@ class Run:
         rows = self.to_rows()
         known = rows[0] if rows else (*PLAIN, "dropped", name)  # before its first round, nobody knows what it will have
         if name not in known:
-            raise InputError(f"no number {name!r} in the rounds of {self.path}; {nearest(name, known)}")
+            raise InputError(f"there is no number {name!r} in the rounds of {self.path}; {nearest(name, known)}")
         points = [(row["round"], row[name]) for row in rows if row[name] is not None]
         return [round for round, _ in points], [value for _, value in points]
 
