@@ -74,7 +74,7 @@ def test_show_counts_what_a_run_would_have_and_draws_it(
 
 def test_without_out_pictures_are_named_by_the_dataset(fedcir: Command, place: Path) -> None:
     assert "wrote the contact sheet minidigits.png" in fedcir("data", "show", "minidigits").out
-    assert "in minidigits-clients.png" in fedcir("data", "partition", "minidigits", "--plot").out
+    assert "wrote the plot minidigits-clients.png" in fedcir("data", "partition", "minidigits", "--plot").out
     for path in ("minidigits.png", "minidigits-clients.png"):
         with Image.open(path) as picture:
             picture.load()

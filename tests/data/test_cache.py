@@ -277,7 +277,7 @@ def test_a_read_only_cache_serves_what_is_in_it_and_refuses_the_rest_in_one_line
     read_only = f"mount --bind {own} {own} && mount -o remount,ro,bind {own}"
     there = mounted(own, read_only, root, 8)
     assert (there.returncode, there.stderr) == (0, "")
-    assert there.stdout.startswith("20 images of 8x8 pixels")
+    assert there.stdout.startswith("prepared 20 images of 8x8 pixels")
     not_there = mounted(own, read_only, root, 9)
     assert not_there.returncode == 2
     assert not_there.stderr == (

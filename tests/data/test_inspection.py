@@ -157,7 +157,7 @@ def test_only_the_chosen_classes_are_looked_at(chosen: str, good: Path, fedcir: 
         assert line(out, "a ").split() == ["a", "12", "5", "7"]
     else:
         assert code == 2
-        assert f"data.classes: no class 'yak' in {good}" in err
+        assert f"data.classes: there is no class 'yak' in {good}" in err
 
 
 def test_counts_that_are_not_the_published_ones_are_warned_of(tmp_path: Path, fedcir: Fedcir) -> None:

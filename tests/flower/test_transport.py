@@ -424,7 +424,7 @@ def log(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> py
 
 
 FAULTS = {
-    broken: "of its 11 images 1 cannot be read",
+    broken: "1 of its 11 images cannot be read",
     without_images: "its data-root holds no <class>/<image>",
     not_there: "its data-root is not a folder",
     a_file: "its data-root is not a folder",

@@ -15,9 +15,7 @@ SHARED = [name for name in OPTIONS if name not in ("algorithm", "seed")]
 """Settings that every command that trains takes. Some commands take one algorithm and seed, others several."""
 Assignments = Annotated[
     list[str] | None,
-    typer.Option(
-        "--set", metavar="SECTION.FIELD=VALUE", help="Any setting that `fedcir settings` lists; may be repeated."
-    ),
+    typer.Option("--set", metavar="SECTION.FIELD=VALUE", help="A setting of `fedcir settings`; may be repeated."),
 ]
 
 

@@ -27,11 +27,11 @@ class Option:
 
 
 OPTIONS = {
-    "algorithm": Option("algorithm.name", "Algorithm, by name or file (./mine.py). [default: fedcir]"),
+    "algorithm": Option("algorithm.name", "Algorithm, or a file (./mine.py). [default: fedcir]"),
     "seed": Option("run.seed", "Seed of all random choices. [default: 0]"),
     "dataset": Option("data.name", "Name of the dataset; see `fedcir data list`."),
     "data_root": Option("data.root", "Folder that holds the dataset."),
-    "image_size": Option("data.image_size", "Image width and height in pixels; 128 by default for image files."),
+    "image_size": Option("data.image_size", "Image width and height; 128 by default for files."),
     "model": Option("model.name", "Network: cnn or resnet18."),
     "rounds": Option("server.rounds", "Number of training rounds."),
     "local_steps": Option("local.steps", "SGD steps per client and round."),
@@ -39,7 +39,7 @@ OPTIONS = {
     "batch_size": Option("local.batch_size", "Training images per SGD step."),
     "clients": Option("partition.clients", "Number of clients to divide the domains among."),
     "active": Option("server.active", "Clients that train in each round; all by default."),
-    "beta": Option("partition.beta", "Label skew: smaller values give more skewed clients."),
+    "beta": Option("partition.beta", "Label skew: smaller values skew clients more."),
     "hold_out": Option("partition.hold_out", "Domain to test on but not to train on."),
     "workers": Option("run.workers", "Processes that train; one per core by default."),
     "device": Option("run.device", "Where to train: auto, cpu, cuda or mps."),
