@@ -59,7 +59,10 @@ def is_a_frozen_dataclass_of_plain_values(algorithm: Algorithm) -> None:
     """Hyper-parameters can be saved as TOML and JSON, and cannot be changed."""
     parameters = type(algorithm).__dataclass_params__  # type: ignore[attr-defined]
     _require(parameters.frozen, f"{type(algorithm).__name__} must be decorated with @dataclass(frozen=True)")
-    _require(json.loads(json.dumps(hyper_parameters(algorithm))) is not None, "its fields must be plain values")
+    _require(
+        json.loads(json.dumps(hyper_parameters(algorithm))) is not None,
+        "its fields must be plain values: numbers, texts, true or false",
+    )
 
 
 def a_reply_carries_what_is_declared(algorithm: Algorithm) -> None:
@@ -69,7 +72,8 @@ def a_reply_carries_what_is_declared(algorithm: Algorithm) -> None:
         replies = list(transport.train(session.state, session.roster.trainers))
     for reply in replies:
         _require(
-            reply.arrays.keys() == declared, f"a reply carries {sorted(reply.arrays)}, declared is {sorted(declared)}"
+            reply.arrays.keys() == declared,
+            f"a reply carries {sorted(reply.arrays)}, but {sorted(declared)} are declared",
         )
         tensors = [tensor for bag in reply.arrays.values() for tensor in bag.values()]
         _require(all(tensor.device.type == "cpu" for tensor in tensors), "a reply's tensors must be on the CPU")
@@ -88,7 +92,7 @@ def equal_seeds_give_equal_bits(algorithm: Algorithm) -> None:
     """Two runs of one seed are the same run; another seed is another."""
     first, second, other = (_rounds(algorithm, seed=seed) for seed in (0, 0, 1))
     _require(_same(first.state, second.state), "two runs with the same seed differ")
-    _require(not _same(first.state, other.state), "another seed gives the same run")
+    _require(not _same(first.state, other.state), "a different seed gives the same run")
 
 
 def client_order_changes_nothing(algorithm: Algorithm) -> None:
@@ -117,7 +121,7 @@ def a_second_process_changes_nothing(algorithm: Algorithm) -> None:
     config = replace(config, run=replace(config.run, workers=2))
     with open_rounds(config, algorithm, federation, out=None, resume=False) as (session, records):
         both = [(mine.round, mine.accuracy, mine.losses, mine.flops) for mine in records]
-    _require(_same(alone.state, session.state), "two processes come to another state than one")
+    _require(_same(alone.state, session.state), "two processes reach a different state than one")
     measured = [(mine.round, mine.accuracy, mine.losses, mine.flops) for mine in alone.records]
     _require(measured == both, f"two processes measure {both}, one measures {measured}")
 
@@ -134,7 +138,7 @@ def state_is_a_value(algorithm: Algorithm) -> None:
             untouched = all(_equal(kept[client], transport.store.load(client, round)) for client in cohort)
             _require(untouched, f"round {round} wrote into what a client had kept")
             made = session.state.round
-            _require(made == round, f"server_step must give round {round}, it gave {made}")
+            _require(made == round, f"server_step must return round {round}, but returned {made}")
 
 
 def a_reply_that_is_not_finite_is_dropped(algorithm: Algorithm) -> None:
@@ -144,7 +148,7 @@ def a_reply_that_is_not_finite_is_dropped(algorithm: Algorithm) -> None:
     poisoned = _rounds(algorithm, rounds=2, transport=Poisoned)
     absent = _rounds(algorithm, rounds=2, transport=Absent)
     _require(poisoned.records[0].dropped.keys() == {"1"}, "a reply with a NaN was not dropped")
-    _require(_same(poisoned.state, absent.state), "a dropped reply left a trace")
+    _require(_same(poisoned.state, absent.state), "a dropped reply changed the result")
 
 
 def integer_buffers_take_the_maximum(algorithm: Algorithm) -> None:
@@ -154,12 +158,13 @@ def integer_buffers_take_the_maximum(algorithm: Algorithm) -> None:
     session = _rounds(algorithm)
     counters = [t for name, t in session.state.shared["model"].items() if name.endswith("num_batches_tracked")]
     if algorithm.keeps_batchnorm:
-        _require(not counters, "BatchNorm counters are shared, which stay with the clients")
+        _require(not counters, "BatchNorm counters are shared, but they must stay with the clients")
         return
     steps = session.config.local.steps * session.state.round * (len(SIZES) if algorithm.pools == "steps" else 1)
-    _require(bool(counters), "the model's BatchNorm counters are gone")
+    _require(bool(counters), "the model has lost its BatchNorm counters")
     _require(
-        all(int(t) == steps and t.dtype == torch.int64 for t in counters), f"counters must be {steps}, as integers"
+        all(int(t) == steps and t.dtype == torch.int64 for t in counters),
+        f"BatchNorm counters must be the integer {steps}",
     )
 
 
@@ -169,7 +174,7 @@ def it_learns(algorithm: Algorithm) -> None:
     record = session.records[-1]
     _require(all(math.isfinite(value) for value in record.losses.values()), f"losses are not finite: {record.losses}")
     accuracy = record.accuracy_mean or 0.0
-    _require(accuracy > 1.5 / CLASSES, f"accuracy is {accuracy:.2f} on an easy task, chance is {1 / CLASSES:.2f}")
+    _require(accuracy > 1.5 / CLASSES, f"accuracy is {accuracy:.2f} on an easy task, where chance is {1 / CLASSES:.2f}")
 
 
 def it_survives_small_clients_and_partial_participation(algorithm: Algorithm) -> None:

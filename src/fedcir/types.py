@@ -22,12 +22,12 @@ Modules = dict[str, "nn.Module"]
 
 
 class FedcirError(Exception):
-    """What ends a task with one line that names the value and the fix."""
+    """An error that ends a task with one line, which names the value and the fix."""
 
     def __init__(self, message: str, public: str = "") -> None:
         super().__init__(message)
         self.public = public
-        """The same without names of files or images: what a site tells the server. Nothing if that cannot be said."""
+        """The same without names of files or images, which a site may tell the server; empty if there is none."""
 
 
 class InputError(FedcirError, ValueError):
@@ -120,7 +120,7 @@ class ServerContext:
     batchnorm: str
     rng: torch.Generator
     clients: int = 0
-    """All that train in this run, of which those that replied are some."""
+    """How many clients train in this run; in a round only some of them may reply."""
 
 
 @dataclass(frozen=True)

@@ -166,7 +166,7 @@ def test_a_finished_run_cannot_be_extended_since_the_rounds_enter_the_loss(
     tiny: Callable[..., Any], train: Callable[..., Path], tmp_path: Path
 ) -> None:
     out = train(tiny("fedproc", "server.rounds=2"), tmp_path / "run")
-    with pytest.raises(InputError, match="cannot be extended to 3 rounds: fedproc depends on their number"):
+    with pytest.raises(InputError, match="cannot be extended to 3 rounds, because fedproc depends on their number"):
         train(tiny("fedproc", "server.rounds=3"), out, resume=True)
 
 

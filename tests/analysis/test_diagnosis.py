@@ -263,7 +263,7 @@ def test_diagnose_of_data_of_a_run_and_of_two(
     assert said.code == 0, said.err
     assert "From fedavg to fedcir, the mean distance between domains changed by " in said.out
     assert "KL to q(z|y) in nats: ink" in said.out
-    assert said.out.count("share of each class that is right") == 2
+    assert said.out.count("share of each class that is classified correctly") == 2
     assert (tmp_path / "two.png").read_bytes().startswith(b"\x89PNG")
     said = fedcir("diagnose", tmp_path / "fedavg", "--json", "-o", tmp_path / "one.png")
     (told,) = json.loads(said.out)
@@ -348,7 +348,7 @@ def test_runs_that_cannot_be_seen_again_are_refused(
     )
     wide = train(tiny("fedcir", "model.width=3", "server.rounds=1"), tmp_path / "wide")
     shutil.copy(wide / "model.safetensors", tmp_path / "other")
-    refused(fedcir("diagnose", tmp_path / "other", *out), "other/model.safetensors is not of this run: model/")
+    refused(fedcir("diagnose", tmp_path / "other", *out), "other/model.safetensors does not belong to this run: model/")
     train(tiny(), tmp_path / "half", until=1)
     refused(fedcir("diagnose", tmp_path / "half", *out), "holds no finished run")
 

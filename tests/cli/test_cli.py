@@ -96,8 +96,8 @@ REFUSED = [
     ("--data-root none", ["none", "<domain>.npz"]),
     ("--data-root spoilt", ["spoilt/ink.npz"]),
     ("--data-root gap", ["no image in gap has the label 2"]),
-    ("--data-root lonely", ["domain 'pen'", "class '1' only"]),
-    ("--data-root single", ["one class only, '0'"]),
+    ("--data-root lonely", ["domain 'pen'", "only the class '1'"]),
+    ("--data-root single", ["only one class, '0'"]),
     ("--set local.lr=nan", ["local.lr", "nan"]),
     ("--set local.lr=fast", ["local.lr must be a number, got 'fast'"]),
     ("--set local.lr", ["section.field=value", "'local.lr'"]),
@@ -110,9 +110,9 @@ REFUSED = [
     ("--set algorithm.lambda_ref=1", ["'lambda_ref'", "did you mean 'lambda_reg'?"]),
     ("--set algorithm.lambda_reg=-1", ["algorithm.lambda_reg", "-1"]),
     ("--set algorithm.hidden=big", ["algorithm.hidden must be a whole number, got 'big'"]),
-    ("--algorithm fedavg --set algorithm.mu=1", ["'mu'", "it takes none"]),
+    ("--algorithm fedavg --set algorithm.mu=1", ["'mu'", "it has no fields"]),
     ("--set model.weights=nowhere.pth", ["nowhere.pth"]),
-    ("--set server.min_replies=4", ["server.min_replies is 4", "3 active clients"]),
+    ("--set server.min_replies=4", ["server.min_replies is 4", "only 3 clients are active"]),
     ("--rounds 0", ["rounds must be at least 1, got 0"]),
     ("--rounds -3", ["rounds must be at least 1, got -3"]),
     ("--local-steps 0", ["local.steps must be at least 1, got 0"]),
@@ -186,7 +186,9 @@ def test_wrong_input_is_refused_in_one_line_before_anything_is_written(
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_device_that_is_not_there_is_refused(fedcir: Command, options: list[str], place: Path) -> None:
-    check_refused(fedcir("run", *options, "--out", "run", "--device", "cuda"), ["'cuda' is not usable here; cpu is"])
+    check_refused(
+        fedcir("run", *options, "--out", "run", "--device", "cuda"), ["'cuda' is not available here: use cpu"]
+    )
     assert not (place / "run").exists()
 
 
@@ -213,7 +215,7 @@ def test_a_dataset_that_needs_a_root_says_so(fedcir: Command, place: Path) -> No
         (["compare", "--seeds", "x"], ["--seeds", "'x'"]),
         (["compare", "--seeds", "0,-1"], ["run.seed", "-1"]),
         (["compare", "--algorithms", "fedavg,fedcri"], ["'fedcri'", "did you mean 'fedcir'?"]),
-        (["compare", "--algorithms", ""], ["algorithms names none"]),
+        (["compare", "--algorithms", ""], ["algorithms is empty"]),
     ],
 )
 def test_wrong_input_to_other_commands_is_refused_in_one_line(
@@ -234,7 +236,7 @@ def test_a_command_without_arguments_shows_its_help(fedcir: Command, command: li
 def test_a_folder_that_is_not_a_run_is_refused_and_left_as_it_was(
     fedcir: Command, options: list[str], place: Path
 ) -> None:
-    check_refused(fedcir("run", *options, "--out", "folder"), ["folder is not empty and not a run: choose another"])
+    check_refused(fedcir("run", *options, "--out", "folder"), ["folder holds other files and no run: choose another"])
     assert [path.name for path in (place / "folder").iterdir()] == ["thesis.txt"]
 
 
@@ -320,8 +322,8 @@ def test_run_says_how_it_goes_in_plain_lines_and_prints_a_table(
             rf"arrays-fedavg-0: round {number}/3  ce \S+ total \S+  acc \d+\.\d%, worst \d+\.\d%  \d+:\d\d left", line
         )
     assert all(char.isprintable() or char == "\n" for char in said.err + said.out)
-    assert "fedavg on arrays, test accuracy (%); best is picked on test data" in said.out
-    assert said.out.endswith("kept in run\n")
+    assert "fedavg on arrays, test accuracy (%); the best round is picked on test data" in said.out
+    assert said.out.endswith("saved in run\n")
     final = RunFolder(place / "run").summary()["final"]
     row = next(line for line in said.out.splitlines() if "last round, 3" in line)
     assert row.split()[3:] == [
@@ -484,7 +486,7 @@ def test_compare_trains_what_is_not_finished_and_puts_all_side_by_side(
     train(tiny("fedcir", "server.rounds=2", "algorithm.hidden=256"), both / "fedcir-0")
     before = content(both)
     command = ["compare", *options, "--algorithms", "fedavg,fedcir", "--seeds", "0,1", "--workers", "1", "-o", "both"]
-    check_refused(fedcir(*command, "--rounds", "2"), ["both/fedavg-0 holds a run already", "resume it"])
+    check_refused(fedcir(*command, "--rounds", "2"), ["both/fedavg-0 already holds a run", "resume it"])
     said = fedcir(*command, "--rounds", "2", "--resume")
     assert said.code == 0
     assert {path: state for path, state in content(both).items() if path in before} == before

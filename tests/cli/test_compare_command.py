@@ -123,14 +123,16 @@ def test_a_comparison_of_other_data_is_refused_before_anything_starts(
     command = ["compare", "--resume", "--out", "one", "--algorithms"]
     assert fedcir(*command, "fedavg", *options, "--rounds", 1).code == 0
     before = sorted(place.rglob("*"))
-    refused(fedcir(*command, "fedprox", "--rounds", 1), "one/fedavg-0 was started with data.name=arrays, not minidigits")
+    refused(
+        fedcir(*command, "fedprox", "--rounds", 1), "one/fedavg-0 was started with data.name=arrays, not minidigits"
+    )
     capped = [*options, "--rounds", 1, "--set", "data.train_per_domain=6"]
-    refused(fedcir(*command, "fedavg", *capped), "one/fedavg-0 was begun with data.train_per_domain=None, not 6")
+    refused(fedcir(*command, "fedavg", *capped), "one/fedavg-0 was started with data.train_per_domain=None, not 6")
     (place / "data").mkdir()
     for number, name in enumerate(("ink", "pen", "wax")):
         write_domain(place / "data" / f"{name}.npz", seed=number + 3)
     said = fedcir(*command, "fedavg", *options, "--rounds", 2, "--data-root", "data")
-    refused(said, "one/fedavg-0 was begun on other data than arrays holds now")
+    refused(said, "one/fedavg-0 was started on other data than arrays holds now")
     assert [path for path in sorted(place.rglob("*")) if "data" not in path.relative_to(place).parts] == before
     assert len(RunFolder(place / "one" / "fedavg-0").records()) == 1
 

@@ -73,8 +73,8 @@ def test_show_counts_what_a_run_would_have_and_draws_it(
 
 
 def test_without_out_pictures_are_named_by_the_dataset(fedcir: Command, place: Path) -> None:
-    assert "contact sheet in minidigits.png" in fedcir("data", "show", "minidigits").out
-    assert "in minidigits-clients.png" in fedcir("data", "partition", "minidigits", "--plot").out
+    assert "wrote the contact sheet minidigits.png" in fedcir("data", "show", "minidigits").out
+    assert "wrote the plot minidigits-clients.png" in fedcir("data", "partition", "minidigits", "--plot").out
     for path in ("minidigits.png", "minidigits-clients.png"):
         with Image.open(path) as picture:
             picture.load()
@@ -111,7 +111,7 @@ def test_a_picture_that_cannot_be_written_is_refused_before_any_work(
 
 
 def test_a_picture_that_is_too_large_for_its_format_is_refused_in_one_line(place: Path) -> None:
-    with pytest.raises(InputError, match=r"1x17000 pixels are too many for this format; use \.png"):
+    with pytest.raises(InputError, match=r"1x17000 pixels are too many for this format: use \.png"):
         _save(Image.new("RGB", (1, 17000)), place / "sheet.webp")
     assert not (place / "sheet.webp").exists()
 
@@ -133,8 +133,8 @@ def test_show_says_how_many_classes_are_left_out_and_draws_31_whole(fedcir: Comm
     images = np.stack([labels % 16 * 16, labels // 16 * 8, labels * 0 + 201], axis=-1).astype(np.uint8)
     arrays = {"x": np.broadcast_to(images[:, None, None], (345, 4, 4, 3)), "y": labels}
     colours = {tuple(each) for each in images}
-    assert shown(31) == ("contact sheet in sheet.png", 31)
-    assert shown(345) == ("contact sheet in sheet.png; 100 of 345 classes are shown", 100)
+    assert shown(31) == ("wrote the contact sheet sheet.png", 31)
+    assert shown(345) == ("wrote the contact sheet sheet.png, which shows 100 of 345 classes", 100)
 
 
 CHECKED = [
@@ -151,7 +151,7 @@ def test_check_looks_at_every_image_and_gives_its_verdict(
 ) -> None:
     said = fedcir("data", "check", name, "--data-root", root, "--quiet")
     assert (said.code, said.err) == (0, "")
-    assert said.out.endswith("verdict: it can be trained on\n")
+    assert said.out.endswith("verdict: ready for training\n")
     assert f"sizes: {size[0]}x{size[1]} ({size[2]:,})" in said.out
     assert re.search(rf"^ *{domain} +{images} ", said.out, re.MULTILINE)
 
@@ -174,12 +174,12 @@ def test_check_names_copies_damaged_files_and_classes_that_a_domain_lacks(fedcir
     assert said.code == 0
     assert "warning: photo has no image of emu\n" in said.out
     assert "warning: copies of one image: art/cat/0.png = art/cat/copy.png = photo/cat/copy.png\n" in said.out
-    assert said.out.endswith("verdict: it can be trained on; 2 copies will be left out\n")
+    assert said.out.endswith("verdict: ready for training; 2 copies will be left out\n")
     Path("tree/art/dog/1.png").write_bytes(b"no picture")
     said = fedcir("data", "check", "folders", "--data-root", "tree")
     assert said.code == 2
-    assert said.err == "fedcir: folders cannot be trained on: 1 file is not readable: mend or remove it\n"
-    assert "error: not a readable image: tree/art/dog/1.png: its content is no image" in said.out
+    assert said.err == "fedcir: folders cannot be trained on: 1 file is not readable: fix or remove it\n"
+    assert "error: not a readable image: tree/art/dog/1.png: it is not an image" in said.out
 
 
 def test_check_does_not_promise_to_leave_out_copies_that_a_run_keeps(fedcir: Command, place: Path) -> None:
@@ -235,7 +235,7 @@ def test_a_choice_of_classes_keeps_each_image_with_its_own(fedcir: Command, plac
 def test_a_plot_beside_json_is_told_on_standard_error(fedcir: Command, place: Path) -> None:
     said = fedcir("data", "partition", "folders", "--data-root", "tree", "--json", "--plot", "-o", "p.png")
     assert len(json.loads(said.out)["clients"]) == 2
-    assert said.err == "clients by classes in p.png\n"
+    assert said.err == "wrote the plot p.png\n"
     with Image.open("p.png") as picture:
         assert picture.format == "PNG"
         assert len(picture.convert("RGB").getcolors(1 << 24)) > 20
@@ -255,13 +255,13 @@ def test_prepare_and_cache_say_what_takes_how_much_disk(fedcir: Command, place: 
     assert fedcir("data", "cache").out == f"0 MB in {place / 'cache'}\n"
     said = fedcir("data", "prepare", "folders", "--data-root", "tree", "--image-size", 300)
     assert said.code == 0
-    assert said.out.startswith(f"36 images of 300x300 pixels, 10 MB, in {place / 'cache'}/prepared-")
+    assert said.out.startswith(f"prepared 36 images of 300x300 pixels, 10 MB, in {place / 'cache'}/prepared-")
     assert fedcir("data", "prepare", "folders", "--data-root", "tree", "--image-size", 300).out == said.out
     assert fedcir("data", "prepare", "minidigits").out == "minidigits needs no preparation\n"
     shown = fedcir("data", "cache").out
     assert re.search(r"folders +\S*tree +36 +300x300 +10 MB", shown)
     assert shown.endswith(f"10 MB in {place / 'cache'}\n")
-    assert fedcir("data", "cache", "--clear").out == f"10 MB freed in {place / 'cache'}\n"
+    assert fedcir("data", "cache", "--clear").out == f"freed 10 MB in {place / 'cache'}\n"
     assert fedcir("data", "cache").out == f"0 MB in {place / 'cache'}\n"
     assert list((place / "cache").iterdir()) == []
 
@@ -302,7 +302,7 @@ REFUSED = [
     ("arrays --data-root arrays --set data.classes=[0,1]", "show", ["data.classes", '["0"']),
     ("arrays --data-root arrays --set data.classes=", "check show", ["data.classes"]),
     ("folders --data-root tree --set data.classes=", "check show", ["data.classes"]),
-    ("folders --data-root tree --set data.classes=cat,", "check show", ["one class only, 'cat'"]),
+    ("folders --data-root tree --set data.classes=cat,", "check show", ["only one class, 'cat'"]),
     ("folders --data-root tree --set data.test_fraction=0", "check show", ["data.test_fraction", "above 0", "0.0"]),
     ("folders --data-root tree --set data.test_fraction=1", "check show", ["data.test_fraction", "below 1", "1.0"]),
     ("minidigits --set data.val_fraction=1", "check partition", ["data.val_fraction", "below 1", "1.0"]),
@@ -363,7 +363,7 @@ def test_a_run_on_folders_tells_its_notes_and_can_be_resumed(fedcir: Command, pl
     more = fedcir("run", "run/config.toml", "--rounds", 3, "-o", "run", "--resume")
     assert (more.code, "round 3/3" in more.err) == (0, True)
     refused = fedcir(*command, "--rounds", 3, "--resume", "--image-size", 16)
-    assert "was begun with data.image_size=12, not 16" in refused.err
+    assert "was started with data.image_size=12, not 16" in refused.err
     assert fedcir(*command[:-4], "-o", "quiet", "--rounds", 1, "--quiet") == (0, "", "")
 
 

@@ -99,14 +99,14 @@ def test_a_fault_of_ours_asks_for_a_report(monkeypatch: pytest.MonkeyPatch) -> N
     assert line.startswith(
         "internal error: TypeError: unsupported operand type(s) for /: 'int' and 'str' (engine/folder.py, line "
     )
-    assert line.endswith("): run again as `fedcir --debug ...` and report it")
+    assert line.endswith("): run it again as `fedcir --debug ...` and report the traceback")
 
 
 @pytest.mark.parametrize(
     "error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes")]
 )
 def test_too_little_memory_is_said_with_what_to_lower(error: Exception) -> None:
-    assert told(error) == ("there is too little memory: lower --workers, --batch-size or --image-size", 2)
+    assert told(error) == ("not enough memory: lower --workers, --batch-size or --image-size", 2)
 
 
 def test_somebody_elses_long_message_is_cut() -> None:

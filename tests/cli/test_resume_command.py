@@ -63,12 +63,12 @@ def test_options_beside_resume_must_agree_or_be_ones_that_may_change(
 ) -> None:
     out = train(tiny("fedprox", "run.seed=1", "partition.scheme=iid", "partition.clients=4"), tmp_path / "run", until=1)
     for options, named in (
-        ("--seed 2", "was begun with run.seed=1, not 2"),
-        ("--algorithm fedavg", "was begun with algorithm.name=fedprox, not fedavg"),
-        ("--set algorithm.mu=0.2", "was begun with algorithm.mu=0.1, not 0.2"),
-        ("--set algorithms.fedprox.mu=0.2", "was begun with algorithm.mu=0.1, not 0.2"),
-        ("--clients 5", "was begun with partition.clients=4, not 5"),
-        ("--rounds 2", "was begun with 3 rounds, not 2"),
+        ("--seed 2", "was started with run.seed=1, not 2"),
+        ("--algorithm fedavg", "was started with algorithm.name=fedprox, not fedavg"),
+        ("--set algorithm.mu=0.2", "was started with algorithm.mu=0.1, not 0.2"),
+        ("--set algorithms.fedprox.mu=0.2", "was started with algorithm.mu=0.1, not 0.2"),
+        ("--clients 5", "was started with partition.clients=4, not 5"),
+        ("--rounds 2", "was started with 3 rounds, so it cannot end after 2"),
     ):
         refused(fedcir("run", "--resume", "--out", out, *options.split()), named)
     agreeing = ["--seed", 1, "--algorithm", "fedprox", "--clients", 4, "--set", "algorithms.fedprox.mu=0.1"]
@@ -89,7 +89,7 @@ def test_runs_without_out_are_numbered(fedcir: Command, options: list[str], plac
     for folder in ("arrays-fedavg-0", "arrays-fedavg-0-2", "arrays-fedavg-0-3"):
         said = fedcir("run", *options, "--algorithm", "fedavg", "--rounds", 1)
         assert said.code == 0
-        assert f"kept in runs/{folder}\n" in said.out
+        assert f"saved in runs/{folder}\n" in said.out
         assert RunFolder(place / "runs" / folder).finished
 
 
@@ -101,7 +101,7 @@ def test_a_run_keeps_a_copy_of_its_method_and_refuses_another(fedcir: Command, o
     before = model(place / "run")
     Path("own.py").write_text(OWN.replace("WEIGHT", "2.0"))
     for resume in (["run", "--resume", "--out", "run", "--rounds", 5], [*command, "--resume", "--rounds", 5]):
-        refused(fedcir(*resume), "own.py is not as it was when run was begun", "choose another folder", "run/own.py")
+        refused(fedcir(*resume), "own.py has changed since run was started", "choose another folder", "run/own.py")
     assert model(place / "run") == before
     shutil.move("run/own.py", "own.py")  # it may lie elsewhere
     Path("elsewhere").mkdir()
@@ -114,7 +114,7 @@ def test_compare_refuses_a_method_that_has_changed_since(fedcir: Command, option
     command = ["compare", *options, "--rounds", 1, "--algorithms", "fedavg,./own.py", "--out", "both"]
     assert fedcir(*command).code == 0
     Path("own.py").write_text(OWN.replace("WEIGHT", "2.0"))
-    refused(fedcir(*command, "--resume"), "own.py is not as it was when both/own-0 was begun")
+    refused(fedcir(*command, "--resume"), "own.py has changed since both/own-0 was started")
 
 
 @pytest.mark.parametrize("damage", ["missing", "cut", "empty"])
@@ -129,6 +129,6 @@ def test_a_finished_run_whose_model_is_damaged_writes_it_again(
         (out / "model.safetensors").write_bytes(whole[:-9] if damage == "cut" else b"")
     said = fedcir("run", "--resume", "--out", out, "--no-report")
     assert said.code == 0
-    assert "model.safetensors was missing or damaged: it is written again from the last checkpoint" in said.err
+    assert "model.safetensors was missing or damaged, and was written again from the last checkpoint" in said.err
     assert model(out) == whole
     assert (out / "summary.json").read_bytes() == summary

@@ -63,7 +63,7 @@ def test_a_folder_without_files_is_named(tmp_path: Path) -> None:
         ({"y_train": np.zeros(19, int)}, r"y_train must be 20 whole numbers, got int64\[19\]"),
         ({"y_train": np.zeros(20)}, r"y_train must be 20 whole numbers, got float64\[20\]"),
         ({"y_train": np.zeros((20, 1), int)}, r"y_train must be 20 whole numbers, got int64\[20, 1\]"),
-        ({"y_test": np.array([0, 1, -1, 0])}, "y_test holds the label -1; number labels from 0 on"),
+        ({"y_test": np.array([0, 1, -1, 0])}, "y_test holds the label -1: number labels from 0"),
         ({"x_test": images(0, 6, 5, 3), "y_test": np.zeros(0, int)}, "x_test holds no image"),
         ({"y_test": np.array([0, 1, None, "x"], object)}, "is not a readable .npz file"),
     ],
@@ -166,7 +166,7 @@ def test_a_cap_is_drawn_by_the_seed_and_by_the_domain(unbalanced: Path) -> None:
         (DataConfig("minidigit"), "no dataset 'minidigit'; did you mean 'minidigits'"),
         (DataConfig("imagenet"), "no dataset 'imagenet'; choose from arrays, camelyon17"),
         (DataConfig("arrays"), "dataset 'arrays' needs data.root"),
-        (DataConfig("arrays", "/no/where"), "data.root: no folder /no/where"),
+        (DataConfig("arrays", "/no/where"), "data.root: there is no folder /no/where"),
     ],
 )
 def test_a_dataset_that_is_not_there_is_said(data: DataConfig, message: str) -> None:
@@ -179,7 +179,7 @@ def test_a_dataset_that_is_not_there_is_said(data: DataConfig, message: str) -> 
     [
         ({"y_test": np.array([0, 1, 0, 2])}, "class '2' has no training image in any domain"),
         ({"y_train": np.arange(20) % 2 * 2}, None),  # class 1 is in the other domain
-        ({"y_train": np.ones(20, int)}, "domain 'b' holds the class '1' only"),
+        ({"y_train": np.ones(20, int)}, "domain 'b' holds only the class '1'"),
     ],
 )
 def test_classes_must_be_there_to_learn(second: dict[str, Any], message: str | None, tmp_path: Path) -> None:
@@ -195,5 +195,5 @@ def test_classes_must_be_there_to_learn(second: dict[str, Any], message: str | N
 
 def test_a_single_class_is_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", **good(y_train=np.zeros(20, int), y_test=np.zeros(4, int)))
-    with pytest.raises(InputError, match="one class only, '0': a classifier needs two"):
+    with pytest.raises(InputError, match="only one class, '0': a classifier needs two"):
         open_dataset(DataConfig("arrays", str(tmp_path)), seed=0)

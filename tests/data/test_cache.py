@@ -277,11 +277,11 @@ def test_a_read_only_cache_serves_what_is_in_it_and_refuses_the_rest_in_one_line
     read_only = f"mount --bind {own} {own} && mount -o remount,ro,bind {own}"
     there = mounted(own, read_only, root, 8)
     assert (there.returncode, there.stderr) == (0, "")
-    assert there.stdout.startswith("20 images of 8x8 pixels")
+    assert there.stdout.startswith("prepared 20 images of 8x8 pixels")
     not_there = mounted(own, read_only, root, 9)
     assert not_there.returncode == 2
     assert not_there.stderr == (
-        f"fedcir: cannot write the cache in {own}: Read-only file system; name another folder in FEDCIR_CACHE\n"
+        f"fedcir: cannot write the cache in {own}: Read-only file system; set FEDCIR_CACHE to another folder\n"
     )
 
 
@@ -292,7 +292,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing_behind(count: int, size: int
     ended = mounted(own, f"mount -t tmpfs -o size=1m tmpfs {own}", draw(tmp_path / "data", count), size)
     assert ended.returncode == 2
     assert ended.stderr == (
-        f"fedcir: cannot write the cache in {own}: No space left on device; name another folder in FEDCIR_CACHE\n"
+        f"fedcir: cannot write the cache in {own}: No space left on device; set FEDCIR_CACHE to another folder\n"
     )
     assert ended.stdout == ""
 
@@ -332,15 +332,15 @@ def test_the_command_shows_the_entries_and_clears_them(root: Path, own: Path, fe
         for size, megabytes in zip((128, 256), taken, strict=True)
     ]
     assert out.endswith(f"\n5 MB in {own}\n")
-    assert fedcir("data", "cache", "--clear") == (0, f"5 MB freed in {own}\n", "")
+    assert fedcir("data", "cache", "--clear") == (0, f"freed 5 MB in {own}\n", "")
     assert list(own.iterdir()) == []
-    assert fedcir("data", "cache", "--clear") == (0, f"0 MB freed in {own}\n", "")
+    assert fedcir("data", "cache", "--clear") == (0, f"freed 0 MB in {own}\n", "")
 
 
 def test_preparing_tells_where_it_is_the_first_time_and_the_second(root: Path, own: Path, fedcir: Fedcir) -> None:
     said = [fedcir("data", "prepare", "folders", "--data-root", root, "--image-size", 8) for _ in range(2)]
     [entry] = own.glob("prepared-*")
-    assert said == [(0, f"20 images of 8x8 pixels, 0 MB, in {entry}\n", "")] * 2
+    assert said == [(0, f"prepared 20 images of 8x8 pixels, 0 MB, in {entry}\n", "")] * 2
 
 
 def test_a_dataset_that_is_open_survives_clearing(root: Path) -> None:

@@ -107,9 +107,9 @@ def test_domains_that_are_not_there_are_named_and_the_rest_is_opened(
     tree(tmp_path, ("clipart", "real"))
     domains = opened(tmp_path)
     assert domains.names == ("clipart", "real")
-    assert domains.notes == ("infograph, painting, quickdraw, sketch are not there: training goes on without",)
+    assert domains.notes == ("infograph, painting, quickdraw, sketch are missing, and left out",)
     said = fedcir("data", "partition", "domainnet", "--data-root", tmp_path, "--image-size", 4)
-    assert "infograph, painting, quickdraw, sketch are not there" in said.err
+    assert "infograph, painting, quickdraw, sketch are missing" in said.err
 
 
 def test_a_folder_without_any_list_is_named(tmp_path: Path) -> None:
@@ -185,4 +185,4 @@ def test_checking_the_ten_classes_compares_with_no_published_count_but_all_class
     ten, all_of_them = fedcir(*arguments), fedcir(*arguments, "--set", "data.classes=all")
     assert (ten.code, all_of_them.code) == (0, 0)
     assert "published" not in ten.out
-    assert "warning: clipart has 48 images, published are 48129" in all_of_them.out
+    assert "warning: clipart has 48 images, but the published dataset has 48129" in all_of_them.out

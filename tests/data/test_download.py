@@ -125,7 +125,7 @@ def test_a_download_that_was_cut_goes_on_where_the_server_lets_it_and_is_whole(
 ) -> None:
     host.cut, host.resumes, host.chunked = 2 * CHUNK, resumes, chunked
     download = host.download(sha512=SHA512)
-    with pytest.raises(NoAnswer, match=r"127\.0\.0\.1 .*; what came is kept"):
+    with pytest.raises(NoAnswer, match=r"127\.0\.0\.1 .*; the part that arrived is kept"):
         fetch(download, tmp_path)
     assert left(tmp_path) == {".file.bin.part"}
     host.cut = None
@@ -154,7 +154,7 @@ def test_a_file_that_is_not_the_published_one_is_removed(host: Host, tmp_path: P
 
 
 def test_a_host_that_does_not_have_the_file_is_named(host: Host, tmp_path: Path) -> None:
-    with pytest.raises(NoAnswer, match=r"127\.0\.0\.1 answers 404 Not Found for http://127\.0\.0\.1:\d+/no\.zip"):
+    with pytest.raises(NoAnswer, match=r"127\.0\.0\.1 answered 404 Not Found for http://127\.0\.0\.1:\d+/no\.zip"):
         fetch(host.download("/no.zip", "no"), tmp_path)
     assert left(tmp_path) == set()
 
@@ -201,7 +201,7 @@ def test_a_damaged_archive_is_removed_and_nothing_of_it_is_put_in_place(
     archive = bytearray(pack(**{"clipart/bird/1.jpg": NOISE, "clipart/bird/2.jpg": DIGITS}))
     archive[where:] = b"\xff" * 500 + archive[where + 500 :] if where > 0 else b""
     host.files["/clipart.zip"] = bytes(archive)
-    with pytest.raises(InputError, match=r"clipart\.zip .*; try again"):
+    with pytest.raises(InputError, match=r"clipart\.zip .*; the file was deleted, try again"):
         fetch(host.download("/clipart.zip", "clipart", packed=True), tmp_path)
     assert left(tmp_path) == set()
 
@@ -239,4 +239,4 @@ def test_preparing_without_network_says_who_does_not_answer_and_how_to_do_it_by_
     assert (said.code, said.err.count("\n")) == (2, 1)
     assert f"{host_name} does not answer" in said.err
     assert "refused" in said.err
-    assert f"place the files by hand: {by_hand}" in said.err  # and not by the command that has just failed
+    assert f"get the files yourself: {by_hand}" in said.err  # and not by the command that has just failed

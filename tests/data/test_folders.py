@@ -133,7 +133,7 @@ def test_a_domain_without_a_usable_image_is_said(tmp_path: Path, fedcir: Fedcir)
     assert "c" in [word.strip("'\",:;") for word in said.split()]
 
 
-TOO_HIGH = "holds images as {}; it should hold <domain>/<class>/<image>: put the classes of each site"
+TOO_HIGH = "holds images as {}; it should hold <domain>/<class>/<image>: put the classes of each domain"
 
 
 @pytest.mark.parametrize(
@@ -141,8 +141,8 @@ TOO_HIGH = "holds images as {}; it should hold <domain>/<class>/<image>: put the
     [
         (["cat/1.png", "dog/1.png"], TOO_HIGH.format("<class>/<image>, such as cat/1.png")),
         (["1.png", "2.png"], TOO_HIGH.format("<image>, such as 1.png")),
-        ([], "holds no image; it should hold <domain>/<class>/<image>"),
-        (["a/cat/1.txt", "a/dog/.2.png"], "holds no image; it should hold <domain>/<class>/<image>"),
+        ([], "holds no images; it should hold <domain>/<class>/<image>"),
+        (["a/cat/1.txt", "a/dog/.2.png"], "holds no images; it should hold <domain>/<class>/<image>"),
     ],
     ids=["one level too high", "two levels too high", "nothing", "no image"],
 )
@@ -178,7 +178,7 @@ def test_a_root_whose_name_is_not_utf8_works(tmp_path: Path, fedcir: Fedcir, mon
 def test_a_link_that_leads_nowhere_is_named(tmp_path: Path) -> None:
     draw(tmp_path, *TREE)
     (tmp_path / "a/cat/3.png").symlink_to("nowhere.png")
-    with pytest.raises(InputError, match=r"a/cat/3\.png is missing, or a link that leads nowhere"):
+    with pytest.raises(InputError, match=r"a/cat/3\.png is missing, or a broken link"):
         open_dataset(DataConfig("folders", str(tmp_path)), seed=0)
 
 

@@ -147,7 +147,7 @@ def test_a_missing_column_is_named_with_those_there_are_and_the_remedy(tmp_path:
     table(rows(), ("image", "label", "site")).save_to_disk(tmp_path / "saved")
     said = fedcir("data", "check", "hub", "--data-root", tmp_path / "saved")
     assert (said.code, said.err.count("\n")) == (2, 1)
-    assert "has no column 'domain', it has image, label, site: name yours by data.columns=" in said.err
+    assert "has no column 'domain', it has image, label, site: name yours with data.columns=" in said.err
     setting = "data.columns=image,label,site"
     assert fedcir("data", "check", "hub", "--data-root", tmp_path / "saved", "--set", setting).code == 0
 
@@ -155,7 +155,7 @@ def test_a_missing_column_is_named_with_those_there_are_and_the_remedy(tmp_path:
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        (("image", "label"), r"data\.columns names image, label and domain, three columns, got 'image, label'"),
+        (("image", "label"), r"data\.columns must name three columns, for image, label and domain, got 'image, label'"),
         (("label", "image", "domain"), r"the column 'label' of .*saved holds no images"),
     ],
 )

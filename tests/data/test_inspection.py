@@ -71,7 +71,7 @@ def test_what_is_found_is_printed_with_a_verdict(good: Path, fedcir: Fedcir) -> 
         "warning: a has no image of emu",
         "warning: b has no image of dog",
     ]
-    assert out.endswith("\nverdict: it can be trained on\n")
+    assert out.endswith("\nverdict: ready for training\n")
 
 
 def test_duplicates_are_told_in_groups_and_do_no_harm(good: Path, fedcir: Fedcir) -> None:
@@ -81,7 +81,7 @@ def test_duplicates_are_told_in_groups_and_do_no_harm(good: Path, fedcir: Fedcir
     assert code == 0
     assert "warning: copies of one image: a/cat/001.png = a/dog/copy.png = b/cat/copy.png\n" in out
     assert "warning: copies of one image: b/emu/000.png = b/emu/copy.png\n" in out
-    assert line(out, "verdict") == "verdict: it can be trained on; 3 copies will be left out"
+    assert line(out, "verdict") == "verdict: ready for training; 3 copies will be left out"
     left = sum(len(d.train) + len(d.test) for d in open_dataset(DataConfig("folders", str(good)), seed=0))
     assert left == 19
 
@@ -92,7 +92,7 @@ def test_unreadable_files_are_named_and_are_an_error(good: Path, fedcir: Fedcir)
     (good / "b/emu/gone.png").symlink_to("nowhere.png")
     code, out, err = fedcir("data", "check", "folders", "--data-root", good)
     assert code == 2
-    assert err == "fedcir: folders cannot be trained on: 3 files are not readable: mend or remove them\n"
+    assert err == "fedcir: folders cannot be trained on: 3 files are not readable: fix or remove them\n"
     told = [each for each in out.splitlines() if each.startswith("error: not a readable image: ")]
     assert [each.split(": ")[2] for each in told] == [
         str(good / name) for name in ("a/cat/text, too.jpg", "b/emu/cut.png", "b/emu/gone.png")
@@ -110,8 +110,8 @@ def test_a_command_that_needs_the_images_names_the_first_unreadable_one(
     code, out, err = fedcir("data", command, "folders", "--data-root", good)
     assert (code, out) == (2, "")
     assert err == (
-        f"fedcir: {good}/a/cat/x.png is not a readable image: its content is no image of a known kind "
-        "(and 2 more; `fedcir data check` lists them); mend or remove it\n"
+        f"fedcir: {good}/a/cat/x.png is not a readable image: it is not an image of a known format "
+        "(and 2 more; `fedcir data check` lists them); fix or remove it\n"
     )
 
 
@@ -126,8 +126,8 @@ def copied(root: Path, source: str, target: str) -> None:
 
 
 SPOILED: dict[str, tuple[Callable[[Path], object], str]] = {
-    "a single class": (cat_only, "one class only, 'cat': a classifier needs two"),
-    "a domain of a single class": (lambda root: shutil.rmtree(root / "b/emu"), "domain 'b' holds the class 'cat' only"),
+    "a single class": (cat_only, "only one class, 'cat': a classifier needs two"),
+    "a domain of a single class": (lambda root: shutil.rmtree(root / "b/emu"), "domain 'b' holds only the class 'cat'"),
     "a domain of a single image": (lambda root: draw(root, "c/cat/1.png"), "domain 'c'"),
     "a domain with one image a class": (lambda root: draw(root, "c/cat/1.png", "c/dog/1.png"), "domain 'c' has 2"),
     "a domain that is a copy of another": (lambda root: copied(root, "a", "c"), "domain 'c' has 0"),
@@ -157,7 +157,7 @@ def test_only_the_chosen_classes_are_looked_at(chosen: str, good: Path, fedcir: 
         assert line(out, "a ").split() == ["a", "12", "5", "7"]
     else:
         assert code == 2
-        assert f"data.classes: no class 'yak' in {good}" in err
+        assert f"data.classes: there is no class 'yak' in {good}" in err
 
 
 def test_counts_that_are_not_the_published_ones_are_warned_of(tmp_path: Path, fedcir: Fedcir) -> None:
@@ -169,7 +169,7 @@ def test_counts_that_are_not_the_published_ones_are_warned_of(tmp_path: Path, fe
     code, out, _ = fedcir("data", "check", "office-caltech-10", "--data-root", tmp_path, "--image-size", 8)
     assert code == 0
     assert [each for each in out.splitlines() if each.startswith("warning")] == [
-        f"warning: {domain} has 20 images, published are {count}"
+        f"warning: {domain} has 20 images, but the published dataset has {count}"
         for domain, count in (("amazon", 958), ("caltech", 1123), ("webcam", 295))
     ]
     assert line(out, "dslr").split()[:3] == ["dslr", "157", "157"]
@@ -196,7 +196,7 @@ def test_json_holds_what_is_printed(broken: bool, good: Path, fedcir: Fedcir) ->
     assert found["missing"] == {"a": ["emu"], "b": ["dog"]}
     assert (found["published"], found["notes"]) == ({}, [])
     assert len(found["unreadable"]) == broken
-    assert found["obstacle"] == ("1 file is not readable: mend or remove it" if broken else "")
+    assert found["obstacle"] == ("1 file is not readable: fix or remove it" if broken else "")
     assert ("ä" in out, found["obstacle"] in err) == (True, True)
 
 

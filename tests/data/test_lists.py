@@ -88,7 +88,7 @@ def test_an_image_twice_in_one_list_is_taken_once() -> None:
 
 
 def test_listed_images_that_are_not_there_are_named_and_counted() -> None:
-    with pytest.raises(InputError, match=r"the lists name 'photo/cat/7.*' and 2 more that are not there"):
+    with pytest.raises(InputError, match=r"the lists name images that do not exist: 'photo/cat/7.*' and 2 more"):
         with_lists(
             items("photo/dog/1.jpg"), ["photo/dog/1.jpg", "photo/cat/8.jpg", "photo/cat/7.jpg"], ["photo/x/9.jpg"]
         )

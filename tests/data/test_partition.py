@@ -140,7 +140,7 @@ def test_a_held_out_domain_comes_last_and_nobody_trains_on_it(scheme: str) -> No
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (PartitionConfig(hold_out="foto"), "no domain 'foto'; there are photo, sketch, paint"),
+        (PartitionConfig(hold_out="foto"), "no domain 'foto'; choose from photo, sketch, paint"),
         (PartitionConfig(clients=2), "at least the number of domains, 3, got 2"),
         (PartitionConfig(clients=5), "5 for 3 domains: use partition.scheme=dirichlet"),
         (PartitionConfig(min_samples=101), "client 2 would hold 100 images, below partition.min_samples=101"),

@@ -112,8 +112,8 @@ def test_rows_that_name_test_images_are_passed_over(write: Write, by_file: Tiny)
 def test_unknown_paths_and_images_without_an_owner_become_notes(fedcir: Command, data_root: Path, write: Write) -> None:
     path = write({"north": [*some("ink", *range(22)), "ink/lost", "ink/gone"], "south": some("pen") + some("wax")})
     notes = (
-        f"note: paths in {path} that are not there or left out: 2, the first is 'ink/lost'\n"
-        f"note: training images in no row of {path}: 2, the first is 'ink/train/000022'\n"
+        f"note: paths in {path} that name no image in use: 2, the first is 'ink/lost'\n"
+        f"note: training images that {path} gives to no client: 2, the first is 'ink/train/000022'\n"
     )
     command = ["data", "partition", "arrays", "--data-root", data_root, "--set", "partition.scheme=csv"]
     said = fedcir(*command, "--set", f"partition.file={path}")
@@ -125,7 +125,7 @@ def test_notes_are_told_beside_json_too(fedcir: Command, data_root: Path, write:
     sets = ["--set", "partition.scheme=csv", "--set", f"partition.file={write({**WHOLE, 'east': some('wax', 0, 1)})}"]
     said = fedcir("data", "partition", "arrays", "--data-root", data_root, *sets, "--json")
     assert len(json.loads(said.out)["clients"]) == 3
-    assert said.err.startswith("note: training images in no row of ")
+    assert said.err.startswith("note: training images that ")
 
 
 @pytest.mark.parametrize("name", ["north [old]", "[/north]"])
@@ -162,7 +162,7 @@ REFUSED = {
     "semicolons": ("path;client\nx;a\n", ["path;client", "it needs path and client"]),
     "a space": ("path, client\nx, a\n", ["' client'"]),  # which must be seen, or the message contradicts itself
     "nothing": ("", ["it needs path and client"]),
-    "no row": ("path,client\n", ["holds no row"]),
+    "no row": ("path,client\n", ["has no rows"]),
     "no client": ("path,client\nink/train/000000,\n", ["line 2 lacks a path or a client"]),
     "blanks": ("path,client\nink/train/000000,  \n", ["line 2 lacks a path or a client"]),
     "short line": ("path,client\n\nink/train/000000\n", ["line 3 lacks a path or a client"]),
@@ -198,7 +198,10 @@ def test_a_file_that_does_not_say_who_holds_what_is_refused_in_one_line(
         ("partition.file=owners.csv", "partition.scheme=csv"),
         ("partition.scheme=csv partition.file=nowhere.csv", "nowhere.csv"),
         ("partition.scheme=csv partition.file=.", "cannot read ."),
-        ("partition.scheme=csv partition.file=owners.csv partition.clients=3", "says who the clients are"),
+        (
+            "partition.scheme=csv partition.file=owners.csv partition.clients=3",
+            "names the clients: leave partition.clients out",
+        ),
         ("partition.scheme=csv partition.file=owners.csv partition.min_samples=25", "client north would hold 24"),
     ],
 )

@@ -97,7 +97,7 @@ def test_a_cmyk_jpeg_reads_as_pillow_converts_it() -> None:
 def test_an_image_of_fractions_is_refused_with_the_cure(tmp_path: Path) -> None:
     Image.fromarray(np.array([[0, 0.5], [0.5, 1]], np.float32)).save(tmp_path / "a.tiff")
     [look] = decode_files([str(tmp_path / "a.tiff")], 2)
-    assert look.error == "its pixels are fractions: save it with 8 or 16 bits a channel"
+    assert look.error == "its pixels are floating-point numbers: save it with 8 or 16 bits per channel"
 
 
 @pytest.mark.parametrize("kind", ["png", "webp", "tiff", "jpeg"])
@@ -197,8 +197,8 @@ def truncated(path: Path) -> None:
 
 BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "truncated": (truncated, "truncated"),
-    "text": (lambda path: path.write_text("not an image"), "its content is no image of a known kind"),
-    "empty": (lambda path: path.touch(), "its content is no image of a known kind"),
+    "text": (lambda path: path.write_text("not an image"), "it is not an image of a known format"),
+    "empty": (lambda path: path.touch(), "it is not an image of a known format"),
     "missing": (lambda path: None, "No such file"),
     "dangling": (lambda path: path.symlink_to("nowhere.jpg"), "No such file"),
     "folder": (lambda path: path.mkdir(), "Is a directory"),
@@ -235,7 +235,7 @@ def test_a_killed_process_is_an_error_that_says_so(endless: list[str]) -> None:
             os.kill(child, signal.SIGKILL)
 
     with pytest.raises(
-        (OSError, InputError), match="a process that decodes images ended with code -9: is there enough memory"
+        (OSError, InputError), match="a process that decodes images ended with code -9: check that there is enough"
     ):
         decode_files(endless, 4, on_file=kill)
     assert children() == []

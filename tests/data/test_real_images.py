@@ -89,7 +89,7 @@ def test_without_lists_a_fifth_of_every_class_is_drawn_by_the_seed(name: str) ->
         assert list(domain.test.ids) == list(again[domain.name].test.ids)
         assert list(domain.test.ids) != list(other[domain.name].test.ids)
     if name == "pacs":
-        assert first.notes == ("no official lists are given (data.lists): the split is drawn",)
+        assert first.notes == ("there are no official lists (data.lists), so the split is drawn at random",)
 
 
 def test_the_copies_in_office_are_left_out_and_said() -> None:
@@ -114,9 +114,9 @@ def test_a_check_finds_the_published_counts(name: str, fedcir: Callable[..., Any
     rows = [line.split() for line in said.out.splitlines()]
     for domain, count in COUNTS[name].items():
         assert [domain, str(count), str(count)] in [row[:3] for row in rows]
-    assert "published are" not in said.out  # no warning
+    assert "but the published dataset has" not in said.out  # no warning
     copies = "; 26 copies will be left out" if name == "office-caltech-10" else ""
-    assert said.out.splitlines()[-1] == f"verdict: it can be trained on{copies}"
+    assert said.out.splitlines()[-1] == f"verdict: ready for training{copies}"
 
 
 def few(name: str, root: Path) -> Path:

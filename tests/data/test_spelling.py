@@ -63,13 +63,13 @@ def test_thousands_of_classes_are_compared_at_once() -> None:
 def test_the_note_names_both_and_their_sites() -> None:
     sites = {name: ["dog", "cat"] for name in "bcdef"}
     assert notes_on_spelling({"a": ["Dog", "cat"], **sites}) == (
-        "'Dog' (a) and 'dog' (b, c, d and 2 more) are taken as two classes: if they are one, give the folders one name",
+        "'Dog' (a) and 'dog' (b, c, d and 2 more) count as two classes: if they are one, give their folders one name",
     )
 
 
 def test_classes_spelt_differently_are_told_by_the_check_and_by_a_run(tmp_path: Path, fedcir: Fedcir) -> None:
     root = draw(tmp_path, "a/cat", "a/Dog", "b/cat", "b/dog")
-    note = "'Dog' (a) and 'dog' (b) are taken as two classes: if they are one, give the folders one name"
+    note = "'Dog' (a) and 'dog' (b) count as two classes: if they are one, give their folders one name"
     said = fedcir("data", "check", "folders", "--data-root", root, "--image-size", 8)
     assert said.code == 0
     assert f"warning: {note}\n" in said.out
@@ -89,11 +89,11 @@ def test_one_image_under_two_classes_is_told_by_the_check_and_by_a_run(
     options = ["data", "check", "folders", "--data-root", root, "--image-size", 8]
     said = fedcir(*options)
     assert said.code == 0
-    line = f"warning: one image in two classes, of which one is wrong: a/cat/0.png = {where}/dog/wrong.png\n"
-    assert said.out.count("of which one is wrong") == said.out.count(line) == 1
+    line = f"warning: one image in two classes, so one label is wrong: a/cat/0.png = {where}/dog/wrong.png\n"
+    assert said.out.count("one label is wrong") == said.out.count(line) == 1
     assert json.loads(fedcir(*options, "--json").out)["disputed"] == [["a/cat/0.png", f"{where}/dog/wrong.png"]]
     assert open_dataset(DataConfig("folders", str(root), image_size=8), seed=0).notes == (
         "2 of 22 files are copies of others and are left out",
-        f"one image lies in folders of different classes, as a/cat/0.png and as {where}/dog/wrong.png; "
-        "one copy of each is used: remove what is wrong",
+        f"one image is in folders of different classes, as a/cat/0.png and as {where}/dog/wrong.png; "
+        "one copy of each is used: remove the wrong ones",
     )

@@ -45,7 +45,7 @@ def test_a_folder_of_train_and_test_is_used_as_the_split(tmp_path: Path) -> None
     assert (domains.names, domains.classes) == (("a", "b"), CLASSES)
     assert places(domains, "a") == [{"a/train"}, set(), {"a/test"}]
     assert [(len(domain.train), len(domain.test)) for domain in domains] == [(8, 8)] * 2
-    assert domains.notes == ("all domains: the folders train and test are the split",)
+    assert domains.notes == ("all domains: the folders train and test are used as the split",)
 
 
 def test_train_and_test_may_lie_above_the_sites(tmp_path: Path) -> None:
@@ -64,13 +64,17 @@ def test_train_and_test_may_lie_above_the_sites(tmp_path: Path) -> None:
 def test_the_usual_spellings_are_known_in_any_case(train: str, val: str, test: str, tmp_path: Path) -> None:
     domains = opened(draw(tmp_path, *(f"a/{part}" for part in (train, val, test))))
     assert places(domains, "a") == [{f"a/{train}"}, {f"a/{val}"}, {f"a/{test}"}]
-    assert domains.notes == ("a: the folders train, val and test are the split; val picks the best round",)
+    assert domains.notes == (
+        "a: the folders train, val and test are used as the split; the best round is picked on val",
+    )
 
 
 def test_without_a_test_folder_the_val_folder_is_tested_on(tmp_path: Path) -> None:
     domains = opened(draw(tmp_path, "a/train", "a/val"))
     assert places(domains, "a") == [{"a/train"}, set(), {"a/val"}]
-    assert domains.notes == ("a: the folders train and val are the split; without test, val is what is tested on",)
+    assert domains.notes == (
+        "a: the folders train and val are used as the split; there is no folder test, so val is tested on",
+    )
 
 
 def test_sites_with_and_without_a_split_go_together(tmp_path: Path) -> None:
@@ -79,9 +83,9 @@ def test_sites_with_and_without_a_split_go_together(tmp_path: Path) -> None:
     assert places(domains, "a") == [{"a/train"}, set(), {"a/test"}]
     assert [len(part) for part in (domains["b"].train, domains["b"].test)] == [16, 4]
     assert domains.notes == (
-        "a: the folders train and test are the split",
-        "c: the folders train and val are the split; without test, val is what is tested on",
-        "b: no folders train and test, so test images are drawn",
+        "a: the folders train and test are used as the split",
+        "c: the folders train and val are used as the split; there is no folder test, so val is tested on",
+        "b: there are no folders train and test, so test images are drawn at random",
     )
 
 
@@ -97,7 +101,7 @@ def test_a_share_for_validation_is_drawn_only_where_there_is_no_val_folder(tmp_p
     assert places(domains, "a") == [{"a/train"}, {"a/val"}, {"a/test"}]
     assert places(domains, "b") == [{"b/train"}, {"b/train"}, {"b/test"}]
     assert len(domains["b"].train) == 4
-    assert domains.notes[-1] == "data.val_fraction=0.5 is not used where there is a folder val: a"
+    assert domains.notes[-1] == "data.val_fraction=0.5 is not used for domains with a folder val: a"
 
 
 def test_of_copies_in_several_parts_the_test_image_stays_and_then_the_one_to_validate_on(tmp_path: Path) -> None:
@@ -147,14 +151,14 @@ def test_folders_without_images_beside_a_split_do_no_harm(tmp_path: Path) -> Non
     draw(tmp_path, "a/train", "a/test")
     for name in ("val", "logs", "__MACOSX"):
         (tmp_path / "a" / name).mkdir()
-    assert opened(tmp_path).notes == ("a: the folders train and test are the split",)
+    assert opened(tmp_path).notes == ("a: the folders train and test are used as the split",)
 
 
 def test_a_site_of_its_own_has_the_split_that_it_has_among_others(tmp_path: Path) -> None:
     draw(tmp_path, "a/train", "a/val", "a/test", "b")
     config = DataConfig("folders", str(tmp_path), image_size=8)
     alone = open_site(tmp_path / "a", "a", config, seed=0)
-    assert alone.notes == ("a: the folders train, val and test are the split; val picks the best round",)
+    assert alone.notes == ("a: the folders train, val and test are used as the split; the best round is picked on val",)
     [here], there = alone, open_dataset(config, seed=0)["a"]
     for name in ("train", "validation", "test"):
         one, other = getattr(here, name), getattr(there, name)
@@ -164,13 +168,13 @@ def test_a_site_of_its_own_has_the_split_that_it_has_among_others(tmp_path: Path
 
 def test_the_split_is_said_by_the_check_and_by_a_run(tmp_path: Path, fedcir: Fedcir) -> None:
     root = ["--data-root", draw(tmp_path / "data", "a/train", "a/val", "a/test"), "--image-size", 8]
-    note = "note: a: the folders train, val and test are the split; val picks the best round\n"
+    note = "note: a: the folders train, val and test are used as the split; the best round is picked on val\n"
     assert note in fedcir("data", "check", "folders", *root).out
     small = "--rounds 1 --local-steps 1 --algorithm fedavg --device cpu --set model.width=2 --no-report"
     said = fedcir("run", "--dataset", "folders", *root, *small.split(), "-o", tmp_path / "run")
     assert said.code == 0
     assert note in said.err
-    assert "best is picked on validation data" in said.out
+    assert "the best round is picked on validation data" in said.out
     shown = fedcir("data", "show", "folders", *root, "-o", tmp_path / "sheet.png").out
     assert [line.split() for line in shown.splitlines() if line.strip().startswith(("domain", "a "))] == [
         ["domain", "train", "validation", "test"],

@@ -234,7 +234,7 @@ def test_sites_that_sit_out_a_round_are_tested_all_the_same(tiny: Tiny) -> None:
 
 def test_local_statistics_do_not_go_with_a_held_out_domain(tiny: Tiny) -> None:
     config = tiny("fedavg", "model.batchnorm=local", "partition.hold_out=pen")
-    with pytest.raises(InputError, match="batchnorm=local needs training data at every site"), open_run(config):
+    with pytest.raises(InputError, match="batchnorm=local needs training data at every client"), open_run(config):
         pass
 
 

@@ -381,7 +381,9 @@ def test_another_format_is_refused(tiny: Tiny, train: Train, stopped: Path, foun
     path = stopped / "config.toml"
     path.write_text(path.read_text().replace("format = 1\n", "" if found is None else f"format = {found}\n"))
     before = snapshot(stopped)
-    with pytest.raises(InputError, match=r"run-folder format (99|1\.0|none), this fedcir reads 1: use the fedcir that"):
+    with pytest.raises(
+        InputError, match=r"run-folder format (99|1\.0|none), but this fedcir reads format 1: use the version"
+    ):
         train(seven(tiny), stopped, resume=True)
     assert snapshot(stopped) == before
 
@@ -428,7 +430,7 @@ DAMAGED = [
         "line 4 of .*round must be a whole number, got 'four'",
     ),
     ("rounds.jsonl", in_line(4, '"round": 4, ', ""), r"line 4 of .*round\.round is missing"),
-    ("rounds.jsonl", in_line(5, '"round": 5', '"round": 9'), "line 5 of .*it is round 9"),
+    ("rounds.jsonl", in_line(5, '"round": 5', '"round": 9'), "line 5 of .*it holds round 9"),
     ("rounds.jsonl", in_line(5, '{"round"', '"round"'), "line 5 of "),
     ("config.toml", lambda path: path.write_text("fedcir = 3") and None, "fedcir must be an object, got 3"),
 ]
@@ -470,7 +472,7 @@ def test_rounds_whose_lines_are_damaged_are_done_again_as_the_message_says(
     run = shutil.copytree(finished, tmp_path / "run")
     in_line(7, '"round": 7', '"round": "x"')(run / "rounds.jsonl")
     before = snapshot(run)
-    with pytest.raises(InputError, match=r"line 7 of .*delete this line and all after it"):
+    with pytest.raises(InputError, match=r"line 7 of .*delete this line and all lines after it"):
         train(seven(tiny), run, resume=True)
     assert snapshot(run) == before
     (run / "rounds.jsonl").write_text("".join((run / "rounds.jsonl").read_text().splitlines(keepends=True)[:6]))

@@ -150,9 +150,9 @@ class Twice(Algorithm):
 
 def test_what_a_client_keeps_must_be_declared_under_a_name_of_its_own() -> None:
     bench, clients, shared = opened(Undeclared())
-    with pytest.raises(TypeError, match=r"Undeclared.local_finish gave \['secrets'\], declared is \(\)"):
+    with pytest.raises(TypeError, match=r"Undeclared.local_finish returned \['secrets'\], but the class declares \[\]"):
         fit(bench, clients[0], shared, {}, 1)
-    with pytest.raises(TypeError, match=r"Twice.remembers names \['batchnorm'\], which is kept already"):
+    with pytest.raises(TypeError, match=r"Twice.remembers names \['batchnorm'\], which clients already keep"):
         opened(Twice())
 
 

@@ -170,7 +170,7 @@ def test_resume_of_a_finished_run_says_so_and_changes_nothing(
     before = content(tmp_path / "run")
     again = fedcir(*command, "--resume")
     assert again.code == 0
-    assert again.err == f"{tmp_path / 'run'} is finished already, after round 3\n"
+    assert again.err == f"{tmp_path / 'run'} is already finished, after round 3\n"
     assert "last round, 3" in again.out
     assert content(tmp_path / "run") == before
 
@@ -183,7 +183,7 @@ def test_a_folder_with_a_run_is_refused_without_resume(
     before = content(out)
     refused = fedcir("run", *options, "--algorithm", "fedavg", "--out", out)
     assert refused.code == 2
-    assert refused.err == f"fedcir: {out} holds a run already: resume it, or choose another folder\n"
+    assert refused.err == f"fedcir: {out} already holds a run: resume it, or choose another folder\n"
     assert content(out) == before
 
 
@@ -218,7 +218,7 @@ def test_another_algorithm_is_refused_by_its_name(
 ) -> None:
     out = tmp_path / "run"
     shutil.copytree(reference("fedcir"), out)
-    with pytest.raises(InputError, match=r"was begun with algorithm\.name=fedcir, not fedreg: choose another folder"):
+    with pytest.raises(InputError, match=r"was started with algorithm\.name=fedcir, not fedreg: choose another folder"):
         train(tiny("fedreg"), out, resume=True)
 
 
@@ -233,7 +233,7 @@ def test_changed_data_are_refused(tiny: Tiny, train: Train, data_root: Path, tmp
     arrays[part] = arrays[part][::-1]
     np.savez(root / "pen.npz", **arrays)
     before = content(out)
-    with pytest.raises(InputError, match="was begun on other data than arrays holds now: choose another folder"):
+    with pytest.raises(InputError, match="was started on other data than arrays holds now: choose another folder"):
         train(config, out, resume=True)
     assert content(out) == before
 
@@ -277,7 +277,9 @@ def test_more_rounds_are_refused_where_their_number_enters_the_schedule(
 ) -> None:
     out = train(tiny("fedavg", "local.schedule=cosine"), tmp_path / "run")
     before = content(out)
-    with pytest.raises(InputError, match="cannot be extended to 5 rounds: the cosine schedule depends on their number"):
+    with pytest.raises(
+        InputError, match="cannot be extended to 5 rounds, because the cosine schedule depends on their number"
+    ):
         train(tiny("fedavg", "local.schedule=cosine", "server.rounds=5"), out, resume=True)
     assert content(out) == before
 
@@ -286,7 +288,7 @@ def test_fewer_rounds_are_refused(tiny: Tiny, train: Train, reference: Reference
     out = tmp_path / "run"
     shutil.copytree(reference("fedavg"), out)
     before = content(out)
-    with pytest.raises(InputError, match="was begun with 3 rounds, not 2: only more can be asked for"):
+    with pytest.raises(InputError, match="was started with 3 rounds, so it cannot end after 2: ask for more"):
         train(tiny("fedavg", "server.rounds=2"), out, resume=True)
     assert content(out) == before
 

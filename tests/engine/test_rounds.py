@@ -237,7 +237,7 @@ def test_the_weight_of_a_client_is_its_number_of_samples_if_asked_for(tiny: Tiny
 def test_too_few_replies_end_the_run_with_their_reasons(tiny: Tiny) -> None:
     session, real = opened(tiny("fedavg", "server.min_replies=2"))
     transport = Altered(real, lambda replies: [replies[0], altered(replies[1], poison)])
-    with pytest.raises(RunError, match=r"round 1: 1 of 3 replies usable, 2 needed") as error:
+    with pytest.raises(RunError, match=r"round 1: 1 of 3 replies are usable, 2 are needed") as error:
         after(session, transport)
     assert "client 1: model/head.bias is not finite" in str(error.value)
     assert "client 2: no reply" in str(error.value)
@@ -248,7 +248,7 @@ def test_too_few_replies_end_the_run_with_their_reasons(tiny: Tiny) -> None:
 @pytest.mark.parametrize("algorithm", ["fedavg", "fedcir"])
 def test_no_reply_at_all_is_the_same_error(tiny: Tiny, algorithm: str) -> None:
     session, real = opened(tiny(algorithm))
-    with pytest.raises(RunError, match="round 1: 0 of 3 replies usable, 1 needed"):
+    with pytest.raises(RunError, match="round 1: 0 of 3 replies are usable, 1 are needed"):
         after(session, Altered(real, lambda replies: []))
 
 
@@ -393,5 +393,5 @@ def test_counts_that_make_no_sense_are_dropped(tiny: Tiny, metrics: dict[str, fl
     good = {client: {"correct": 1.0, "count": 4.0} for client in session.roster.evaluators}
     replies = [ClientReply(client, 4, {}, metrics if client == 0 else good[client]) for client in good]
     (record,) = run(session, Examined(transport, replies))
-    assert record.dropped == {"0": "evaluation: its counts make no sense"}
+    assert record.dropped == {"0": "evaluation: its counts are invalid"}
     assert record.accuracy == {domain: 0.25 for client, domain in session.roster.evaluators.items() if client != 0}

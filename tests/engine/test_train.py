@@ -165,7 +165,7 @@ def test_a_run_in_a_folder_is_continued_there(tmp_path: Path) -> None:
 
 def test_a_folder_with_a_run_is_refused_without_resume(tmp_path: Path) -> None:
     fedcir.train(clients(vectors), encoder=on_vectors(), out=tmp_path / "run", **TINY)
-    with pytest.raises(fedcir.InputError, match="holds a run already"):
+    with pytest.raises(fedcir.InputError, match="already holds a run"):
         fedcir.train(clients(vectors), encoder=on_vectors(), out=tmp_path / "run", **TINY)
 
 
@@ -318,7 +318,7 @@ def test_where_nobody_tests_accuracies_are_none(tmp_path: Path, workers: int, fe
     assert result.summary["final"] is result.summary["best"] is None
     said = fedcir("report", tmp_path / "run")
     assert said.code == 2
-    assert "run was never tested, since no client had a test Dataset" in said.err
+    assert "run was never tested, because no client had a test Dataset" in said.err
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "centralized"])
@@ -362,7 +362,10 @@ PAIR = (vectors(12, 0), vectors(12, 0))
         ({3: PAIR}, "clients must be named by strings, got 3"),
         ({"a": PAIR, "b": (None, None)}, "client 'b' has neither a train nor a test Dataset"),
         ([(None, vectors(6, 0))], "at least one .* with a train Dataset"),
-        ([(DataLoader(PAIR[0]), None)], "the train Dataset of 'client-0' is a DataLoader: give the Dataset in it"),
+        (
+            [(DataLoader(PAIR[0]), None)],
+            "the train Dataset of 'client-0' is a DataLoader: give the Dataset that it loads",
+        ),
         ([(PAIR[0], Stream())], "the test Dataset of 'client-0' is of type Stream: give one with a length"),
         ([((item for item in PAIR[0]), None)], "is of type generator: give one with a length and an index"),
         ([((X, Y), None)], r"is of type tuple: give TensorDataset\(inputs, labels\)"),
@@ -473,7 +476,7 @@ def test_clients_may_differ_in_the_size_of_images_where_the_encoder_takes_all() 
         ({"layout": "nchw"}, "run.layout cannot be 'nchw'"),
         ({"lr": float("nan")}, "local.lr must be a number above 0, got nan"),
         ({"active": 4}, "server.active is 4, but there are 3 clients"),
-        ({"device": "cuda:99" if not torch.cuda.is_available() else "tpu"}, "is not usable here"),
+        ({"device": "cuda:99" if not torch.cuda.is_available() else "tpu"}, "is not available here"),
     ],
 )
 def test_a_setting_out_of_range_is_named(changes: dict[str, Any], said: str) -> None:

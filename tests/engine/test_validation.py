@@ -153,7 +153,7 @@ def test_the_command_says_what_the_best_round_was_picked_on(
 ) -> None:
     said = fedcir("run", *options, "--algorithm", "fedavg", "--set", ASIDE, "-o", tmp_path / "run")
     assert said.code == 0
-    assert "best is picked on validation data" in " ".join(said.out.split())
+    assert "the best round is picked on validation data" in " ".join(said.out.split())
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "centralized"])
@@ -190,5 +190,5 @@ def test_every_method_stopped_on_its_way_ends_in_the_same_bits(
 
 def test_a_run_is_not_continued_with_another_share(tiny: Tiny, train: Train, tmp_path: Path) -> None:
     train(tiny("fedavg", ASIDE), tmp_path / "run", until=1)
-    with pytest.raises(InputError, match=r"was begun with data.val_fraction=0.25, not 0.5"):
+    with pytest.raises(InputError, match=r"was started with data.val_fraction=0.25, not 0.5"):
         train(tiny("fedavg", "data.val_fraction=0.5"), tmp_path / "run", resume=True)

@@ -22,7 +22,7 @@ def test_the_app_in_the_repository_is_the_one_that_is_written(tmp_path: Path) ->
 
 def test_an_app_that_is_there_is_not_written_over(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text("mine", encoding="utf-8")
-    with pytest.raises(InputError, match="exists already"):
+    with pytest.raises(InputError, match="already exists"):
         write_app(tmp_path)
     assert (tmp_path / "pyproject.toml").read_text(encoding="utf-8") == "mine"
 

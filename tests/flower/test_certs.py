@@ -114,7 +114,7 @@ def test_the_files_are_those_that_are_named_and_no_others(certs: dict[str, Path]
 @pytest.mark.parametrize("name", sorted(FILES))
 def test_a_file_that_is_there_is_refused_and_untouched_and_no_other_is_written(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("mine")
-    with pytest.raises(InputError, match=f"{name} exists already: choose another folder, or remove it"):
+    with pytest.raises(InputError, match=f"{name} already exists: choose another folder, or remove it"):
         make_certificates(["localhost"], tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == [name]
     assert (tmp_path / name).read_text() == "mine"

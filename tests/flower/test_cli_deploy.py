@@ -21,7 +21,7 @@ REFUSED = [
     (["--sites", "9"], "sites must be from 1 to 3, the number of clients, got 9"),
     (["--sites", "0"], "sites must be from 1 to 3, the number of clients, got 0"),
     (["--timeout", "0"], "timeout must be above 0, got 0"),
-    (["--profile"], "--profile looks into this process"),
+    (["--profile"], "--profile measures this process"),
     (["--algorithm", "fedavgg"], "did you mean 'fedavg'?"),
     (["--set", "model.weights=x.pth", "--set", "model.batchnorm=local"], "leave one of them out"),
     (["--data-root", "nowhere"], "no folder nowhere"),
@@ -47,10 +47,10 @@ def test_a_folder_with_a_run_is_refused_and_one_that_is_finished_is_shown_again(
     fedcir("run", *options, "--out", tmp_path / "run")
     said = fedcir("deploy", "local", *options, "--out", tmp_path / "run")
     assert said.code == 2
-    assert "holds a run already" in said.err
+    assert "already holds a run" in said.err
     said = fedcir("deploy", "local", *options, "--resume", "--out", tmp_path / "run")
     assert said.code == 0
-    assert "is finished already, after round 3" in said.err
+    assert "is already finished, after round 3" in said.err
 
 
 def test_certificates_are_made_and_never_over_others(fedcir: Fedcir, tmp_path: Path) -> None:

@@ -212,11 +212,11 @@ def test_a_run_whose_sites_cannot_open_their_data_says_so_at_once_and_ends_with_
     asked = {"set": f"{two_sites} data.root=nowhere", "out": str(tmp_path / "out"), "wait": 20.0}
     federation.submit("refused", asked).wait()
     log = log_of(federation, "refused")
-    told = [line for line in log.splitlines() if "its data-root is no folder; its own log tells more" in line]
+    told = [line for line in log.splitlines() if "its data-root is not a folder; the site's log tells more" in line]
     assert [line.count("cannot take part: site") for line in told] == [1, 1, 0]
-    said, _, after = log.partition("fedcir stopped: 0 of 2 sites were there after 20 s (none); ")
+    said, _, after = log.partition("fedcir stopped: 0 of 2 sites are connected after 20 s (none); ")
     assert "Traceback" not in said + after
-    assert after.splitlines()[0].endswith("Start or mend the others, or lower `sites`")
+    assert after.splitlines()[0].endswith("Start or fix the others, or lower `sites`")
     assert not "".join(after.splitlines()[1:]).strip()
     runs = json.loads(federation.flwr("list", "--format", "json", CONNECTION).stdout)["runs"]
     assert runs[0]["status"] == "finished:failed"
@@ -236,7 +236,7 @@ def test_a_check_at_a_site_tells_whether_the_superlink_knows_its_key_and_no_node
     before = federation.flwr("supernode", "list", "--format", "json", CONNECTION).stdout
     *_, last = check_site(replace(setup, key=tmp_path / "unknown.key"))
     assert (last.what, last.ok) == ("registration", False)
-    assert "`flwr supernode register` its .pub file" in last.said
+    assert "register its .pub file with `flwr supernode register`" in last.said
     after = federation.flwr("supernode", "list", "--format", "json", CONNECTION).stdout
     assert [node["status"] for node in json.loads(before)["nodes"]] == ["online", "online"]
     assert len(json.loads(after)["nodes"]) == 2
@@ -275,7 +275,7 @@ def test_the_round_goes_on_without_a_site_that_dies_or_sends_what_it_should_not(
     assert dropped[3] == {}  # it has come back
     assert list(folder.summary()["final"]["accuracy"]) == ["bonn", "kyiv", "oslo"]
     assert "site 'oslo' has no image of 'lying'" in text
-    assert "only site 'oslo' has 'laying': is it spelt as at the others?" in text
+    assert "only site 'oslo' has 'laying': check that all sites spell it the same way" in text
     manifest = (folder.path / "manifest.json").read_text(encoding="utf-8")
     assert ".png" not in manifest  # no name of a file has left a site
     page = (folder.path / "report.html").read_text(encoding="utf-8")

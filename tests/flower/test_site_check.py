@@ -82,7 +82,7 @@ def test_what_is_wrong_with_the_images_is_named(images: Path) -> None:
     assert "dog/0.png is not a readable image" in found(setup)["data"].said
     (images / "dog").rename(images.parent / "dog")
     assert found(setup)["data"] == Finding(
-        "data", False, f"{images} holds one class only (cat 5): add images of another"
+        "data", False, f"{images} holds only one class (cat 5): add images of another"
     )
     assert found(replace(setup, data_root=images / "nowhere"))["data"].ok is False
 
@@ -123,8 +123,8 @@ def test_certificates_that_have_expired_are_named(tmp_path: Path, monkeypatch: p
 
 
 REACHED = {
-    f"{HOST}:1": "refuses: is the SuperLink running there",
-    "nowhere.invalid:8000": "no machine is known by the name nowhere.invalid",
+    f"{HOST}:1": "refuses: check that the SuperLink runs there",
+    "nowhere.invalid:8000": "this network knows no machine named nowhere.invalid",
     "https://fl.example.org": "superlink must be HOST:PORT",
     "fl.example.org": "superlink must be HOST:PORT",
 }
@@ -139,15 +139,15 @@ def test_why_the_server_cannot_be_reached_is_told_and_what_needs_it_is_not_tried
     every = found(Setup(root_certificates=paths["ca.crt"], superlink=address, key=tmp_path / "site.key"))
     assert every["connection"].ok is False
     assert said in every["connection"].said
-    assert every["TLS"] == Finding("TLS", None, "connection comes first")
+    assert every["TLS"] == Finding("TLS", None, "connection must be ok first")
     assert every["key"].ok
-    assert every["registration"] == Finding("registration", None, "TLS comes first")
+    assert every["registration"] == Finding("registration", None, "TLS must be ok first")
 
 
 def test_a_key_that_others_can_read_or_that_is_of_another_kind_is_refused(tmp_path: Path) -> None:
     key, public = tmp_path / "site.key", make_node_key(tmp_path / "site.key")
     assert found(Setup(key=key))["key"].ok
-    assert "is no private key in OpenSSH's format" in found(Setup(key=public))["key"].said
+    assert "is not an OpenSSH private key" in found(Setup(key=public))["key"].said
     key.chmod(0o640)
     assert f"chmod 600 {key}" in found(Setup(key=key))["key"].said
     curve = ec.generate_private_key(ec.SECP384R1())
@@ -177,4 +177,4 @@ def test_the_command_has_a_line_for_each_check_and_exit_code_2_if_one_failed(
 def test_the_command_without_anything_to_try_says_what_to_give(fedcir: Fedcir) -> None:
     said = fedcir("deploy", "check")
     assert (said.code, said.out) == (2, "")
-    assert said.err.startswith("fedcir: nothing to try: give --superlink")
+    assert said.err.startswith("fedcir: nothing to check: give --superlink")

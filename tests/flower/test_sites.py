@@ -49,7 +49,7 @@ def test_notes_name_the_sites_that_miss_classes_and_those_that_are_alone_with_on
     sites = [own("a", "cat", "dog", "fox"), own("b", "cat", "dog", "Cat"), own("c", "cat", "dog", "fox")]
     assert agree(sites, config())[1] == [
         "site 'b' has no image of 'fox'",
-        "only site 'b' has 'Cat': is it spelt as at the others?",
+        "only site 'b' has 'Cat': check that all sites spell it the same way",
     ]
 
 
@@ -80,9 +80,9 @@ def test_a_class_that_nobody_has_is_refused_and_named() -> None:
 
 
 def test_one_class_is_not_enough_for_all_nor_for_a_site() -> None:
-    with pytest.raises(InputError, match="one class only, 'cat': a classifier needs two"):
+    with pytest.raises(InputError, match="only one class, 'cat': a classifier needs two"):
         agree([own("a"), own("b")], config(("cat",)))
-    with pytest.raises(InputError, match="site 'b' has too few classes, only 'dog': add images of two at least"):
+    with pytest.raises(InputError, match="site 'b' has too few classes, only 'dog': add images of at least two"):
         agree([own("a"), own("b", "dog")], config())
 
 
@@ -111,7 +111,7 @@ def test_images_of_different_sizes_are_refused_with_the_size_at_each_site() -> N
 
 
 def test_data_of_ones_own_are_not_dealt_out() -> None:
-    with pytest.raises(InputError, match=r"partition.scheme=iid deals out one dataset"):
+    with pytest.raises(InputError, match=r"partition.scheme=iid divides one dataset"):
         agree([own("a"), own("b")], config(scheme="iid"))
 
 
@@ -124,7 +124,7 @@ def test_the_site_that_is_held_out_comes_last_and_trains_on_nothing() -> None:
 
 
 def test_holding_out_a_site_that_is_not_there_is_refused_with_those_that_are() -> None:
-    with pytest.raises(InputError, match=r"partition.hold_out: no site 'd'; there are a, b"):
+    with pytest.raises(InputError, match=r"partition.hold_out: there is no site 'd'; choose from a, b"):
         agree([own("b"), own("a")], config(hold_out="d"))
 
 
@@ -153,8 +153,9 @@ def test_the_hash_is_another_for_other_data() -> None:
 
 
 def test_a_site_with_other_versions_is_named() -> None:
-    _, notes = agree([own("a"), replace(own("b"), versions="fedcir 2, torch 2")], config())
-    assert notes == ["site 'b' runs fedcir 2, torch 2, others another"]
+    sites = [replace(own(name), versions=f"fedcir {number}") for number, name in enumerate("ab")]
+    _, notes = agree(sites, config())
+    assert notes == ["site 'b' runs fedcir 1, but site 'a' runs fedcir 0"]
 
 
 def test_everyone_trains_and_tests_but_the_site_that_is_held_out_which_only_tests() -> None:
@@ -238,7 +239,9 @@ GARBAGE = {
 def test_a_node_that_answers_garbage_is_no_site(text: str) -> None:
     sites = looking(MemoryGrid({5: says(text), 6: introduces(own("b"))}))
     assert sites.introductions == {6: own("b")}
-    assert sites.failures == {5: "it answered something that is not an introduction: install the same fedcir"}
+    assert sites.failures == {
+        5: "its answer is not one of this fedcir: install the same version at the site and at the server"
+    }
 
 
 def test_a_node_that_answers_a_hundred_thousand_brackets_is_no_site() -> None:
@@ -281,12 +284,12 @@ def test_waiting_in_vain_tells_who_was_there_and_why_others_were_not() -> None:
     with pytest.raises(RunError) as refused:
         Sites(grid, Order(config(), {})).wait(4, patience=0.1)
     said = str(refused.value)
-    assert said.startswith("2 of 4 sites were there after 0 s (a, b); node 3: InputError at the site")
-    assert said.endswith("Start or mend the others, or lower `sites`")
+    assert said.startswith("2 of 4 sites are connected after 0 s (a, b); node 3: InputError at the site")
+    assert said.endswith("Start or fix the others, or lower `sites`")
 
 
 def test_waiting_for_anyone_in_vain_says_that_none_was_there() -> None:
-    with pytest.raises(RunError, match=r"0 of 1 sites were there after 0 s \(none\)"):
+    with pytest.raises(RunError, match=r"0 of 1 sites are connected after 0 s \(none\)"):
         Sites(MemoryGrid({}), Order(config(), {})).wait(1, patience=0)
 
 
@@ -309,9 +312,9 @@ def test_who_comes_and_who_fails_is_logged_at_once_and_only_once(log: pytest.Log
     with pytest.raises(RunError):
         Sites(grid, Order(config(), {})).wait(2, patience=0.4)
     assert log.messages == [
-        "site 'a' is there as node 1: 8 images to train on, 2 to test",
+        "site 'a' connected as node 1: 8 training and 2 test images",
         "node 3 cannot take part: InputError at the site. It is asked again every 30 s; "
-        "if its node-config changes, start its SuperNode again",
+        "if you change its node-config, restart its SuperNode",
     ]
 
 
@@ -319,8 +322,8 @@ def test_every_now_and_then_the_log_says_for_whom_a_run_waits_and_what_to_do(log
     grid = MemoryGrid({1: introduces(own("a")), 3: fails, 4: silent})
     with pytest.raises(RunError):
         Sites(grid, Order(config(), {}), remind=0.1).wait(4, patience=0.3)
-    reminder = log.text.partition("1 of 4 sites are there (a), and the run waits 0 s more: ")[2]
-    assert "start the others, or stop it by `flwr stop` and start it with a lower `sites`" in reminder
+    reminder = log.text.partition("1 of 4 sites are connected (a), and the run waits 0 s more: ")[2]
+    assert "start the others, or stop it with `flwr stop` and start it with a lower `sites`" in reminder
     assert "node 4 has not answered yet" in reminder
     assert "node 3 still cannot take part: InputError at the site" in reminder
 

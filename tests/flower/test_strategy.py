@@ -106,7 +106,7 @@ def test_a_site_without_a_test_set_is_dropped_and_its_log_says_why(
     with caplog.at_level("ERROR", "flwr"):
         result = strategy().start(plain, num_rounds=1)
     assert result.train_metrics_clientapp[1]["replies"] == 3
-    assert "'here' has no test Dataset, and every site tests: give data=(train, test)" in caplog.text
+    assert "'here' has no test Dataset, but every site must test: give data=(train, test)" in caplog.text
 
 
 def update_norm(before: ArrayRecord, after: ArrayRecord) -> float:
@@ -186,7 +186,7 @@ def test_a_client_that_sends_nan_is_dropped_and_too_few_replies_end_the_run(tmp_
     result = strategy().start(plain, num_rounds=1)
     assert result.train_metrics_clientapp[1]["replies"] == 2
     assert result.train_metrics_clientapp[1]["dropped"] == 1
-    with pytest.raises(RunError, match="2 of 3 replies usable, 3 needed"):
+    with pytest.raises(RunError, match="2 of 3 replies are usable, 3 are needed"):
         strategy(min_replies=3).start(plain, num_rounds=1)
 
 

@@ -157,7 +157,7 @@ FAULTS: dict[Change, str] = {
     rename: f"{BIAS} is missing",
     scramble: f"{BIAS} is not an array",
     leave_nothing: "model/encoder.",
-    boast: "num_examples is 0",
+    boast: "num_examples must be at least 1, got 0",
 }
 
 
@@ -185,13 +185,13 @@ def test_a_run_leaves_a_report_and_one_that_cannot_be_written_is_a_note(
     log.set_level(logging.INFO)
     server_app.main(shares(tmp_path), context)
     assert "Distances between clients" in page.read_text(encoding="utf-8")
-    assert log.messages[-1] == f"kept in {tmp_path / 'run'}, with a report.html to open"
+    assert log.messages[-1] == f"saved in {tmp_path / 'run'}, with a report.html to open"
     page.unlink()
     page.mkdir()
     context.run_config["resume"] = True
     server_app.main(shares(tmp_path), context)
-    assert log.messages[-2].startswith("note: no report.html: ")
-    assert log.messages[-1] == f"kept in {tmp_path / 'run'}"
+    assert log.messages[-2].startswith("note: cannot write report.html: ")
+    assert log.messages[-1] == f"saved in {tmp_path / 'run'}"
 
 
 def test_a_node_that_does_not_answer_in_time_is_dropped_and_named(tiny: Tiny, tmp_path: Path) -> None:
@@ -237,7 +237,9 @@ def test_below_min_replies_the_run_stops_and_a_resume_ends_as_if_it_had_not(
         return (healthy if first else altered(healthy, MessageType.TRAIN, rename))(message)
 
     grid.nodes[17] = instead(healthy, MessageType.TRAIN, from_round_2)
-    with pytest.raises(RunError, match=f"round 2: 2 of 3 replies usable, 3 needed .client 1: {BIAS} is missing"):
+    with pytest.raises(
+        RunError, match=f"round 2: 2 of 3 replies are usable, 3 are needed .client 1: {BIAS} is missing"
+    ):
         across(grid, config, out)
     saved = RunFolder(out).load_checkpoint()
     assert saved is not None
@@ -259,18 +261,18 @@ def test_a_run_that_was_stopped_and_resumed_keeps_its_manifest(tiny: Tiny, tmp_p
 
 def test_a_run_that_was_begun_in_process_does_not_go_on_across_sites(tiny: Tiny, train: Train, tmp_path: Path) -> None:
     train(tiny("fedavg"), tmp_path / "run", until=1)
-    with pytest.raises(InputError, match="was begun in process, not across sites: choose another folder"):
+    with pytest.raises(InputError, match="was started on one machine, not across sites: choose another folder"):
         across(shares(tmp_path), tiny("fedavg"), tmp_path / "run", resume=True)
 
 
 def test_a_folder_that_holds_a_run_is_refused_before_any_site_is_waited_for(tiny: Tiny, tmp_path: Path) -> None:
     across(shares(tmp_path), tiny("fedavg", "server.rounds=1"), tmp_path / "run")
-    with pytest.raises(InputError, match="holds a run already"):
+    with pytest.raises(InputError, match="already holds a run"):
         across(MemoryGrid({}), tiny("fedavg", "server.rounds=1"), tmp_path / "run")
 
 
 def test_a_run_that_is_refused_leaves_nothing_where_it_would_have_been(tiny: Tiny, tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="0 of 3 sites were there"):
+    with pytest.raises(RunError, match="0 of 3 sites are connected"):
         across(MemoryGrid({}), tiny("fedavg"), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
@@ -297,7 +299,7 @@ def test_an_evaluation_whose_counts_make_no_sense_is_dropped(tiny: Tiny, tmp_pat
     grid.nodes[17] = altered(grid.nodes[17], MessageType.EVALUATE, change)
     across(grid, tiny("fedavg", "server.rounds=1"), tmp_path / "run")
     (record,) = rounds(tmp_path / "run")
-    assert record["dropped"] == {"1": "evaluation: its counts make no sense"}
+    assert record["dropped"] == {"1": "evaluation: its counts are invalid"}
     assert record["accuracy"].keys() == {"ink", "wax"}
 
 
@@ -425,10 +427,10 @@ def log(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> py
 
 
 FAULTS = {
-    broken: "of its 11 images 1 cannot be read",
+    broken: "1 of its 11 images cannot be read",
     without_images: "its data-root holds no <class>/<image>",
-    not_there: "its data-root is no folder",
-    a_file: "its data-root is no folder",
+    not_there: "its data-root is not a folder",
+    a_file: "its data-root is not a folder",
 }
 
 
@@ -439,7 +441,7 @@ def test_the_server_hears_what_is_wrong_with_a_sites_folder_and_of_no_path(
     folder = tmp_path / "ward-9"
     make(folder)
     reply = ask(site(domain="clinic", data_root=str(folder)), of_folders(tiny("fedavg")))
-    assert reply.error.reason == f"site 'clinic': {told}; its own log tells more"
+    assert reply.error.reason == f"site 'clinic': {told}; the site's log tells more"
     for secret in ("ward-9", "patient-4711", str(tmp_path)):
         assert secret not in repr(reply)
     assert str(folder) in log.text
@@ -449,7 +451,7 @@ def test_the_server_hears_what_is_wrong_with_a_sites_folder_and_of_no_path(
 NODE_CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
     "names a domain but no data-root": ({"domain": "clinic"}, "site 'clinic': its node-config names no data-root"),
     "must hold data-root and domain": ({}, "its node-config names neither a domain nor a partition-id"),
-    "partition-id is 3": ({"partition_id": 3}, "site 3: partition-id is 3, but there are 3 clients"),
+    "partition-id is 3": ({"partition_id": 3}, "site 3: partition-id is 3, but must be from 0 to 2"),
     "whole number, got 'two'": ({"partition_id": "two"}, "site 'two': its partition-id is not a whole number"),
 }
 
@@ -460,7 +462,7 @@ def test_a_node_config_that_does_not_say_which_data_are_meant_is_refused_there_a
 ) -> None:
     node, told = case
     reply = ask(site(**node), tiny("fedavg"))
-    assert reply.error.reason == f"{told}; its own log tells more"
+    assert reply.error.reason == f"{told}; the site's log tells more"
     assert words in log.text
 
 
@@ -469,7 +471,7 @@ def test_an_error_in_a_round_that_nobody_thought_of_is_told_by_its_kind_only(tin
     (tmp_path / "state").mkdir()
     (tmp_path / "state" / "1").write_text("a file where the site's folder should be")
     across(grid, tiny("fedsr", "server.rounds=1"), tmp_path / "run")
-    assert dropped(tmp_path / "run") == [{"1": "NotADirectoryError at the site; its own log tells more"}]
+    assert dropped(tmp_path / "run") == [{"1": "NotADirectoryError at the site; the site's log tells more"}]
 
 
 def test_a_server_cannot_have_a_site_run_a_file_that_the_site_has_not_named(
@@ -494,9 +496,9 @@ def test_a_server_cannot_have_a_site_run_a_file_that_the_site_has_not_named(
         return reply
 
     grid.nodes = {17: answer}
-    with pytest.raises(RunError, match="client 1: its node-config names no copy of the file"):
+    with pytest.raises(RunError, match="client 1: its node-config names no copy of the run's algorithm file"):
         across(grid, tiny(str(method), "server.rounds=1"), tmp_path / "run", sites=1)
-    assert "name your copy of it in --node-config" in log.text
+    assert "name this site's copy of it in --node-config" in log.text
 
 
 def test_a_site_that_could_not_say_who_it_is_is_named_in_the_notes(tiny: Tiny, tmp_path: Path) -> None:
@@ -508,7 +510,7 @@ def test_a_site_that_could_not_say_who_it_is_is_named_in_the_notes(tiny: Tiny, t
 
 def test_statistics_of_ones_own_need_training_data_at_every_site(tiny: Tiny, tmp_path: Path) -> None:
     config = tiny("fedavg", "model.batchnorm=local", "partition.hold_out=ink", "server.rounds=1")
-    with pytest.raises(InputError, match=r"model.batchnorm=local needs training data at every site"):
+    with pytest.raises(InputError, match=r"model.batchnorm=local needs training data at every client"):
         across(shares(tmp_path), config, tmp_path / "run")
 
 

@@ -429,10 +429,10 @@ def test_the_weights_to_start_from_never_travel() -> None:
 
 def test_an_order_of_another_format_is_refused_and_both_are_named() -> None:
     values = json.loads(ORDER.to_json())
-    with pytest.raises(InputError, match="format 2 and this site 1: install the same fedcir"):
+    with pytest.raises(InputError, match="format 2 and the site 1: install the same fedcir"):
         Order.from_json(json.dumps({**values, "format": 2}))
     del values["format"]
-    with pytest.raises(InputError, match="format None and this site 1"):
+    with pytest.raises(InputError, match="format None and the site 1"):
         Order.from_json(json.dumps(values))
 
 

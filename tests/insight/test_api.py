@@ -165,7 +165,7 @@ def test_a_run_error_ends_the_command_with_1_and_an_option_is_named_behind_its_s
 ) -> None:
     said = fedcir("run", *options, "--algorithm", "fedavg", "--lr", "1e30", "--workers", 1, "-o", tmp_path / "run")
     assert (said.code, said.err.count("\n")) == (1, 1)
-    assert "replies usable" in said.err
+    assert "replies are usable" in said.err
     assert said.err.endswith("(--lr)\n")
 
 

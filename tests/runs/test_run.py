@@ -205,7 +205,7 @@ def test_a_model_needs_neither_the_data_nor_the_weights_that_it_started_from(don
 
 def test_a_model_whose_statistics_are_with_the_sites_is_refused(tiny: Tiny, train: Train, tmp_path: Path) -> None:
     run = load_run(train(tiny("fedavg", "model.norm=batch", "model.batchnorm=local"), tmp_path / "run"))
-    with pytest.raises(InputError, match=r"with model.batchnorm=local each site has its own, as in .*domain='ink'"):
+    with pytest.raises(InputError, match=r"with model.batchnorm=local each client keeps its own, as in .*domain='ink'"):
         run.model()
     with pytest.raises(InputError, match=r"no domain 'inc' in .*; did you mean 'ink'"):
         run.model(domain="inc")
@@ -215,11 +215,11 @@ def test_a_model_whose_statistics_are_with_the_sites_is_refused(tiny: Tiny, trai
 
 def test_the_model_of_ones_own_method_takes_the_method(foreign: Path, tmp_path: Path) -> None:
     run = load_run(foreign)
-    with pytest.raises(InputError, match=r"was trained by .*linear.py, which fedcir does not bring: give it, as in"):
+    with pytest.raises(InputError, match=r"was trained by .*linear.py, which is not part of fedcir: pass it, as in"):
         run.model()
     model = run.model(algorithm=tmp_path / "linear.py")
     assert model(torch.zeros(2, 3, 8, 8)).shape == (2, 3)
-    with pytest.raises(InputError, match="is not of this run: model/"):
+    with pytest.raises(InputError, match="does not belong to this run: model/"):
         run.model(algorithm=package.FedAvg())
 
 
@@ -231,10 +231,10 @@ def test_the_model_of_ones_own_encoder_takes_an_encoder(tmp_path: Path, method: 
     few: dict[str, Any] = {"rounds": 1, "local_steps": 1, "workers": 1, "latent": 6}
     result = package.train([site] * 2, encoder=encoder, num_classes=3, algorithm=method, out=tmp_path / "own", **few)
     run = load_run(tmp_path / "own")
-    with pytest.raises(InputError, match=r"is a run of fedcir.train on its caller's encoder: give one like it"):
+    with pytest.raises(InputError, match=r"was trained by fedcir.train with its caller's encoder: pass one like it"):
         run.model()
     torch.testing.assert_close(run.model(encoder=encoder)(inputs), result.model(inputs))
-    with pytest.raises(InputError, match="is not of this run"):
+    with pytest.raises(InputError, match="does not belong to this run"):
         run.model(encoder=torch.nn.Linear(4, 5, bias=False))
 
 
@@ -289,7 +289,7 @@ def test_diagnose_and_report_work_on_a_network_without_an_encoder(
     said = fedcir("diagnose", plain, foreign, "-o", tmp_path / "x.png")
     assert (said.code, said.err) == (0, "")
     assert "note: no distances for linear: its network has no part `encoder`" in said.out
-    assert said.out.count("share of each class that is right") == 2
+    assert said.out.count("share of each class that is classified correctly") == 2
     (alone,) = json.loads(fedcir("diagnose", foreign, "--json", "-o", tmp_path / "y.png").out)
     assert (alone["pad"], alone["mean_pair"], alone["bound"]) == (None, None, None)
     assert alone["confusion"].keys() == {"ink", "pen", "wax"}

@@ -30,7 +30,7 @@ def test_a_run_that_is_done_is_not_started_again_unless_it_was_asked_otherwise(t
     other = replace(job, config=tiny("fedavg", "server.rounds=1", "local.lr=0.5"))
     steps = list(sweep([other], 1, resume=True))
     assert steps[-1].event == "failed"
-    assert "was begun with local.lr=0.01, not 0.5" in steps[-1].said
+    assert "was started with local.lr=0.01, not 0.5" in steps[-1].said
 
 
 def test_how_many_workers_a_run_gets_does_not_make_it_another(tiny: Tiny, tmp_path: Path) -> None:

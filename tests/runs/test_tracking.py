@@ -238,7 +238,9 @@ def test_compare_tells_of_each_of_its_runs_and_notes_what_could_not_be_told(
     more = ["--algorithms", "fedavg,fedprox", "--resume", "--track", "tensorboard"]
     said = fedcir("compare", *command, *more, "--out", tmp_path)
     assert (said.code, said.out) == (0, "")
-    assert re.fullmatch(r"note: fedavg-0: tensorboard failed, the run goes on without it: .*File exists.*\n", said.err)
+    assert re.fullmatch(
+        r"note: fedavg-0: tensorboard failed, and the run goes on without it: .*File exists.*\n", said.err
+    )
     assert list(read_tensorboard(tmp_path / "fedprox-0" / "track").numbers["bytes_up"]) == [1, 2, 3]
 
 
@@ -302,7 +304,7 @@ def test_a_tracker_that_fails_midway_is_noted_once_and_told_the_rest_by_a_resume
                 place.rename(away)
     assert RunFolder(out).finished
     (note,) = notes
-    assert re.fullmatch("tensorboard failed, the run goes on without it: .*No such file or directory.*", note)
+    assert re.fullmatch("tensorboard failed, and the run goes on without it: .*No such file or directory.*", note)
     assert json.loads((out / "track" / "tensorboard.json").read_text())["round"] == 1
     away.rename(place)
     assert train(config, out, "tensorboard", resume=True) == []
@@ -319,7 +321,7 @@ def test_a_server_that_is_away_does_not_keep_a_run_from_training(
     command = ["run", *options, "--algorithm", "fedavg", "--workers", "1", "--quiet", "--track", "mlflow"]
     said = fedcir(*command, "--out", tmp_path / "run")
     assert said.code == 0
-    assert re.fullmatch(r"note: mlflow failed, the run goes on without it: .*http://127\.0\.0\.1.*\n", said.err)
+    assert re.fullmatch(r"note: mlflow failed, and the run goes on without it: .*http://127\.0\.0\.1.*\n", said.err)
     assert "secret" not in said.err
     assert RunFolder(tmp_path / "run").finished
 

@@ -37,7 +37,7 @@ def everywhere(
         bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_print_version)
     ] = False,
     debug: Annotated[
-        bool, typer.Option("--debug", help="Print the traceback of what goes wrong.", envvar=DEBUG)
+        bool, typer.Option("--debug", help="Print the traceback if something fails.", envvar=DEBUG)
     ] = False,
 ) -> None:
     if debug:

@@ -1,4 +1,4 @@
-"""What all commands have in common: how their help looks, and that no traceback shows values."""
+"""What all commands share: how their help looks, and that no traceback shows values."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any

@@ -1,4 +1,4 @@
-"""`fedcir data`: which datasets there are, what is in them, and who would hold what."""
+"""`fedcir data`: which datasets there are, what they hold, and what each client would get."""
 
 import json as jsonlib
 import sys
@@ -33,12 +33,12 @@ SHEETS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WEBP", ".pdf
 PLOTS = (".png", ".jpg", ".jpeg", ".webp", ".pdf", ".svg")
 """Endings of a plot's name."""
 FEW = 12
-"""So many lines of a list are shown, and so many columns of a table."""
+"""The most lines of a list, and the most class columns of a table, that are printed."""
 
 
 @data.command("list")
 def list_(json: Json = False) -> None:
-    """List the datasets. Tells what each is, its size and licence, and where to get it."""
+    """List the datasets. Shows what each one is, its size and licence, and where to get it."""
     from fedcir.data.catalogue import SOURCES
 
     told = {
@@ -46,7 +46,9 @@ def list_(json: Json = False) -> None:
             "about": source.about,
             "size": source.size,
             "licence": source.licence,
-            "where": f"`fedcir data prepare` fetches it; or {source.where}" if source.downloads else source.where,
+            "where": f"`fedcir data prepare` fetches it; or get it from {source.where}"
+            if source.downloads
+            else source.where,
         }
         for name, source in SOURCES.items()
     }
@@ -66,7 +68,7 @@ def check(
     json: Json = False,
     set: Assignments = None,
 ) -> None:
-    """Look at every image and say whether training can begin. Names counts, sizes, copies and damaged files."""
+    """Check every image and say whether training can start. Lists counts, sizes, copies and damaged files."""
     from dataclasses import fields
 
     from fedcir.cli.progress import Meter
@@ -74,7 +76,7 @@ def check(
     from fedcir.types import InputError
 
     config = _config(name, data_root, image_size, set)
-    with Meter("looking at images", quiet) as meter:
+    with Meter("checking images", quiet) as meter:
         found = inspect_dataset(config.data, meter.show)
     if json:
         sizes = [[width, height, count] for (width, height), count in found.sizes.most_common()]
@@ -88,7 +90,7 @@ def check(
     if not json:
         copies = found.copies_left_out
         print(
-            "verdict: it can be trained on"
+            "verdict: ready for training"
             + (f"; {copies} cop{'ies' if copies > 1 else 'y'} will be left out" if copies else "")
         )
 
@@ -123,15 +125,15 @@ def show(
         rows.append([domain.name, str(len(domain.train)), *held, str(len(domain.test))])
     classes = len(domains.classes)
     print_table(rows, f"{classes} classes, {domains.image_shape[0]}x{domains.image_shape[1]} pixels")
-    left = f"; {MOST} of {classes} classes are shown" if classes > MOST else ""
-    print(f"\ncontact sheet in {path}{left}")
+    shown = f", which shows {MOST} of {classes} classes" if classes > MOST else ""
+    print(f"\nwrote the contact sheet {path}{shown}")
 
 
 @data.command()
 def prepare(
     name: Name, data_root: Root = None, image_size: Size = None, quiet: Quiet = False, set: Assignments = None
 ) -> None:
-    """Fetch and decode a dataset ahead of the first run. Not every dataset can be fetched: see `data list`."""
+    """Fetch and decode a dataset before the first run. `fedcir data list` shows which ones can be fetched."""
     from fedcir.cli.progress import Meter
     from fedcir.data.catalogue import SOURCES
     from fedcir.data.opening import open_dataset
@@ -148,7 +150,7 @@ def prepare(
         print(f"{name} needs no preparation")
     else:
         what = f"{entry.images:,} images of {entry.size}x{entry.size} pixels"
-        print(f"{what}, {_megabytes(entry.bytes)}, in {entry.path}")
+        print(f"prepared {what}, {_megabytes(entry.bytes)}, in {entry.path}")
 
 
 @data.command()
@@ -168,7 +170,7 @@ def partition(
     json: Json = False,
     set: Assignments = None,
 ) -> None:
-    """Show which client would hold what. --json prints the manifest that a run would have."""
+    """Show which images each client would get. With --json, prints the manifest of such a run."""
     from fedcir.cli.progress import Meter
     from fedcir.data.federation import deal, manifest_of
     from fedcir.insight.report.plots import clients_by_classes
@@ -178,7 +180,7 @@ def partition(
     if plot:
         _check_picture(path, PLOTS)
     elif out is not None:
-        raise InputError(f"--out {out} is the picture that --plot draws: add --plot")
+        raise InputError(f"--out {out} names the picture that --plot draws: add --plot")
     more = {"clients": clients, "beta": beta, "hold_out": hold_out, "seed": seed}
     config = _config(name, data_root, image_size, set, **more)
     with Meter("decoding images", quiet) as meter:
@@ -200,18 +202,18 @@ def partition(
         print_table(rows, f"{len(held)} client{'s' * (len(held) > 1)}, manifest {manifest['hash']}")
     if plot:
         clients_by_classes(held, domains.classes, path)
-        print(f"clients by classes in {path}", file=sys.stderr if json else sys.stdout)
+        print(f"wrote the plot {path}", file=sys.stderr if json else sys.stdout)
 
 
 @data.command()
 def cache(
-    clear: Annotated[bool, typer.Option("--clear", help="Remove everything that was prepared.")] = False,
+    clear: Annotated[bool, typer.Option("--clear", help="Delete all prepared datasets.")] = False,
 ) -> None:
-    """Show what is prepared and how much disk it takes."""
+    """Show the prepared datasets and how much disk space they take."""
     from fedcir.data.pictures.cache import cache_entries, cache_folder, clear_cache
 
     if clear:
-        print(f"{_megabytes(clear_cache())} freed in {cache_folder()}")
+        print(f"freed {_megabytes(clear_cache())} in {cache_folder()}")
         return
     entries = cache_entries()
     if entries:
@@ -226,7 +228,7 @@ def _config(name: str, data_root: Path | None, image_size: int | None, set: list
 
 
 def _fetch(name: str, root: Path, quiet: bool) -> None:
-    """Get what is not there yet."""
+    """Fetch the files that are missing."""
     from fedcir.cli.progress import Meter
     from fedcir.data.catalogue import SOURCES
     from fedcir.data.readers.download import NoAnswer, fetch
@@ -241,23 +243,23 @@ def _fetch(name: str, root: Path, quiet: bool) -> None:
             try:
                 fetch(download, root, on_bytes)
             except NoAnswer as error:
-                raise NoAnswer(f"{error}. Try again, or place the files by hand: {source.where}") from error
+                raise NoAnswer(f"{error}. Try again, or get the files yourself: {source.where}") from error
 
 
 def _check_picture(path: Path, endings: Collection[str]) -> None:
-    """Whether a picture can be written there, before there is one."""
+    """Check that a picture can be written there, before it is drawn."""
     from fedcir.types import InputError
 
     if path.is_dir():
-        raise InputError(f"--out {path} is a folder: name a picture in it, such as {path / 'picture.png'}")
+        raise InputError(f"--out {path} is a folder: name a file in it, such as {path / 'picture.png'}")
     if path.suffix.lower() not in endings:
-        raise InputError(f"--out {path} does not end as a picture does: use {', '.join(endings)}")
+        raise InputError(f"--out {path} is not the name of a picture: end it in {', '.join(endings)}")
     if not path.parent.is_dir():
-        raise InputError(f"--out {path}: there is no folder {path.parent}: make it, or name another")
+        raise InputError(f"--out {path}: there is no folder {path.parent}: create it, or choose another")
 
 
 def _save(picture: "Image.Image", path: Path) -> None:
-    """Write a picture whole or not at all, in the format that its name ends in."""
+    """Write a picture whole or not at all, in the format that its file name asks for."""
     from fedcir.engine.files import write
     from fedcir.types import InputError
 
@@ -266,7 +268,7 @@ def _save(picture: "Image.Image", path: Path) -> None:
         picture.save(drawn, format=SHEETS[path.suffix.lower()], quality=90)
     except (ValueError, OSError) as error:  # WebP and JPEG have a largest size
         size = f"{picture.width}x{picture.height}"
-        raise InputError(f"--out {path}: {size} pixels are too many for this format; use .png") from error
+        raise InputError(f"--out {path}: {size} pixels are too many for this format: use .png") from error
     write(path, drawn.getvalue())
 
 
@@ -282,14 +284,14 @@ def _print_findings(found: "Findings") -> None:
     more = f" and {len(found.sizes) - 3} other sizes" if len(found.sizes) > 3 else ""
     print(f"sizes: {', '.join(sizes)}{more}")
     for domain, (count, published) in found.off.items():
-        print(f"warning: {domain} has {count} images, published are {published}")
+        print(f"warning: {domain} has {count} images, but the published dataset has {published}")
     for domain, classes in found.missing.items():
         print(f"warning: {domain} has no image of {_some(classes)}")
     for note in found.notes:
         print(f"note: {note}")
     _print_lines("warning", found.spelling)
     _print_lines("warning: copies of one image", [" = ".join(group) for group in found.duplicates])
-    _print_lines("warning: one image in two classes, of which one is wrong", [" = ".join(p) for p in found.disputed])
+    _print_lines("warning: one image in two classes, so one label is wrong", [" = ".join(p) for p in found.disputed])
     _print_lines("warning: not used", [str(each) for each in found.unused if each.advice])
     _print_lines("note: not used", [str(each) for each in found.unused if not each.advice])
     _print_lines("error: not a readable image", found.unreadable)

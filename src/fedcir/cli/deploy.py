@@ -12,7 +12,7 @@ from fedcir.cli.interrupt import Interrupted
 from fedcir.cli.options import Options, option, with_options
 from fedcir.cli.run import print_note, print_run
 
-deploy = App("Train across machines, on Flower.")
+deploy = App("Train across machines with Flower.")
 
 
 @with_options
@@ -20,13 +20,13 @@ def local(
     options: Options,
     algorithm: Annotated[str | None, option("algorithm")] = None,
     seed: Annotated[int | None, option("seed")] = None,
-    sites: Annotated[int | None, typer.Option(help="Number of SuperNodes; by default one a client.")] = None,
+    sites: Annotated[int | None, typer.Option(help="Number of SuperNodes; one per client by default.")] = None,
     timeout: Annotated[
         float,
-        typer.Option(help="Seconds that sites have to answer in a round. [default: 3600]", show_default=False),
+        typer.Option(help="Seconds that a site may take to answer in a round. [default: 3600]", show_default=False),
     ] = 3600.0,
 ) -> None:
-    """Try it on this machine. Starts a SuperLink and a SuperNode for each client, with TLS and authentication."""
+    """Try a deployment on this machine. Starts a SuperLink and a SuperNode per client, with TLS and authentication."""
     _need_flower()
     from fedcir.cli.progress import Display, Meter
     from fedcir.engine.folder import RunFolder
@@ -37,7 +37,7 @@ def local(
 
     check_tracker(options.track)
     if options.profile:
-        raise InputError("--profile looks into this process, but the sites train in others: use `fedcir run`")
+        raise InputError("--profile measures this process, but the sites train in others: use `fedcir run`")
     config, out = options.to_run(algorithm, seed, prefix="flower-")
     name = run_name(config)
 
@@ -46,7 +46,7 @@ def local(
             print(f"note: {note}", file=sys.stderr)
 
     if RunFolder(out).finished and options.resume and RunFolder(out).config().server.rounds == config.server.rounds:
-        tell(f"{out} is finished already, after round {config.server.rounds}")
+        tell(f"{out} is already finished, after round {config.server.rounds}")
         with open_track(options.track, out, print_note):  # it may not know all of it
             pass
     else:
@@ -69,31 +69,31 @@ def local(
 
 @deploy.command()
 def certs(
-    hosts: Annotated[list[str], typer.Argument(help="Names or addresses by which sites reach the server.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the files.")] = Path("certs"),
-    days: Annotated[int, typer.Option(help="Days that they are valid.")] = 365,
+    hosts: Annotated[list[str], typer.Argument(help="Host names or IP addresses at which sites reach the server.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write the files to.")] = Path("certs"),
+    days: Annotated[int, typer.Option(help="Number of days that the certificates are valid.")] = 365,
 ) -> None:
-    """Make a CA and the server's certificate. ca.crt is for every site, server.crt and .key for the SuperLink."""
+    """Create a CA and the server's certificate. Every site needs ca.crt; the SuperLink needs server.crt and .key."""
     _need_flower()
     from fedcir.flower.certs import make_certificates
 
     paths = make_certificates(hosts, out, days)
-    print(f"for {', '.join(hosts)}, valid for {days} days:")
+    print(f"certificates for {', '.join(hosts)}, valid for {days} days:")
     print(f"{paths['ca.crt']}: give it to every site")
-    print(f"{paths['server.crt']}, {paths['server.key']}: for the SuperLink alone")
+    print(f"{paths['server.crt']}, {paths['server.key']}: for the SuperLink only")
 
 
 @deploy.command()
 def check(
-    superlink: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Where the server is.")] = None,
-    root_certificates: Annotated[Path | None, typer.Option(help="The server's ca.crt.")] = None,
+    superlink: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Address of the SuperLink.")] = None,
+    root_certificates: Annotated[Path | None, typer.Option(help="The ca.crt that belongs to the server.")] = None,
     key: Annotated[Path | None, typer.Option(help="The site's private key.")] = None,
-    data_root: Annotated[Path | None, typer.Option(help="The site's <class>/<image>.")] = None,
+    data_root: Annotated[Path | None, typer.Option(help="The site's folder of <class>/<image>.")] = None,
     domain: Annotated[str | None, typer.Option(help="The site's name.")] = None,
-    image_size: Annotated[int | None, typer.Option(help="Pixels of a side; 128 by default.")] = None,
+    image_size: Annotated[int | None, typer.Option(help="Image width and height in pixels; 128 by default.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False,
 ) -> None:
-    """Check a site before the first run. It tries the data, the certificates, the way to the server and the key."""
+    """Check a site before its first run. Tests its data, the certificates, the connection to the server and the key."""
     _need_flower()
     from fedcir.cli.progress import Meter
     from fedcir.config import Asked
@@ -101,9 +101,7 @@ def check(
     from fedcir.types import InputError
 
     if all(each is None for each in (superlink, root_certificates, key, data_root, domain)):
-        raise InputError(
-            "nothing to try: give --superlink, --root-certificates, --key, --data-root with --domain, or some"
-        )
+        raise InputError("nothing to check: give --superlink, --root-certificates, --key, or --data-root with --domain")
     with Meter("decoding images", quiet) as meter:
         data = Asked(options={"dataset": "folders", "image_size": image_size}).config().data
         setup = Setup(data_root, domain, root_certificates, superlink, key, data, meter.show)
@@ -118,13 +116,15 @@ def check(
 
 
 @deploy.command("app")
-def app_(folder: Annotated[Path, typer.Argument(help="A new folder.")]) -> None:
-    """Write the Flower app that `flwr run` takes into a folder."""
+def app_(folder: Annotated[Path, typer.Argument(help="Folder to write the app to.")]) -> None:
+    """Write the Flower app that `flwr run` starts."""
     _need_flower()
     from fedcir.flower.processes import write_app
 
     write_app(folder)
-    print(f"{folder / 'pyproject.toml'} names the run's settings; start it by `flwr run {folder} CONNECTION --stream`")
+    print(
+        f"{folder / 'pyproject.toml'} holds the run's settings; start it with `flwr run {folder} CONNECTION --stream`"
+    )
 
 
 deploy.command()(local)

@@ -14,28 +14,28 @@ if TYPE_CHECKING:
     from fedcir.analysis.diagnose import Diagnosis
 
 WIDE = 10
-"""Domains whose distances are printed as a matrix."""
+"""The most domains whose distances are printed as a matrix."""
 LONG = 20
-"""Classes that are printed one by one."""
+"""The most classes that are printed one by one."""
 
 
 def diagnose(
     runs: Annotated[list[Path] | None, typer.Argument(help="One finished run, or two to compare.")] = None,
-    dataset: Annotated[str | None, typer.Option(help="Name of a dataset to look at before any training.")] = None,
+    dataset: Annotated[str | None, typer.Option(help="Dataset to measure before any training.")] = None,
     data_root: Annotated[Path | None, option("data_root")] = None,
     image_size: Annotated[int | None, option("image_size")] = None,
-    model: Annotated[str | None, typer.Option(help="Network to look through: cnn or resnet18.")] = None,
+    model: Annotated[str | None, typer.Option(help="Network whose features are measured: cnn or resnet18.")] = None,
     clients: Annotated[int | None, option("clients")] = None,
     beta: Annotated[float | None, option("beta")] = None,
     seed: Annotated[int | None, option("seed")] = None,
-    samples: Annotated[int, typer.Option(help="Test images of each domain to measure distances on.")] = 1000,
-    projection: Annotated[str, typer.Option(help="How the picture is flattened: pca, tsne or umap.")] = "pca",
-    out: Annotated[Path, typer.Option("--out", "-o", help="File for the picture.")] = Path("diagnosis.png"),
+    samples: Annotated[int, typer.Option(help="Test images per domain to measure distances on.")] = 1000,
+    projection: Annotated[str, typer.Option(help="How to draw features in two dimensions: pca, tsne or umap.")] = "pca",
+    out: Annotated[Path, typer.Option("--out", "-o", help="File to write the picture to.")] = Path("diagnosis.png"),
     quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
     set: Assignments = None,
 ) -> None:
-    """Measure how far clients are apart, in data or in runs. Takes a dataset before any training, one run, or two."""
+    """Measure how far apart clients are, in data or in runs. Takes a dataset before any training, one run, or two."""
     from fedcir.cli.progress import Watch
     from fedcir.insight.diagnose import diagnose as find
 
@@ -60,7 +60,7 @@ def diagnose(
         print(f"note: {note}")
     for sentence in diagnosed.verdict:
         print(sentence)
-    print(f"\n{out} shows it")
+    print(f"\nwrote the picture {out}")
 
 
 def _print(found: "Diagnosis") -> None:
@@ -83,12 +83,12 @@ def _print(found: "Diagnosis") -> None:
         else:
             row += [f"{found.pixels[name].brightness:.2f}", f"{found.pixels[name].contrast:.2f}"]
         rows.append(row)
-    told = "proxy A-distances of domains, 0 to 2, and" if found.measured else "domains, with"
-    print_table(rows, f"{found.name}: {told} 95 % intervals")
+    told = "proxy A-distances between domains (0 to 2)" if found.measured else "domains"
+    print_table(rows, f"{found.name}: {told}, with 95 % intervals")
     if found.measured and not matrix:
         pairs = sorted(found.apart.pairs.items(), key=lambda each: each[1].value)
         near, far = (f"{' and '.join(pair)} {each:.2f}" for pair, each in (pairs[0], pairs[-1]))
-        print(f"{len(pairs)} pairs, --json lists them; nearest are {near}, furthest {far}")
+        print(f"{len(pairs)} pairs (--json lists them): the nearest are {near}, the furthest {far}")
     if found.aligned is not None:
         kls = ", ".join(f"{name} {each:,.0f}" for name, each in found.aligned.client_intervals.items())
         print(f"KL to q(z|y) in nats: {kls}")
@@ -96,7 +96,7 @@ def _print(found: "Diagnosis") -> None:
         if len(found.classes) <= LONG:
             _print_recall(found)
         if mistaken := found.mistaken():
-            print(f"most mistaken: {', '.join(mistaken)}")
+            print(f"most frequent mistakes: {', '.join(mistaken)}")
     print()
 
 
@@ -104,4 +104,4 @@ def _print_recall(found: "Diagnosis") -> None:
     rows = [["class", *found.domains]]
     for label, shares in zip(found.classes, found.recall, strict=True):
         rows.append([label, *("-" if math.isnan(share) else f"{share:.0%}" for share in shares)])
-    print_table(rows, "share of each class that is right")
+    print_table(rows, "share of each class that is classified correctly")

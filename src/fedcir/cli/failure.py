@@ -12,9 +12,9 @@ from typing import Any
 from fedcir.cli.interrupt import Interrupted
 
 DEBUG = "FEDCIR_DEBUG"
-"""Set to 1, it has tracebacks printed; the processes that a command starts see it too."""
+"""Set to 1, it makes this command and the processes that it starts print tracebacks."""
 LONG = 300
-"""Letters of somebody else's message."""
+"""The most characters that are shown of another library's message."""
 _TAKES = {"integer": "a whole number", "float": "a number", "boolean": "true or false"}
 
 
@@ -49,12 +49,12 @@ def told(error: BaseException) -> tuple[str, int]:
     from fedcir.engine.transports.processes import too_little_memory
 
     if too_little_memory(error):
-        return "there is too little memory: lower --workers, --batch-size or --image-size", 2
+        return "not enough memory: lower --workers, --batch-size or --image-size", 2
     return _broken(error), 1
 
 
 def with_options(text: str) -> str:
-    """A message of the package with the options of the settings that it names: in their place where it begins so."""
+    """A message with the options of the settings that it names: in place of one at its beginning, else at its end."""
     from fedcir.config import OPTIONS
 
     names = {option.place: name for name, option in OPTIONS.items()} | {name: name for name in OPTIONS}
@@ -68,7 +68,7 @@ def with_options(text: str) -> str:
 
 
 def _misused(error: Any) -> str:
-    """What the parser of arguments complains of. Its errors are known by name, as versions keep them elsewhere."""
+    """An error of the argument parser, known by its name, since versions define the classes in different modules."""
     kinds: dict[str, Callable[[Any], str]] = {
         "BadParameter": _bad_value,
         "MissingParameter": _missing,
@@ -134,7 +134,7 @@ def _meant(name: str, known: Iterable[str]) -> str:
 
 
 def _broken(error: BaseException) -> str:
-    """An exception that nobody foresaw: the line of a user's method that raised it, or a fault of ours."""
+    """An unexpected exception: the line of the user's algorithm that raised it, or an internal error."""
     from fedcir.algorithms import line_of_own, own_files
 
     what = f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(": ")
@@ -146,5 +146,7 @@ def _broken(error: BaseException) -> str:
     if frames:
         what += f" ({Path(frames[-1].filename).relative_to(package)}, line {frames[-1].lineno})"
     if own := own_files():
-        return f"{what} with {own[-1]}: `fedcir algorithms {own[-1]} --check` may tell why, `fedcir --debug ...` where"
-    return f"internal error: {what}: run again as `fedcir --debug ...` and report it"
+        return (
+            f"{what} with {own[-1]}: `fedcir algorithms {own[-1]} --check` may show why, and `fedcir --debug ...` where"
+        )
+    return f"internal error: {what}: run it again as `fedcir --debug ...` and report the traceback"

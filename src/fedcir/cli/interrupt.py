@@ -2,4 +2,4 @@
 
 
 class Interrupted(Exception):
-    """The user asked to stop; the message says how to go on."""
+    """The user asked to stop; the message says how to continue."""

@@ -1,4 +1,4 @@
-"""`fedcir algorithms`: which methods there are, and what each promises."""
+"""`fedcir algorithms`: which algorithms there are, and whether one keeps the promises."""
 
 import json as jsonlib
 from typing import Annotated
@@ -9,11 +9,13 @@ from fedcir.cli.tables import print_table
 
 
 def algorithms(
-    name: Annotated[str | None, typer.Argument(help="A method to show in full.", show_default=False)] = None,
-    check: Annotated[bool, typer.Option("--check", help="Check that it keeps the promises of every method.")] = False,
+    name: Annotated[str | None, typer.Argument(help="Algorithm to show in full.", show_default=False)] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Check that NAME keeps the promises of every algorithm.")
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
 ) -> None:
-    """List the methods, or show one's fields. NAME may be a file such as ./mine.py."""
+    """List the algorithms, or show the fields of one. NAME may be a file such as ./mine.py."""
     from fedcir.algorithms import algorithm_class, names
     from fedcir.insight.describe import describe, travels
 
@@ -34,13 +36,13 @@ def algorithms(
         print(f"{'keeps:':7}{', '.join(only['keeps']) or 'nothing'} (at the client)")
         if only["defaults"]:
             made_for = ", ".join(f"{setting}={value}" for setting, value in only["defaults"].items())
-            print(f"{'sets:':7}{made_for} (unless you say otherwise)")
-        print("(a client's bytes in a round, resnet18 with 10 classes)\n")
+            print(f"{'sets:':7}{made_for} (unless you set them otherwise)")
+        print("(bytes per client and round, for resnet18 with 10 classes)\n")
         print_table(
             [["field", "default", "meaning"]] + [[f["name"], str(f["default"]), f["doc"]] for f in only["fields"]]
         )
     else:
-        print_table([["method", "idea"]] + [[each["name"], each["idea"]] for each in described])
+        print_table([["algorithm", "idea"]] + [[each["name"], each["idea"]] for each in described])
 
 
 def _check(name: str | None) -> None:
@@ -51,7 +53,7 @@ def _check(name: str | None) -> None:
     from fedcir.types import InputError
 
     if name is None:
-        raise InputError("--check needs the name or the file of a method")
+        raise InputError("--check needs the name or the file of an algorithm, such as ./mine.py")
     algorithm, failed = algorithm_class(name)(), 0
     with Meter("checking", quiet=False) as meter:
         for number, promise in enumerate(CHECKS):

@@ -12,10 +12,10 @@ import typer
 from fedcir.config import OPTIONS, Asked, Config
 
 SHARED = [name for name in OPTIONS if name not in ("algorithm", "seed")]
-"""Settings that every command of runs takes; of methods and seeds some take one and some take several."""
+"""Settings that every command that trains takes. Some commands take one algorithm and seed, others several."""
 Assignments = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="SECTION.FIELD=VALUE", help="Any of `fedcir settings`; may be repeated."),
+    typer.Option("--set", metavar="SECTION.FIELD=VALUE", help="A setting of `fedcir settings`; may be repeated."),
 ]
 
 
@@ -33,11 +33,11 @@ class Options:
     settings: Mapping[str, Any] = field(default_factory=dict)
     """By the names of OPTIONS, each an option of its own; None where it was not given."""
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder for the results.")] = None
-    resume: Annotated[bool, typer.Option("--resume", help="Continue what is in --out.")] = False
+    resume: Annotated[bool, typer.Option("--resume", help="Continue what was started in --out.")] = False
     report: Annotated[bool, typer.Option("--report/--no-report", help="Write report.html.")] = True
     track: Annotated[str | None, typer.Option(help="Log every round to tensorboard, wandb or mlflow.")] = None
-    profile: Annotated[bool, typer.Option("--profile", help="Say where the time went.")] = False
-    quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing but errors and --json.")] = False
+    profile: Annotated[bool, typer.Option("--profile", help="Show where the time went.")] = False
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print only errors and what --json asks for.")] = False
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False
     set: Assignments = None
 
@@ -51,7 +51,7 @@ class Options:
         return {**self.settings, **{name: getattr(self, name) for name in named}, "set": self.set or ()}
 
     def to_run(self, algorithm: str | None, seed: int | None, prefix: str = "") -> tuple[Config, Path]:
-        """The settings and the folder of one run. A resumed one has its own, over which the given ones count."""
+        """The settings and the folder of one run. A resumed run keeps its own settings unless others are given."""
         from fedcir.algorithms import asked_config
         from fedcir.engine.folder import RunFolder
         from fedcir.runs.places import run_name, unused
@@ -62,14 +62,14 @@ class Options:
             config = asked_config(asked)
             return config, self.out or unused(Path("runs", prefix + run_name(config)))
         if self.out is None:
-            raise InputError("--resume continues the run in --out: name its folder")
+            raise InputError("--resume needs --out, the folder of the run to continue")
         if not RunFolder(self.out).exists:
             raise InputError(f"{self.out} holds no run to continue: start one without --resume")
         return asked.config_over(RunFolder(self.out).config()), self.out
 
 
 def listed(text: str) -> list[str]:
-    """What stands between commas."""
+    """The words between commas."""
     return [each.strip() for each in text.split(",") if each.strip()]
 
 

@@ -1,4 +1,4 @@
-"""How rounds look while they come: bars on a terminal, plain lines in a log."""
+"""How progress looks: bars on a terminal, plain lines in a log."""
 
 import sys
 import time
@@ -159,9 +159,9 @@ class Display:
 
 
 class Watch(AbstractContextManager["Watch"]):
-    """Shows all that a command with several parts has to: long work, runs and notes; with `quiet` little of it.
+    """Shows the progress of a command with several parts: long work, runs and notes; with `quiet` little of it.
 
-    Stopped by Ctrl-C once runs have begun, it says how to go on.
+    If Ctrl-C stops it once runs have begun, it says how to continue.
     """
 
     def __init__(self, quiet: bool) -> None:

@@ -1,4 +1,4 @@
-"""`fedcir report`: one page of what runs came to."""
+"""`fedcir report`: one page about finished runs."""
 
 import sys
 from pathlib import Path
@@ -9,13 +9,15 @@ import typer
 
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Finished runs, or folders of runs.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="File for the page.")] = Path("report.html"),
-    target: Annotated[float | None, typer.Option(help="Accuracy to reach, such as 0.9; else FedAvg's last.")] = None,
-    samples: Annotated[int, typer.Option(help="Test images of each domain to measure distances on; 0 for none.")] = 250,
-    data_root: Annotated[Path | None, typer.Option(help="Folder that holds the dataset now, if it was moved.")] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")] = False,
+    out: Annotated[Path, typer.Option("--out", "-o", help="File to write the page to.")] = Path("report.html"),
+    target: Annotated[
+        float | None, typer.Option(help="Accuracy to reach, such as 0.9. [default: FedAvg's last]")
+    ] = None,
+    samples: Annotated[int, typer.Option(help="Test images per domain to measure distances on; 0 skips them.")] = 250,
+    data_root: Annotated[Path | None, typer.Option(help="Folder that holds the dataset, if it has moved.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print only errors.")] = False,
 ) -> None:
-    """Write one page on what runs came to. Accuracies, curves, distances, costs and settings; it opens offline."""
+    """Write one page about finished runs. Has accuracies, curves, distances, costs and settings; opens offline."""
     from fedcir.cli.progress import Watch
     from fedcir.insight.report.write import report as write_report
 
@@ -24,4 +26,4 @@ def report(
     for note in page.notes:
         print(f"note: {note}", file=sys.stderr)
     if not quiet:
-        print(f"{page.path} is written; open it in a browser")
+        print(f"wrote {page.path}: open it in a browser")

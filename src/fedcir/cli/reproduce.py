@@ -26,13 +26,15 @@ def reproduce(
         str, typer.Option(help="smoke: a minute; small: hours on 2 cores; paper: the paper's own settings, days.")
     ] = "small",
     algorithms: Annotated[
-        str | None, typer.Option(help="Methods, separated by commas, or all; else the paper's.")
+        str | None, typer.Option(help="Algorithms, separated by commas, or all. [default: the paper's]")
     ] = None,
-    seeds: Annotated[str | None, typer.Option(help="Seeds, separated by commas; else 0,1,2, in sweeps 0.")] = None,
+    seeds: Annotated[str | None, typer.Option(help="Seeds, separated by commas. [default: 0,1,2; 0 in sweeps]")] = None,
     target: Annotated[float | None, typer.Option(help="Accuracy to reach, such as 0.9 (table3 only).")] = None,
-    plan: Annotated[bool, typer.Option("--plan", help="Say which runs it takes and how long, and stop.")] = False,
+    plan: Annotated[
+        bool, typer.Option("--plan", help="Show which runs are needed and how long they take, then stop.")
+    ] = False,
 ) -> None:
-    """Make a table or figure of the paper. Plans its runs, does those that are left and writes what came out."""
+    """Reproduce a table or figure of the paper. Plans the runs, does those that are missing and writes the result."""
     from fedcir.cli.progress import Watch
     from fedcir.insight.reproduction import plan as planned
     from fedcir.types import RunError
@@ -67,4 +69,4 @@ def _tell(plan: "Plan") -> None:
     if left:
         minutes = plan.seconds() / 60
         about = f"{minutes / 60:.1f} hours" if minutes > 90 else f"{max(1, round(minutes))} min"
-        print(f"about {about} for the rest, {plan.workers} at a time; it may be stopped and resumed", file=sys.stderr)
+        print(f"about {about} for the rest, {plan.workers} at a time; you may stop it and resume it", file=sys.stderr)

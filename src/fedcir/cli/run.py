@@ -22,7 +22,7 @@ def run(
     algorithm: Annotated[str | None, option("algorithm")] = None,
     seed: Annotated[int | None, option("seed")] = None,
 ) -> None:
-    """Train one method. Without arguments: FedCiR on an embedded dataset of digits."""
+    """Train one algorithm. Without arguments, trains FedCiR on an embedded dataset of digits."""
     from fedcir.cli.progress import Display, Meter
     from fedcir.engine.machine import end_with
     from fedcir.engine.simulate import open_run
@@ -48,7 +48,7 @@ def run(
             for note in session.notes:
                 print(f"note: {note}", file=sys.stderr)
             if session.finished:
-                print(f"{out} is finished already, after round {session.state.round}", file=sys.stderr)
+                print(f"{out} is already finished, after round {session.state.round}", file=sys.stderr)
         with Display(options.quiet) as display, open_track(options.track, out, print_note) as track:
             display.begin(name, session.config.server.rounds)
             track.begin()
@@ -77,7 +77,7 @@ def print_note(note: str) -> None:
 
 
 def print_run(summary: dict[str, Any], options: Options, out: Path, profile: Iterable[tuple[str, float]] = ()) -> None:
-    """What a run came to."""
+    """Print the result of a run."""
     from fedcir.cli.progress import Watch
     from fedcir.insight.report.write import add_report
 
@@ -89,22 +89,24 @@ def print_run(summary: dict[str, Any], options: Options, out: Path, profile: Ite
     elif not options.quiet:
         _print_summary(summary)
         if shares := list(profile):
-            print("\nshares of the time, by phase, then of one round's operations in this process")
+            print("\nshare of the time by phase, then by operation in one round of this process")
             for what, share in shares:
                 print(f"{share:7.1%}  {what}")
-        print(f"\nkept in {out}{', with a report.html to open' if (out / 'report.html').exists() else ''}")
+        print(f"\nsaved in {out}{', with a report.html to open' if (out / 'report.html').exists() else ''}")
 
 
 @with_options
 def compare(
     options: Options,
     algorithms: Annotated[
-        str, typer.Option(help="Methods, separated by commas, or all.")
+        str, typer.Option(help="Algorithms, separated by commas, or all.")
     ] = "fedavg,fedreg,fedalign,fedcir",
     seeds: Annotated[str, typer.Option(help="Seeds, separated by commas.")] = "0",
-    target: Annotated[float | None, typer.Option(help="Accuracy to reach, such as 0.9; else FedAvg's last.")] = None,
+    target: Annotated[
+        float | None, typer.Option(help="Accuracy to reach, such as 0.9. [default: FedAvg's last]")
+    ] = None,
 ) -> None:
-    """Train several methods on the same data and compare them. Clients, splits and batches are the same too."""
+    """Train several algorithms on the same data and compare them. Clients, splits and batches are the same too."""
     from fedcir.cli.progress import Watch
     from fedcir.insight.comparison import compare as compare_methods
     from fedcir.types import RunError
@@ -149,5 +151,5 @@ def _print_summary(summary: dict[str, Any]) -> None:
     print_table(
         rows,
         f"{summary['algorithm']} on {summary['dataset']}, test accuracy (%); "
-        f"best is picked on {best['picked_on']} data",
+        f"the best round is picked on {best['picked_on']} data",
     )

@@ -12,7 +12,7 @@ def settings(
     name: Annotated[str | None, typer.Argument(help="A section such as local, or a setting such as local.lr.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
 ) -> None:
-    """List the settings, with what each takes, default and meaning."""
+    """List all settings, with their values, defaults and meanings."""
     from dataclasses import asdict
 
     from fedcir.insight.settings import settings as find

@@ -12,18 +12,18 @@ from fedcir.config.tables import assigned, config_from, config_tables, merged, n
 from fedcir.types import InputError
 
 OWN_DATA = ("arrays", "folders", "hub")
-"""Datasets that hold anything, so that any preset may be tried on them."""
+"""Datasets of the user's own, on which any preset may be tried."""
 
 
 @dataclass(frozen=True)
 class Asked:
-    """Settings of a run, each kind counting over the one before it."""
+    """Settings of a run. Each kind overrides the one before it."""
 
     preset: str | None = None
     file: Path | None = None
     """A TOML file."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """By the names of OPTIONS; None is as good as not given."""
+    """By the names of OPTIONS; None means not given."""
     assignments: Sequence[str] | Mapping[str, Any] = ()
     """Such as `local.lr=0.1`, or {"local.lr": 0.1}."""
 
@@ -55,14 +55,14 @@ class Asked:
         if preset and config.data.name not in (preset["data"]["name"], *OWN_DATA):
             raise InputError(
                 f"preset {self.preset!r} is for the dataset {preset['data']['name']}, not {config.data.name}: "
-                "leave one of the two out"
+                "leave out the preset or the dataset"
             )
         return config
 
     def config_over(self, saved: Config) -> Config:
-        """A run's settings, over which those asked for count."""
+        """A run's saved settings, overridden by those asked for."""
         name = saved.algorithm.name
-        # The fields of its algorithm lie where both ways of naming one count over them.
+        # The fields of its algorithm lie where both ways of setting one override them.
         own: dict[str, Any] = {"algorithm": {"name": name}, "algorithms": {name: dict(saved.algorithm.fields)}}
         preset = {} if self.preset is None else read_preset(self.preset)
         return config_from(self.tables(merged({**config_tables(saved), **own}, preset)))

@@ -1,4 +1,4 @@
-"""The settings: frozen dataclasses, a sentence and a default for each field."""
+"""The settings: frozen dataclasses, with a sentence and a default for each field."""
 
 import dataclasses
 import math
@@ -11,35 +11,35 @@ from fedcir.types import InputError
 DEFAULT_ALGORITHM = "fedcir"
 
 PATHS = {"data.root", "data.lists", "partition.file", "model.weights"}
-"""Settings that tell of the user's machine."""
+"""Settings that name a place on the user's machine."""
 
 
 @dataclass(frozen=True)
 class DataConfig:
     name: str = "minidigits"
-    """The dataset; `fedcir data list` names them."""
+    """Name of the dataset; `fedcir data list` lists them."""
     root: str | None = None
-    """The folder that holds it."""
+    """Folder that holds the dataset."""
     lists: str | None = None
-    """The folder of its official train and test lists, where it has them apart (pacs)."""
+    """Folder of the official train and test lists, if they are not beside the images (pacs)."""
     image_size: int | None = None
-    """Images are made squares of so many pixels; 128 if not given, and as they are for arrays and minidigits."""
+    """Images are resized to this width and height; by default 128, but arrays and minidigits keep their size."""
     classes: tuple[str, ...] | None = None
-    """Only these classes; all if not given. For domainnet the ten that the field uses, unless it says "all"."""
+    """Use only these classes; by default all, but for domainnet the usual ten, where "all" means all 345."""
     columns: tuple[str, ...] = ("image", "label", "domain")
-    """The columns of image, label and domain (hub)."""
+    """Names of the columns for image, label and domain (hub)."""
     train_per_domain: int | None = None
-    """At most this many training images a domain, classes in their shares."""
+    """Use at most this many training images per domain; classes keep their proportions."""
     test_fraction: float = 0.2
-    """The share of each domain that is split off for testing where the dataset has no split of its own."""
+    """Share of each domain that is set aside for testing, if the dataset has no split of its own."""
     val_fraction: float = 0.0
-    """The share of each domain's training images that is set aside to pick the best round on."""
+    """Share of each domain's training images that is set aside to pick the best round on."""
 
     def __post_init__(self) -> None:
         require_at_least("data.train_per_domain", self.train_per_domain, 1)
         require_at_least("data.image_size", self.image_size, 1)
         if self.classes == ():
-            raise InputError("data.classes names no class: give some, or leave it out")
+            raise InputError("data.classes names no class: name some, or leave it out")
         require_share("data.val_fraction", self.val_fraction)
         require_share("data.test_fraction", self.test_fraction)
         require_positive("data.test_fraction", self.test_fraction)
@@ -48,15 +48,15 @@ class DataConfig:
 @dataclass(frozen=True)
 class PartitionConfig:
     scheme: Literal["domain", "dirichlet", "iid", "csv"] = "domain"
-    """One client a domain; Dirichlet(beta) over labels within each; all data spread evenly; or as a file says."""
+    """domain: one client each; dirichlet: domains divided with label skew; iid: data mixed evenly; csv: see `file`."""
     file: str | None = None
-    """A CSV file with the columns path and client: who holds what (csv)."""
+    """CSV file with the columns path and client, which says who holds each image (csv)."""
     clients: int | None = None
-    """How many clients; one a domain if not given."""
+    """Number of clients; one per domain if not given."""
     beta: float = 0.5
     """Dirichlet concentration of labels: smaller values give more skewed clients, 1e6 gives even ones."""
     hold_out: str | None = None
-    """A domain that nobody trains on, and everybody is tested on."""
+    """Domain that no client trains on, but that the model is tested on."""
     min_samples: int = 1
     """Every client gets at least this many training images."""
 
@@ -64,13 +64,13 @@ class PartitionConfig:
         require_at_least("partition.clients", self.clients, 1)
         require_positive("partition.beta", self.beta)
         if self.beta > 1e6:  # numpy's Dirichlet overflows far above
-            raise InputError(f"partition.beta must be at most 1e6, which is as even as can be, got {self.beta}")
+            raise InputError(f"partition.beta must be at most 1e6, which already gives even clients, got {self.beta}")
         require_at_least("partition.min_samples", self.min_samples, 1)
         if (self.scheme == "csv") != (self.file is not None):
-            raise InputError("partition.scheme=csv and partition.file=FILE.csv go together: give both")
+            raise InputError("partition.scheme=csv and partition.file=FILE.csv go together: give both or neither")
         if self.scheme == "csv" and self.clients is not None:
             raise InputError(
-                f"partition.clients is {self.clients}, but {self.file} says who the clients are: leave it out"
+                f"partition.clients is {self.clients}, but {self.file} names the clients: leave partition.clients out"
             )
 
 
@@ -79,15 +79,15 @@ class ModelConfig:
     name: Literal["cnn", "resnet18"] = "cnn"
     """The backbone: `cnn` for small images, `resnet18` as in the paper."""
     width: int | None = None
-    """Channels of its first stage; 16 for cnn and 64 for resnet18 if not given."""
+    """Channels of the network's first stage; by default 16 for cnn and 64 for resnet18."""
     latent: int | None = None
-    """Dimensions of z in the probabilistic methods; as wide as the features if not given."""
+    """Dimensions of z in the probabilistic algorithms; by default as many as the features have."""
     weights: str | None = None
-    """A local file of weights to start from (.safetensors or torchvision's .pth); from scratch if not given."""
+    """File of weights to start from (.safetensors or torchvision's .pth); random weights if not given."""
     norm: Literal["batch", "group", "invariant"] = "batch"
     """BatchNorm, as in the paper; or GroupNorm; or InstanceNorm in the first stage and GroupNorm after it."""
     batchnorm: Literal["average", "pooled", "local"] = "average"
-    """Running statistics: averaged like weights, variances pooled with the spread of the means, or each site's own."""
+    """BatchNorm statistics: averaged like weights, pooled as if over all data, or kept by each client."""
 
     def __post_init__(self) -> None:
         require_at_least("model.width", self.width, 1)
@@ -97,19 +97,19 @@ class ModelConfig:
 @dataclass(frozen=True)
 class LocalConfig:
     steps: int = 20
-    """SGD steps of a client in a round: E in the paper."""
+    """SGD steps per client and round; E in the paper."""
     batch_size: int = 32
-    """Training images of a step."""
+    """Training images per SGD step."""
     lr: float = 0.01
     """Learning rate of SGD."""
     momentum: float = 0.9
-    """Momentum of SGD; it starts at zero each round."""
+    """Momentum of SGD; it starts from zero in each round."""
     weight_decay: float = 5e-4
     """Weight of the L2 penalty on all parameters."""
     schedule: Literal["constant", "cosine"] = "constant"
-    """The learning rate over the rounds."""
+    """How the learning rate changes over the rounds."""
     augment: tuple[Literal["flip", "crop", "colour"], ...] = ()
-    """Training images are changed at random: mirrored, cut, or in their colours. Not done in the paper."""
+    """Random changes to training images: mirror, crop, or change colours. The paper makes none."""
     prior: Literal["none", "client"] = "none"
     """With `client`, a client's own label shares correct its cross-entropy (balanced softmax); they never leave it."""
 
@@ -124,17 +124,17 @@ class LocalConfig:
 @dataclass(frozen=True)
 class ServerConfig:
     rounds: int = 25
-    """Rounds of training: in each, active clients train and the server averages."""
+    """Number of rounds. In each, the active clients train and the server averages their models."""
     active: int | None = None
-    """Clients that train in a round; all if not given."""
+    """Clients that train in each round; all if not given."""
     weighting: Literal["uniform", "samples"] = "uniform"
-    """The mean over clients: each the same, as in the paper, or by its number of samples."""
+    """Weights of the mean over clients: equal, as in the paper, or by number of training images."""
     eval_every: int = 1
-    """Evaluate every so many rounds; the last is always evaluated."""
+    """Test every N rounds; the last round is always tested."""
     min_replies: int = 1
-    """A round with fewer usable replies ends the run."""
+    """The run stops if a round gets fewer usable replies than this."""
     checkpoint_every: int = 5
-    """Save a checkpoint every so many rounds: a resume after a kill does the rounds since then again."""
+    """Save a checkpoint every N rounds; a run that was killed repeats the rounds after its last one."""
 
     def __post_init__(self) -> None:
         for name in ("rounds", "active", "eval_every", "min_replies", "checkpoint_every"):
@@ -143,29 +143,29 @@ class ServerConfig:
 
 @dataclass(frozen=True)
 class AlgorithmConfig:
-    """The method's name and its own fields, which its class checks."""
+    """The algorithm's name and its own fields, which its class checks."""
 
     name: str = DEFAULT_ALGORITHM
-    """The method, or a file such as ./mine.py; `fedcir algorithms NAME` lists its own fields of this section."""
+    """Algorithm, by name or file (./mine.py); `fedcir algorithms NAME` lists the fields it adds to this section."""
     fields: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class RunConfig:
     seed: int = 0
-    """Seed of everything random: equal seeds give equal bits."""
+    """Seed of all random choices; equal seeds give results that are equal to the bit."""
     workers: int | None = None
-    """Processes that train on a CPU; as many as there are cores if not given. Results do not depend on it."""
+    """Processes that train on a CPU; one per core if not given. Results do not depend on it."""
     threads: int = 1
-    """Torch threads of a training process: results depend on it, so it is saved."""
+    """Torch threads per training process. Results depend on it, so it is saved with the run."""
     device: str = "auto"
-    """cpu, cuda, mps, or auto for the best there is."""
+    """cpu, cuda, mps, or auto for the best one available."""
     precision: Literal["float32", "bfloat16"] = "float32"
-    """Local steps in bfloat16 where torch's autocast deems it safe: for GPUs."""
+    """bfloat16 runs local steps under torch's autocast, which is meant for GPUs."""
     compile: bool = False
-    """Whether torch.compile makes the encoder: slow to start, and results differ in the last bits."""
+    """Compile the networks with torch.compile: slower to start, and results differ in the last bits."""
     layout: Literal["auto", "contiguous", "channels_last"] = "auto"
-    """Memory layout of images and weights, from a fixed table by default: results depend on it, so it is saved."""
+    """Memory layout of images and weights; auto takes it from a fixed table. Results depend on it, so it is saved."""
 
     def __post_init__(self) -> None:
         require_at_least("run.seed", self.seed, 0)

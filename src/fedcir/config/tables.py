@@ -35,7 +35,7 @@ def build(cls: type[T], values: Mapping[str, Any], section: str) -> T:
     fields = {f.name: f for f in dataclasses.fields(cls) if f.init}  # type: ignore[arg-type]
     for name in values:
         if name not in fields:
-            hint = nearest(name, fields) if fields else "it takes none"
+            hint = nearest(name, fields) if fields else "it has no fields"
             raise InputError(f"[{section}] has no field {name!r}; {hint}")
     for name, each in fields.items():
         if name not in values and each.default is each.default_factory is dataclasses.MISSING:
@@ -167,7 +167,7 @@ def _several(value: Any, hint: Any, name: str) -> Any:
     if not isinstance(value, list | tuple):
         raise InputError(f"{name} must be a list, got {value!r}")
     if inner is str and (number := next((each for each in value if not isinstance(each, str)), None)) is not None:
-        raise InputError(f'{name} holds names, got {number!r}; write each in quotes, ["{number}", ...]')
+        raise InputError(f'{name} must be a list of names, got {number!r}; write each in quotes, ["{number}", ...]')
     return tuple(typed(each, inner, name) for each in value)
 
 

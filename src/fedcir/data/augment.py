@@ -7,9 +7,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 SMALLEST_CROP = 0.75
-"""Of the side; the crop is enlarged to the whole again."""
+"""As a share of the side; the crop is enlarged to full size again."""
 COLOUR = 0.4
-"""Brightness moves by so many standard deviations, contrast and saturation by this share."""
+"""The most that brightness changes, in standard deviations, and contrast and saturation, as a share."""
 
 
 def augment(x: Tensor, kinds: Sequence[str], rng: torch.Generator) -> Tensor:

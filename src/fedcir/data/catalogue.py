@@ -77,7 +77,7 @@ _DOMAINNET_SHA512 = {
 SOURCES = {
     "minidigits": Source(
         "Digits in four styles: handwritten, printed, over photographs, outlined.",
-        "BSD and font licences of the packages that carry it",
+        "BSD and font licences of the packages that it comes from",
         "2,396 images",
         "comes with fedcir",
         arrays=lambda root: kept_minidigits(),
@@ -95,7 +95,7 @@ SOURCES = {
     ),
     "hub": Source(
         "Any Hugging Face dataset with columns for image, label and domain.",
-        "each its own",
+        "differs by dataset",
         "any",
         "--data-root NAME on the hub (such as flwrlabs/pacs), a saved folder, or .parquet files",
         pictures=lambda root, data: hub(str(data.root), data.columns),
@@ -157,7 +157,7 @@ SOURCES = {
 def find(data: DataConfig) -> tuple[Source, Path]:
     """The source of a name, and its root."""
     if data.name not in SOURCES:
-        raise InputError(f"no dataset {data.name!r}; {nearest(data.name, SOURCES)}")
+        raise InputError(f"there is no dataset {data.name!r}; {nearest(data.name, SOURCES)}")
     source = SOURCES[data.name]
     if source.root != "nothing" and data.root is None:
         raise InputError(f"dataset {data.name!r} needs data.root, the {source.root} that holds it")
@@ -165,7 +165,9 @@ def find(data: DataConfig) -> tuple[Source, Path]:
     if source.root == "folder" and not root.is_dir():
         fetch = f"; `fedcir data prepare {data.name} --data-root {root}` fetches it" if source.downloads else ""
         raise InputError(
-            f"data.root: {root} is a file, not a folder" if root.exists() else f"data.root: no folder {root}{fetch}",
-            public="its data-root is no folder",
+            f"data.root: {root} is a file, not a folder"
+            if root.exists()
+            else f"data.root: there is no folder {root}{fetch}",
+            public="its data-root is not a folder",
         )
     return source, root

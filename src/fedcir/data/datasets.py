@@ -67,7 +67,7 @@ def examples_of(dataset: Any, num_classes: int, whose: str) -> Examples:
     `whose` is what it is called where something is wrong with it.
     """
     if isinstance(dataset, DataLoader):
-        raise InputError(f"{whose} is a DataLoader: give the Dataset in it, its .dataset")
+        raise InputError(f"{whose} is a DataLoader: give the Dataset that it loads, its .dataset")
     if isinstance(dataset, Tensor | np.ndarray | tuple):
         raise InputError(f"{whose} is of type {type(dataset).__name__}: give TensorDataset(inputs, labels)")
     indexed = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
@@ -87,7 +87,7 @@ def _class_numbers(labels: Tensor, num_classes: int, whose: str) -> Tensor:
     if labels.numel() != len(labels):
         raise InputError(
             f"{whose} gives labels of the shape {list(labels.shape[1:])}: give class numbers, "
-            "such as labels.argmax(-1) of one-hot labels"
+            "such as labels.argmax(-1) for one-hot labels"
         )
     given = labels.reshape(-1)
     numbers = given.long()
@@ -112,7 +112,7 @@ def _stacked(values: Sequence[Any], what: str, whose: str) -> Tensor:
     other = next((tensor for tensor in tensors if tensor.shape != tensors[0].shape), None)
     if other is not None:
         shapes = f"{list(tensors[0].shape)} and {list(other.shape)}"
-        raise InputError(f"{whose} gives {what} of the shapes {shapes}: make them alike")
+        raise InputError(f"{whose} gives {what} of the shapes {shapes}: make them equal")
     return torch.stack(tensors)
 
 

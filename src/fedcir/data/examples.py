@@ -95,7 +95,7 @@ class PooledExamples:
             if some_x.shape[1:] != x.shape[1:]:
                 shapes = f"{list(x.shape[1:])} and {list(some_x.shape[1:])}"
                 raise InputError(
-                    f"clients give inputs of the shapes {shapes}, which cannot be in one batch: make them alike"
+                    f"clients give inputs of the shapes {shapes}, which cannot be in one batch: make them equal"
                 )
             rows = torch.from_numpy(places).to(device)
             x[rows], y[rows] = some_x, some_y

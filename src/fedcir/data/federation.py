@@ -27,13 +27,13 @@ Pairs = Mapping[str, tuple[Any, Any]] | Iterable[tuple[Any, Any]]
 
 @dataclass(frozen=True)
 class Client:
-    """A site: its training data, and the test data of its domain. Without the first it only evaluates."""
+    """A client: its training data, and the test data of its domain. Without training data it only tests."""
 
     id: int
     domain: str
     train: Examples | None
     test: Examples | None
-    """Without it nobody tests there."""
+    """None if it does not test."""
     validation: Examples | None = None
     """What the best round is picked on, where images were set aside for it."""
 
@@ -58,7 +58,7 @@ class Roster(Protocol):
 
     @property
     def holders(self) -> int:
-        """How many hold training data, each of those counted whose data were pooled."""
+        """How many clients hold training data, or held some before it was pooled."""
         ...
 
     @property
@@ -81,7 +81,7 @@ class Federation:
     unseen: tuple[str, ...] = ()
     """The domains that nobody trains on."""
     pooled: int = 0
-    """How many clients' training data lie at the first, if they were pooled."""
+    """How many clients' training data the first one holds, if they were pooled."""
 
     @property
     def holders(self) -> int:
@@ -126,7 +126,7 @@ def federation_from(config: Config, domains: Domains, shares: Sequence[Share]) -
     height, width, channels = domains.image_shape
     if config.model.name == "cnn" and min(height, width) < SMALLEST:
         raise InputError(
-            f"cnn takes images from {SMALLEST} pixels on, {domains.name} has {height}x{width}: use resnet18"
+            f"cnn needs images of at least {SMALLEST} pixels, but {domains.name} has {height}x{width}: use resnet18"
         )
     normalisation = Normalisation.of_channels(channels)
     shared = {
@@ -210,7 +210,7 @@ def _own_client(number: int, name: str, pair: Any, num_classes: int) -> Client:
     if not isinstance(pair, tuple | list) or len(pair) != 2:
         what = f"{type(pair).__name__} of {len(pair)}" if isinstance(pair, tuple | list) else type(pair).__name__
         raise InputError(
-            f"client {name!r} is of type {what}: give (train, test), or (train, None) where there is no test set"
+            f"client {name!r} is of type {what}: give (train, test), or (train, None) if there is no test set"
         )
     train, test = (
         None if dataset is None else examples_of(dataset, num_classes, f"the {part} Dataset of {name!r}")
@@ -250,17 +250,17 @@ def manifest_of(domains: Domains, shares: Sequence[Share]) -> dict[str, Any]:
 
 
 def _unmatched(file: str, domains: Domains, held_out: str | None) -> list[str]:
-    """What a file of owners leaves open."""
+    """Notes on paths that match no image, and on images that no client gets."""
     owners = read_owners(Path(file))
     known = {
         name for d in domains for split in (d.train, d.test, d.validation) if split is not None for name in split.ids
     }
     notes = []
     if unknown := [name for name in owners if name not in known]:
-        notes.append(f"paths in {file} that are not there or left out: {len(unknown)}, the first is {unknown[0]!r}")
+        notes.append(f"paths in {file} that name no image in use: {len(unknown)}, the first is {unknown[0]!r}")
     trained = {name for domain in domains if domain.name != held_out for name in domain.train.ids}
     if unowned := sorted(trained - owners.keys()):
-        notes.append(f"training images in no row of {file}: {len(unowned)}, the first is {unowned[0]!r}")
+        notes.append(f"training images that {file} gives to no client: {len(unowned)}, the first is {unowned[0]!r}")
     return notes
 
 

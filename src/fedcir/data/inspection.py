@@ -109,7 +109,7 @@ def _obstacle(data: DataConfig, items: list[Item], looks: list[Look]) -> str:
     """What a run would say."""
     bad = sum(bool(look.error) for look in looks)
     if bad:
-        return f"{bad} file{'s are' if bad > 1 else ' is'} not readable: mend or remove {'them' if bad > 1 else 'it'}"
+        return f"{bad} file{'s are' if bad > 1 else ' is'} not readable: fix or remove {'them' if bad > 1 else 'it'}"
     digests = np.frombuffer(bytes.fromhex("".join(look.digest for look in looks)), dtype="V16")
     prepared = Prepared(np.empty((0, 1, 1, 3), np.uint8), digests, "")
     try:

@@ -76,7 +76,7 @@ def _held_back(domains: Domains, data: DataConfig, seed: int) -> Domains:
     if data.val_fraction:
         given = [domain.name for domain in domains if domain.validation is not None]
         kept = tuple(d if d.name in given else with_validation(d, data.val_fraction, seed) for d in domains)
-        note = f"data.val_fraction={data.val_fraction} is not used where there is a folder val: {', '.join(given)}"
+        note = f"data.val_fraction={data.val_fraction} is not used for domains with a folder val: {', '.join(given)}"
         domains = replace(domains, domains=kept, notes=(*domains.notes, note) if given else domains.notes)
     return domains if data.train_per_domain is None else domains.capped(data.train_per_domain, seed)
 
@@ -124,7 +124,7 @@ def of_classes(pictures: Pictures, classes: Sequence[str] | None, root: Path, mi
 def _known(classes: Sequence[str], there: set[str], where: str) -> None:
     for label in classes:
         if label not in there:
-            raise InputError(f"data.classes: no class {label!r} in {where}; {nearest(label, there)}")
+            raise InputError(f"data.classes: there is no class {label!r} in {where}; {nearest(label, there)}")
 
 
 def _of_classes(domains: Domains, classes: Sequence[str]) -> Domains:
@@ -163,7 +163,7 @@ def _square(image: Images, size: int) -> Images:
 def check_classes(domains: Domains, where: str) -> None:
     """Two classes, images of each, and no domain of one class only."""
     if len(domains.classes) < 2:
-        raise InputError(f"{domains.name} has one class only, {domains.classes[0]!r}: a classifier needs two")
+        raise InputError(f"{domains.name} has only one class, {domains.classes[0]!r}: a classifier needs two")
     counts = np.bincount(np.concatenate([d.train.labels for d in domains]), minlength=len(domains.classes))
     for name, count in zip(domains.classes, counts, strict=True):
         if count == 0:
@@ -174,5 +174,5 @@ def check_classes(domains: Domains, where: str) -> None:
         if len(np.unique(domain.train.labels)) == 1:
             only = domains.classes[domain.train.labels[0]]
             raise InputError(
-                f"domain {domain.name!r} holds the class {only!r} only: add images of another, or leave it out"
+                f"domain {domain.name!r} holds only the class {only!r}: add images of another, or leave the domain out"
             )

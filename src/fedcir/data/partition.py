@@ -38,10 +38,10 @@ def partition(
     """
     held_out = config.hold_out
     if held_out is not None and held_out not in labels:
-        raise InputError(f"partition.hold_out: no domain {held_out!r}; there are {', '.join(labels)}")
+        raise InputError(f"partition.hold_out: there is no domain {held_out!r}; choose from {', '.join(labels)}")
     kept = {name: values for name, values in labels.items() if name != held_out}
     if not kept:
-        raise InputError(f"partition.hold_out: {held_out!r} is the only domain, nothing is left to train on")
+        raise InputError(f"partition.hold_out: {held_out!r} is the only domain, so nothing is left to train on")
     shares = _shares(config, kept, seed, ids)
     for number, share in enumerate(shares):
         size = sum(len(rows) for rows in share.rows.values())
@@ -49,7 +49,7 @@ def partition(
             raise InputError(
                 f"client {share.name or number} would hold {size} images, "
                 f"below partition.min_samples={config.min_samples}: "
-                + (f"mend its rows in {config.file}" if config.file else "lower partition.clients")
+                + (f"give it more rows in {config.file}" if config.file else "lower partition.clients")
             )
     spoken_for = {share.domain for share in shares}
     return [*shares, *(Share(name, {}) for name in labels if name not in spoken_for)]
@@ -134,8 +134,8 @@ def by_owner(owners: Mapping[str, str], ids: Mapping[str, Sequence[str]], path: 
             mine = next(name for name, other in owners.items() if other == owner)
             there = next(name for names in ids.values() for name in names)
             raise InputError(
-                f"partition.file: {path} gives client {owner!r} no training image: {mine!r} is none, "
-                f"they are named like {there!r}"
+                f"partition.file: {path} gives client {owner!r} no training image: {mine!r} is not one, "
+                f"they have paths like {there!r}"
             )
         most = max(rows, key=lambda domain: len(rows[domain]))
         shares.append(Share(most, {domain: np.array(some) for domain, some in rows.items()}, owner))
@@ -162,7 +162,7 @@ def read_owners(path: Path) -> dict[str, str]:
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"partition.file: cannot read {path}: {error}") from error
     if not owners:
-        raise InputError(f"partition.file: {path} holds no row")
+        raise InputError(f"partition.file: {path} has no rows")
     return owners
 
 

@@ -47,7 +47,7 @@ def split_items(
             if any(item.part is not None for item in some):
                 kind = "training" if len(test) else "test"
                 raise InputError(
-                    f"the split has no {kind} image of domain {domain!r}: add some to it, or leave the domain out"
+                    f"the split has no {kind} image of domain {domain!r}: add some, or leave the domain out"
                 )
             raise InputError(
                 f"domain {domain!r} has {len(some)} different images, too few to train and to test on: "
@@ -67,7 +67,7 @@ def copies(contents: Sequence[object]) -> list[list[int]]:
 
 
 def disputed(items: Sequence[Item], groups: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
-    """Of every group of copies that has several labels, the first row and the next of another label."""
+    """For each group of copies with several labels: its first row, and the next row with another label."""
     pairs = []
     for first, *others in groups:
         other = next((row for row in others if items[row].label != items[first].label), None)
@@ -84,11 +84,11 @@ def _notes(items: Sequence[Item], digests: NDArray[np.void], different: int) -> 
     found = disputed(items, copies(digests.tolist()))
     if found:
         one, other = (items[row].name for row in found[0])
-        what = "one image lies" if len(found) == 1 else f"{len(found)} images lie"
+        what = "one image is" if len(found) == 1 else f"{len(found)} images are"
         first = "" if len(found) == 1 else "the first "
         notes.append(
             f"{what} in folders of different classes, {first}as {one} and as {other}; "
-            "one copy of each is used: remove what is wrong"
+            "one copy of each is used: remove the wrong ones"
         )
     return tuple(notes)
 

@@ -63,7 +63,9 @@ class Workbench:
             module.to(self.device, memory_format=self.layout)  # type: ignore[call-overload]
         self.first.update(self.to_keep())
         if twice := {*self.algorithm.remembers} & {*self.algorithm.keeps, BATCHNORM}:
-            raise TypeError(f"{type(self.algorithm).__name__}.remembers names {sorted(twice)}, which is kept already")
+            raise TypeError(
+                f"{type(self.algorithm).__name__}.remembers names {sorted(twice)}, which clients already keep"
+            )
         trained = (*self.algorithm.trains, *self.algorithm.keeps)
         sgd = SGD(p for name in trained for p in self.modules[name].parameters())
         self.optimizer = sgd
@@ -172,7 +174,7 @@ def in_order(bench: Workbench, data: Examples) -> Iterator[Batch]:
 
 
 def batches(samples: int, size: int, steps: int, rng: np.random.Generator) -> Iterator[NDArray[np.int64]]:
-    """Positions of so many full batches: a shuffled stream over the data that wraps."""
+    """Positions of full batches, one per step, from a shuffled stream that starts over when the data end."""
     stream = np.empty(0, dtype=np.int64)
     for _ in range(steps):
         while len(stream) < size:
@@ -225,7 +227,9 @@ def _on_device(groups: Groups, device: torch.device) -> Groups:
 
 def _declared(algorithm: Algorithm, hook: str, given: Groups, declared: tuple[str, ...]) -> None:
     if given.keys() != set(declared):
-        raise TypeError(f"{type(algorithm).__name__}.{hook} gave {sorted(given)}, declared is {declared}")
+        raise TypeError(
+            f"{type(algorithm).__name__}.{hook} returned {sorted(given)}, but the class declares {sorted(declared)}"
+        )
 
 
 def _estimate_statistics(bench: Workbench, client: Client) -> None:

@@ -15,7 +15,7 @@ from safetensors.torch import save
 from fedcir.config import typed
 from fedcir.types import Arrays, Groups, InputError
 
-RESTORE = "restore the file, or do the run again in another folder"
+RESTORE = "restore the file, or repeat the run in another folder"
 
 
 def write(path: Path, content: str | bytes) -> None:
@@ -40,7 +40,7 @@ def file_hash(path: Path) -> str:
 
 @contextlib.contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """A full disk is reported without a name: add it."""
+    """Add the file's name to an error that lacks it, such as that of a full disk."""
     try:
         yield
     except OSError as error:
@@ -49,7 +49,7 @@ def naming(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def reading(what: Path | str, fix: str) -> Iterator[None]:
-    """A file that is missing, no file of its kind or not as it was written is named, with what to do about it."""
+    """Turn what is wrong with a file (missing, damaged, of another kind) into an error with its name and the fix."""
     try:
         yield
     except (OSError, ValueError, SafetensorError) as error:

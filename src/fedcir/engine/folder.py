@@ -27,9 +27,9 @@ NOT_ALWAYS = ("validation", "risk", "unseen", "accuracy_unseen")
 LOCK_PATIENCE = 3.0
 """Seconds that the workers of a killed run are given to end: they hold its lock too, and might still write."""
 
-REWRITE = "delete summary.json there and resume the run, which writes both it and the model again"
+REWRITE = "delete summary.json there and resume the run, which writes the summary and the model again"
 REMAKE = "resume the run, which writes it again from the last checkpoint"
-REDO = "delete this line and all after it and resume the run, which does their rounds again"
+REDO = "delete this line and all lines after it and resume the run, which repeats their rounds"
 
 
 class Holder(TypedDict):
@@ -133,7 +133,8 @@ class RunFolder:
             found = typed(tables.get("fedcir", {}), dict, "fedcir").get("format", "none")
         if found != FORMAT:
             raise InputError(
-                f"{self.path} has run-folder format {found}, this fedcir reads {FORMAT}: use the fedcir that wrote it"
+                f"{self.path} has run-folder format {found}, but this fedcir reads format {FORMAT}: "
+                "use the version of fedcir that wrote it"
             )
         return tables
 
@@ -169,7 +170,7 @@ class RunFolder:
             with reading(f"line {number} of {path}", REDO):
                 record = _record(line)
                 if record.round != number:
-                    raise InputError(f"it is round {record.round}")
+                    raise InputError(f"it holds round {record.round}")
                 records.append(record)
         return records
 
@@ -179,7 +180,7 @@ class RunFolder:
             file.write(_line(record))
 
     def rewind(self, round: int) -> list[RoundRecord]:
-        """Forget the rounds after this one, which will be done again; gives those that stay."""
+        """Delete the rounds after this one, which will be repeated; returns the rounds that stay."""
         for leftover in (*self.path.glob(".*.tmp"), *(self.path / "checkpoint").glob(".*.tmp")):
             leftover.unlink()
         records = [record for record in self.records() if record.round <= round]
@@ -234,7 +235,7 @@ class RunFolder:
         if self.path.exists() and not self.path.is_dir():
             raise InputError(f"{self.path} is a file: choose another folder")
         if not self.exists and self.foreign:
-            raise InputError(f"{self.path} is not empty and not a run: choose another folder")
+            raise InputError(f"{self.path} holds other files and no run: choose another folder")
         lock, new = self.path / self.LOCK, not self.path.exists()
         file = _take(lock, LOCK_PATIENCE)
         if file is None:
@@ -260,7 +261,7 @@ def _record(line: bytes) -> RoundRecord:
 
 
 def _line(record: RoundRecord) -> str:
-    """A line of rounds.jsonl; what not every run has, such as validation images, is told of where there is some."""
+    """A line of rounds.jsonl, without the fields that are empty in most runs, such as validation."""
     told = asdict(record).items()
     values = {name: value for name, value in told if name not in NOT_ALWAYS or value is not None}
     return json.dumps(values, ensure_ascii=False) + "\n"

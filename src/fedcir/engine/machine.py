@@ -23,7 +23,9 @@ def pick_device(name: str) -> torch.device:
     usable = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     kind, _, number = name.partition(":")
     if not usable.get(kind) or (number and not number.isdigit()):
-        raise InputError(f"run.device {name!r} is not usable here; {' or '.join(k for k, v in usable.items() if v)} is")
+        raise InputError(
+            f"run.device {name!r} is not available here: use {' or '.join(k for k, v in usable.items() if v)}"
+        )
     return torch.device(name)
 
 

@@ -32,7 +32,7 @@ class Profile:
         yield from iterator  # none is left, but the run is finished only then
 
     def rows(self) -> Sequence[tuple[str, float]]:
-        """What took how large a share: of all the time by phase, then of one round's operations in this process."""
+        """Shares of the time: by phase over all rounds, then by operation in one round of this process."""
         seconds = dict(ledger(self._records).seconds)
         total = seconds.pop("total", 0.0) or 1.0
         phases = [(phase, value / total) for phase, value in seconds.items()]

@@ -22,7 +22,7 @@ class Collected:
         self._losses: dict[str, list[float]] = {}
 
     def usable(self, replies: Iterable[ClientReply | Dropped], cohort: Sequence[int]) -> Iterator[ClientReply]:
-        """The replies that are as they should be, in client order; the others are dropped and counted."""
+        """The valid replies, in client order; the others are dropped and counted."""
         for reply in _in_order(replies, cohort):
             reason = reply.reason if isinstance(reply, Dropped) else self._fault(reply)
             if reason is not None or isinstance(reply, Dropped):
@@ -42,7 +42,7 @@ class Collected:
                 for reason in dict.fromkeys(self.dropped.values())
             )
             raise RunError(
-                f"round {self.round}: {self.count} of {len(cohort)} replies usable, {least} needed ({reasons})"
+                f"round {self.round}: {self.count} of {len(cohort)} replies are usable, {least} are needed ({reasons})"
             )
 
     def losses(self) -> dict[str, float]:
@@ -54,7 +54,7 @@ class Collected:
         if (name := not_finite(reply.arrays)) is not None:
             return f"{name} is not finite; a lower local.lr may help"
         if reply.num_examples < 1:
-            return f"num_examples is {reply.num_examples}"
+            return f"num_examples must be at least 1, got {reply.num_examples}"
         wrong = [name for name, value in reply.metrics.items() if not math.isfinite(value)]
         return f"metric {wrong[0]} is not finite" if wrong else None
 
@@ -113,7 +113,7 @@ def tally(evaluators: Mapping[int, str], replies: Iterable[ClientReply | Dropped
     tests = Tests()
     for reply in _in_order(replies, sorted(evaluators)):
         if isinstance(reply, ClientReply) and not _counted(reply.metrics):
-            reply = Dropped(reply.client_id, "its counts make no sense")  # noqa: PLW2901
+            reply = Dropped(reply.client_id, "its counts are invalid")  # noqa: PLW2901
         if isinstance(reply, Dropped):
             dropped.setdefault(str(reply.client_id), f"evaluation: {reply.reason}")
             continue

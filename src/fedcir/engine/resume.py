@@ -1,4 +1,4 @@
-"""Where a run is kept, and whether the one that lies there may be continued."""
+"""Keeping a run in a folder, and whether the run that is already there may be continued."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -35,7 +35,7 @@ def kept_in(session: Session, out: Path, resume: bool) -> None:
         folder.create(config, roster.manifest)
         return
     if not resume:
-        raise InputError(f"{out} holds a run already: resume it, or choose another folder")
+        raise InputError(f"{out} already holds a run: resume it, or choose another folder")
     check_settings(folder, config, session.algorithm)
     check_data(folder, config, roster)
     if (state := folder.load_checkpoint()) is not None:
@@ -47,41 +47,44 @@ def kept_in(session: Session, out: Path, resume: bool) -> None:
     session.records = folder.records()
     if not folder.has_model():
         folder.save_model(session.model, session.card)
-        said = f"{out}/model.safetensors was missing or damaged: it is written again from the last checkpoint"
+        said = f"{out}/model.safetensors was missing or damaged, and was written again from the last checkpoint"
         session.notes = (*session.notes, said)
 
 
 def check_settings(folder: RunFolder, config: Config, algorithm: Algorithm) -> None:
-    """Refuse to go on with a run under other settings than it was begun with."""
+    """Refuse to continue a run with other settings than it was started with."""
     asked = replace(config, algorithm=replace(config.algorithm, fields=hyper_parameters(algorithm)))
     _check_file(folder, config)
     for key, (old, new) in differing(folder.config(), asked).items():
         if key not in MAY_DIFFER and not (key in OPEN and new == OPEN[key]) and not _same_file(key, old, new):
-            raise InputError(f"{folder.path} was begun with {key}={old}, not {new}: choose another folder")
+            raise InputError(f"{folder.path} was started with {key}={old}, not {new}: choose another folder")
     old_rounds, new_rounds = folder.config().server.rounds, config.server.rounds
     if new_rounds < old_rounds:
         raise InputError(
-            f"{folder.path} was begun with {old_rounds} rounds, not {new_rounds}: only more can be asked for"
+            f"{folder.path} was started with {old_rounds} rounds, so it cannot end after {new_rounds}: ask for more"
         )
     if new_rounds > old_rounds and (algorithm.uses_total_rounds or config.local.schedule != "constant"):
         what = config.algorithm.name if algorithm.uses_total_rounds else f"the {config.local.schedule} schedule"
-        raise InputError(f"{folder.path} cannot be extended to {new_rounds} rounds: {what} depends on their number")
+        raise InputError(
+            f"{folder.path} cannot be extended to {new_rounds} rounds, because {what} depends on their number: "
+            "choose another folder"
+        )
 
 
 def check_data(folder: RunFolder, config: Config, roster: Roster) -> None:
-    """Refuse to go on with a run on other data than it was begun on."""
+    """Refuse to continue a run on other data than it was started on."""
     if folder.manifest().get("hash") != roster.manifest["hash"]:
         raise InputError(
-            f"{folder.path} was begun on other data than {config.data.name} holds now: choose another folder"
+            f"{folder.path} was started on other data than {config.data.name} holds now: choose another folder"
         )
 
 
 def _check_file(folder: RunFolder, config: Config) -> None:
-    """An algorithm of the user's own is the one that the run's rounds were done with, wherever its file lies now."""
+    """Refuse a user's algorithm that has changed since the run's first round; its file may have moved."""
     begun, path = folder.algorithm_hash(), Path(config.algorithm.name)
     if begun is not None and path.suffix == ".py" and file_hash(path) != begun and folder.records():
         raise InputError(
-            f"{path} is not as it was when {folder.path} was begun: choose another folder "
+            f"{path} has changed since {folder.path} was started: choose another folder "
             f"(that run's copy is {folder.path / Path(folder.config().algorithm.name).name})"
         )
 

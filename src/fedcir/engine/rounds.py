@@ -94,7 +94,7 @@ def take_step(
     usable = collected.usable(replies, cohort)
     state = session.algorithm.server_step(handed, usable, session.modules, session.context(round))
     if (name := not_finite(state.shared)) is not None:
-        raise RunError(f"round {round}: {name} is not finite after the server's step; lower its learning rate")
+        raise RunError(f"round {round}: {name} is not finite after the server's step: lower the server's learning rate")
     return state, collected
 
 

@@ -87,7 +87,7 @@ class Session:
         return workbench(self.config, self.algorithm, self.roster.task, device)
 
     def to_test(self, state: ServerState) -> Groups:
-        """What those that test a state are sent of it."""
+        """The part of a state that is sent to the clients that test it."""
         return {name: state.shared[name] for name in self.algorithm.trains}
 
     def context(self, round: int) -> ServerContext:
@@ -129,7 +129,9 @@ def settled(config: Config, algorithm: Algorithm, roster: Roster) -> Config:
     if active > clients:
         raise InputError(f"server.active is {active}, but there are {clients} clients: lower it")
     if config.server.min_replies > active:
-        raise InputError(f"server.min_replies is {config.server.min_replies}, above the {active} active clients")
+        raise InputError(
+            f"server.min_replies is {config.server.min_replies}, but only {active} clients are active: lower it"
+        )
     run = replace(config.run, device=str(pick_device(config.run.device)))
     if run.layout == "auto":
         run = replace(run, layout=layout_for(config.model, roster.card.get("image_size", 0)))
@@ -223,5 +225,6 @@ def check_own(config: Config, algorithm: Algorithm, domain: str, trains: bool) -
     what = own_batchnorm(config, algorithm) if algorithm.one_model else config.algorithm.name
     if what and not trains:
         raise InputError(
-            f"{what} needs training data at every site, {domain!r} has none: it does not go with partition.hold_out"
+            f"{what} needs training data at every client, but {domain!r} has none: "
+            "it cannot be used with partition.hold_out"
         )

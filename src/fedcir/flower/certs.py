@@ -25,14 +25,14 @@ def make_certificates(hosts: Sequence[str], folder: Path, days: int = 365) -> di
     in every certificate, since the SuperLink's own helper process calls it there.
     """
     if not hosts:
-        raise InputError("name at least one host: the name or address by which the sites reach the server")
+        raise InputError("name at least one host: the name or address at which the sites reach the server")
     if not 1 <= days <= MAX_DAYS:
         raise InputError(f"days must be from 1 to {MAX_DAYS}, got {days}")
     names = [_alternative(host) for host in dict.fromkeys((*hosts, *LOOPBACK))]
     paths = {name: folder / name for name in ("ca.crt", "server.crt", "server.key")}
     for path in paths.values():
         if path.exists():
-            raise InputError(f"{path} exists already: choose another folder, or remove it")
+            raise InputError(f"{path} already exists: choose another folder, or remove it")
     folder.mkdir(parents=True, exist_ok=True)
     begin, end = datetime.now(UTC) - timedelta(hours=1), datetime.now(UTC) + timedelta(days=days)
     ca_key, key = ec.generate_private_key(ec.SECP384R1()), ec.generate_private_key(ec.SECP384R1())
@@ -64,7 +64,7 @@ def make_certificates(hosts: Sequence[str], folder: Path, days: int = 365) -> di
 def make_node_key(path: Path) -> Path:
     """A site's key pair, as `ssh-keygen -t ecdsa -b 384` makes it; gives the public half, which is registered."""
     if path.exists():
-        raise InputError(f"{path} exists already: remove it, or name another")
+        raise InputError(f"{path} already exists: remove it, or name another")
     key = ec.generate_private_key(ec.SECP384R1())
     path.parent.mkdir(parents=True, exist_ok=True)
     _write_private(path, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
@@ -108,7 +108,7 @@ def _alternative(host: str) -> x509.GeneralName:
         pass
     last = host.rpartition(".")[2]
     if not last or last.isdigit() or any(letter.isspace() or letter in "/:@" for letter in host):
-        raise InputError(f"{host!r} is not a host: give a name such as fl.example.org or an address, without a port")
+        raise InputError(f"{host!r} is not a host: give a name such as fl.example.org, or an address, without a port")
     try:
         return x509.DNSName(host)
     except ValueError:

@@ -84,7 +84,7 @@ def local_update(
         federation = federation_of({name: data}, encoder, num_classes, latent, config.run.seed)
         client = federation.clients[0]
         if client.test is None:
-            raise InputError(f"{name!r} has no test Dataset, and every site tests: give data=(train, test)")
+            raise InputError(f"{name!r} has no test Dataset, but every site must test: give data=(train, test)")
         sizes = len(client.train or ()), len(client.test)
         about = Introduction(name, (), *sizes, "", partition=number, shared=True, versions=VERSIONS)
         return Place(client, federation.task, about)
@@ -98,13 +98,13 @@ def answer(
     place: Callable[[Order, Context], Place],
     algorithm: type[Algorithm] | None = None,
 ) -> Message:
-    """Do what a message asks for. What goes wrong is logged here; the server hears what names no file, or its kind."""
+    """Do what a message asks for. Errors are logged here; the server is told their public text, or only their kind."""
     try:
         return Message(_content(msg, context, place, algorithm), reply_to=msg)
     except Exception as error:
         logging.getLogger("flwr").error("fedcir: %s", error, exc_info=not isinstance(error, FedcirError))
         public = error.public if isinstance(error, FedcirError) else ""
-        reason = f"{public or f'{type(error).__name__} at the site'}; its own log tells more"
+        reason = f"{public or f'{type(error).__name__} at the site'}; the site's log tells more"
         who = context.node_config.get("domain", context.node_config.get("partition-id"))
         if msg.metadata.message_type == MessageType.QUERY and who is not None:
             reason = f"site {who!r}: {reason}"
@@ -150,7 +150,7 @@ def _open(order: Order, context: Context) -> Place:
     if "domain" in node:
         if root is None:
             raise InputError(
-                '--node-config names a domain but no data-root="DIR" with its <class>/<image>',
+                '--node-config names a domain but no data-root: add data-root="DIR", the folder of its <class>/<image>',
                 public="its node-config names no data-root",
             )
         classes = order.classes or tuple(config.data.classes or ())
@@ -187,7 +187,7 @@ def _shared(text: str) -> Federation:
 def _share(text: str, number: int) -> Place:
     federation = _shared(text)
     if not 0 <= number < len(federation.clients):
-        wrong = f"partition-id is {number}, but there are {len(federation.clients)} clients"
+        wrong = f"partition-id is {number}, but must be from 0 to {len(federation.clients) - 1}"
         raise InputError(wrong, public=wrong)
     client, card = federation.clients[number], federation.card
     about = Introduction(
@@ -239,8 +239,8 @@ def _algorithm(config: Config, context: Context) -> Algorithm:
         own = str(context.node_config.get("algorithm", ""))
         if Path(own).name != Path(name).name:
             raise InputError(
-                f"the run's method is in {name}: name your copy of it in --node-config, as algorithm",
-                public="its node-config names no copy of the file that the run's method is in",
+                f"the run's algorithm is in {name}: name this site's copy of it in --node-config, as algorithm",
+                public="its node-config names no copy of the run's algorithm file",
             )
         name = own
     return make_algorithm(AlgorithmConfig(name, config.algorithm.fields))

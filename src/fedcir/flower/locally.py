@@ -39,7 +39,7 @@ def run_locally(
     folder = RunFolder(out)
     check_deployable(config, make_algorithm(config.algorithm))
     if folder.exists and not resume:
-        raise InputError(f"{out} holds a run already: resume it, or choose another folder")
+        raise InputError(f"{out} already holds a run: resume it, or choose another folder")
     with folder.locked():  # what is wrong with the folder is said before anything is started
         pass
     federation = open_federation(config, on_file)
@@ -59,7 +59,7 @@ def run_locally(
         asked = {"config": str(settings), "out": str(out.resolve()), "resume": True, "sites": sites, "timeout": timeout}
         asked["report"] = False  # whoever watches the rounds writes it
         with LocalFederation(Path(work), nodes) as flower:
-            on_note(f"a SuperLink at {flower.address} and {sites} SuperNodes, with TLS and authentication")
+            on_note(f"started a SuperLink at {flower.address} and {sites} SuperNodes, with TLS and authentication")
             yield from _watch(flower, flower.submit("run", asked), folder)
 
 
@@ -77,7 +77,7 @@ def _watch(flower: LocalFederation, process: "subprocess.Popen[bytes]", folder: 
         if why := [each["text"] for each in told(flower.events) if each["event"] == "failed"]:
             raise RunError(why[-1])
         text = flower.log("run").read_text(encoding="utf-8", errors="replace")
-        last = next((line for line in reversed(text.splitlines()) if line.strip()), "no word from it")
+        last = next((line for line in reversed(text.splitlines()) if line.strip()), "its log is empty")
         raise RunError(f"Flower's run ended early: {last.strip()}")
 
 

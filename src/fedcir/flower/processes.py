@@ -38,7 +38,7 @@ def write_app(folder: Path) -> None:
     """Write the Flower app, a pyproject.toml, into a folder."""
     target = folder / "pyproject.toml"
     if target.exists():
-        raise InputError(f"{target} exists already: give another folder")
+        raise InputError(f"{target} already exists: choose another folder")
     folder.mkdir(parents=True, exist_ok=True)
     target.write_text((files("fedcir.flower") / "app.toml").read_text(encoding="utf-8"), encoding="utf-8")
 
@@ -134,7 +134,7 @@ class LocalFederation:
         for key in keys:
             done = self.flwr("supernode", "register", key, CONNECTION)
             if done.returncode:
-                raise RunError(f"Flower does not register {key}: {' '.join(done.stdout.split())}")
+                raise RunError(f"Flower could not register {key}: {' '.join(done.stdout.split())}")
 
     def flwr(self, *words: object) -> "subprocess.CompletedProcess[str]":
         """A command of Flower's, done."""
@@ -167,7 +167,7 @@ class LocalFederation:
         process.wait()
 
     def stop(self) -> None:
-        """End everything, by a word first."""
+        """End all processes: ask them first, and kill those that do not end."""
         started = [*self._commands, *self.supernodes.values(), *([self.superlink] if self.superlink else [])]
         family = {each for process in started for each in _family(process.pid)}
         for each in family:
@@ -210,7 +210,7 @@ def _command(name: str) -> str:
     beside = Path(sys.executable).parent / name
     found = str(beside) if beside.exists() else shutil.which(name)
     if found is None:
-        raise InputError(f"no command {name}: pip install 'fedcir[flower]'")
+        raise InputError(f"the command {name} is missing: pip install 'fedcir[flower]'")
     return found
 
 

@@ -83,7 +83,7 @@ def main(grid: Grid, context: Context) -> None:
         _say_no_more(stopped)
         raise stopped from None
     page = ", with a report.html to open" if settings.report and _wrote_report(settings.out) else ""
-    log.info("kept in %s%s", settings.out, page)
+    log.info("saved in %s%s", settings.out, page)
 
 
 @contextmanager
@@ -124,7 +124,7 @@ def check_deployable(config: Config, algorithm: Algorithm) -> None:
             "use `fedcir run`, or another algorithm"
         )
     if config.model.weights is not None and (what := own_batchnorm(config, algorithm)):
-        raise InputError(f"model.weights does not go with {what} across sites: leave one of them out")
+        raise InputError(f"model.weights cannot be used with {what} across sites: leave one of them out")
 
 
 def _said(error: FedcirError | OSError) -> str:
@@ -150,20 +150,20 @@ def _wrote_report(out: Path) -> bool:
 
         report([out], out / "report.html")
     except Exception as error:
-        log.warning("note: no report.html: %s", error)
+        log.warning("note: cannot write report.html: %s", error)
         return False
     return True
 
 
 def _saved_manifest(folder: RunFolder, resume: bool) -> dict[str, Any] | None:
-    """That of a run to go on with, told before any site is waited for."""
+    """The manifest of a run to continue. What is wrong with it is reported before any waiting for sites."""
     if not folder.exists:
         return None
     if not resume:
-        raise InputError(f"{folder.path} holds a run already: resume it, or choose another folder")
+        raise InputError(f"{folder.path} already holds a run: resume it, or choose another folder")
     manifest = folder.manifest()
     if "key" not in manifest:
-        raise InputError(f"{folder.path} was begun in process, not across sites: choose another folder")
+        raise InputError(f"{folder.path} was started on one machine, not across sites: choose another folder")
     return manifest
 
 
@@ -172,7 +172,7 @@ def _find(name: str) -> Path:
     for folder in ("", *sys.path):
         if (path := Path(folder, name).expanduser()).is_file():
             return path
-    raise InputError(f"config: no file {name}, neither there nor in the app's folder")
+    raise InputError(f"config: there is no file {name}, neither at that path nor in the app's folder")
 
 
 def _line(record: RoundRecord, total: int) -> str:

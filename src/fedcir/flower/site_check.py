@@ -31,7 +31,7 @@ from fedcir.types import InputError
 PATIENCE = 10.0
 """Seconds that the server has to answer."""
 MANY = 12
-"""So many classes are counted one by one."""
+"""The most classes that are counted one by one."""
 MISMATCH, EXPIRED = (62, 64), 10  # OpenSSL's codes: another name or address, and the end of its time
 
 
@@ -76,7 +76,7 @@ def check_site(setup: Setup) -> Iterator[Finding]:
         if lacking:
             found[what] = Finding(what, None, f"give {' and '.join(lacking)}")
         elif failed is not None:
-            found[what] = Finding(what, None, f"{failed} comes first")
+            found[what] = Finding(what, None, f"{failed} must be ok first")
         else:
             try:
                 found[what] = Finding(what, True, attempt(setup))
@@ -95,7 +95,7 @@ def _data(setup: Setup) -> str:
     listed = ", ".join(f"{label} {count}" for label, count in sorted(counts.items())[:MANY])
     more = f" and {len(counts) - MANY} more" if len(counts) > MANY else ""
     if len(counts) < 2:
-        raise InputError(f"{setup.data_root} holds one class only ({listed}): add images of another")
+        raise InputError(f"{setup.data_root} holds only one class ({listed}): add images of another")
     (domain,) = open_site(setup.data_root, setup.domain, setup.data, seed=0, on_file=setup.on_file)
     sizes = f"{len(domain.train)} to train on and {len(domain.test)} to test on"
     return f"{sum(counts.values())} images, {sizes}, of {len(counts)} classes: {listed}{more}"
@@ -125,13 +125,13 @@ def _connected(setup: Setup) -> socket.socket:
         return socket.create_connection((host, port), timeout=PATIENCE)
     except socket.gaierror:
         raise InputError(
-            f"no machine is known by the name {host}: is it spelt right, and known to this network?"
+            f"this network knows no machine named {host}: check the spelling, or ask for its address"
         ) from None
     except TimeoutError:
-        raise InputError(f"{setup.superlink} does not answer: does a firewall let this site through?") from None
+        raise InputError(f"{setup.superlink} does not answer: check that no firewall blocks this site") from None
     except ConnectionRefusedError:
         raise InputError(
-            f"{setup.superlink} refuses: is the SuperLink running there, with --host 0.0.0.0 and this port?"
+            f"{setup.superlink} refuses: check that the SuperLink runs there, with --host 0.0.0.0 and this port"
         ) from None
     except OSError as error:
         raise InputError(f"{setup.superlink} cannot be reached: {error.strerror or error}") from None
@@ -148,21 +148,25 @@ def _handshake(setup: Setup) -> str:
     except ssl.SSLCertVerificationError as error:
         if error.verify_code in MISMATCH:
             raise InputError(
-                f"the server's certificate does not name {host}: make one that does by `fedcir deploy certs {host}`, "
-                "or use a name that it has"
+                f"the server's certificate does not name {host}: make one that does with `fedcir deploy certs {host}`, "
+                "or use a name that it contains"
             ) from None
         if error.verify_code == EXPIRED:
-            raise InputError("the server's certificate has expired: make one by `fedcir deploy certs`") from None
+            raise InputError(
+                "the server's certificate has expired: make a new one with `fedcir deploy certs`"
+            ) from None
         raise InputError(
             f"the server's certificate is not signed by {setup.root_certificates} ({error.verify_message}): "
-            "get the ca.crt that was made with it"
+            "get the ca.crt that was made together with it"
         ) from None
     except TimeoutError:
-        raise InputError(f"{setup.superlink} does not answer to TLS: is it the port of the SuperLink?") from None
+        raise InputError(
+            f"{setup.superlink} does not answer to TLS: check that this is the port of the SuperLink"
+        ) from None
     except OSError as error:  # ssl.SSLError is one
         raise InputError(
             f"{setup.superlink} does not speak TLS ({getattr(error, 'reason', None) or error}): "
-            "is it the port of the SuperLink, started with certificates?"
+            "check that this is the port of the SuperLink, and that it was started with certificates"
         ) from None
     end = datetime.fromtimestamp(ssl.cert_time_to_seconds(str(about["notAfter"])), UTC)
     left = (end - datetime.now(UTC)).days
@@ -175,17 +179,17 @@ def _key(setup: Setup) -> str:
     _private_key(path)
     if os.name == "posix" and path.stat().st_mode & 0o077:
         raise InputError(f"{path} can be read by others, who could pose as this site: chmod 600 {path}")
-    return f"{path} is an ECDSA key that its owner alone can read"
+    return f"{path} is an ECDSA key that only its owner can read"
 
 
 def _private_key(path: Path) -> ec.EllipticCurvePrivateKey:
-    make = "make one by `ssh-keygen -t ecdsa -b 384 -N ''`"
+    make = "make one with `ssh-keygen -t ecdsa -b 384 -N ''`"
     try:
         key = load_ssh_private_key(path.read_bytes(), None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise InputError(f"{path} is no private key in OpenSSH's format without a password ({error}): {make}") from None
+        raise InputError(f"{path} is not an OpenSSH private key without a password ({error}): {make}") from None
     if not isinstance(key, ec.EllipticCurvePrivateKey) or not uses_nist_ec_curve(key.public_key()):
-        raise InputError(f"{path} is no ECDSA key on a NIST curve: {make}")
+        raise InputError(f"{path} is not an ECDSA key on a NIST curve: {make}")
     return key
 
 
@@ -213,14 +217,17 @@ def _registration(setup: Setup) -> str:
             code = told.code if told else error.response.status_code
             if code == ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED:
                 raise InputError(
-                    f"the SuperLink does not know {setup.key}: at the server, `flwr supernode register` its .pub file"
+                    f"the SuperLink does not know {setup.key}: at the server, register its .pub file with "
+                    "`flwr supernode register`"
                 ) from None
             if code == httpx.codes.UNAUTHORIZED:
-                raise InputError("the SuperLink does not accept the signature: do the clocks agree?") from None
+                raise InputError(
+                    "the SuperLink does not accept the signature: check that the clocks of site and server agree"
+                ) from None
             if code != ApiErrorCode.FLEET_INVALID_HEARTBEAT_INTERVAL:
                 raise InputError(f"the SuperLink answers {error.response.status_code}: {error.response.text}") from None
         except (httpx.HTTPError, RuntimeError, ValueError) as error:
-            raise InputError(f"the SuperLink does not answer as one of Flower's does: {error}") from None
+            raise InputError(f"the server does not answer like a SuperLink: {error}") from None
     return "the SuperLink knows the key"
 
 

@@ -101,7 +101,7 @@ class Sites:
         return bool(self._asked)
 
     def wait(self, enough: int, patience: float) -> None:
-        """Until so many sites are there and no node is left that has not answered. The log tells how it goes."""
+        """Wait until enough sites are connected and every node has answered. The log tells how it goes."""
         begun = reminded = time.monotonic()
         said: dict[int, str] = {}
         while True:
@@ -119,24 +119,24 @@ class Sites:
         if (there := len(self.introductions)) < enough:
             failed = "".join(f"; node {node}: {reason}" for node, reason in self.failures.items())
             raise RunError(
-                f"{there} of {enough} sites were there after {patience:.0f} s ({self._there()}){failed}. "
-                "Start or mend the others, or lower `sites`"
+                f"{there} of {enough} sites are connected after {patience:.0f} s ({self._there()}){failed}. "
+                "Start or fix the others, or lower `sites`"
             )
 
     def _tell_news(self, said: dict[int, str]) -> None:
-        """Say what has become known of a node since the last time."""
+        """Log what is new about each node since the last call."""
         news = {
-            node: f"site {site.domain!r} is there as node {node}: {site.train} images to train on, {site.test} to test"
+            node: f"site {site.domain!r} connected as node {node}: {site.train} training and {site.test} test images"
             for node, site in self.introductions.items()
         }
         for node, reason in self.failures.items():
             news[node] = (
                 f"node {node} cannot take part: {reason}. It is asked again every {self.remind:g} s; "
-                "if its node-config changes, start its SuperNode again"
+                "if you change its node-config, restart its SuperNode"
             )
         for node in said.keys() - news.keys() - set(self._asked.values()):
             del said[node]
-            log.warning("node %s has gone", node)
+            log.warning("node %s has disconnected", node)
         for node, line in news.items():
             if said.get(node) != line:
                 said[node] = line
@@ -145,8 +145,8 @@ class Sites:
     def _remind(self, enough: int, left: float) -> None:
         """Say whom the run waits for, and ask nodes again that have failed: they may be mended by now."""
         there, silent = len(self.introductions), set(self._asked.values())
-        line = f"{there} of {enough} sites are there ({self._there()}), and the run waits {left:.0f} s more"
-        advice = ": start the others, or stop it by `flwr stop` and start it with a lower `sites`"
+        line = f"{there} of {enough} sites are connected ({self._there()}), and the run waits {left:.0f} s more"
+        advice = ": start the others, or stop it with `flwr stop` and start it with a lower `sites`"
         log.info("%s%s", line, advice if there + len(silent - self.failures.keys()) < enough else "")
         for node in sorted(silent):
             log.info("node %s has not answered yet: it may be decoding its images", node)
@@ -191,7 +191,9 @@ class Sites:
             self.introductions[node] = Introduction.from_message(message)
             self.failures.pop(node, None)  # it was mended
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-            self.failures[node] = "it answered something that is not an introduction: install the same fedcir"
+            self.failures[node] = (
+                "its answer is not one of this fedcir: install the same version at the site and at the server"
+            )
 
 
 def push(grid: Grid, messages: Sequence[Message]) -> dict[str, int]:
@@ -252,13 +254,16 @@ def agree(sites: Iterable[Introduction], config: Config) -> tuple[dict[str, Any]
         if unknown := [name for name in site.classes if name not in classes]:
             notes.append(f"site {site.domain!r} also has {_names(unknown)}, which data.classes leaves out")
         if not configured and len(sites) > 1 and (alone := [name for name in classes if at[name] == [site]]):
-            notes.append(f"only site {site.domain!r} has {_names(alone)}: is it spelt as at the others?")
+            notes.append(f"only site {site.domain!r} has {_names(alone)}: check that all sites spell it the same way")
     for name in classes:
         if not at[name]:
             raise InputError(f"data.classes: no site has an image of {name!r}")
     if len(classes) < 2:
-        raise InputError(f"the sites have one class only, {classes[0]!r}: a classifier needs two")
-    notes += [f"site {s.domain!r} runs {s.versions}, others another" for s in sites if s.versions != sites[0].versions]
+        raise InputError(f"the sites have only one class, {classes[0]!r}: a classifier needs two")
+    first = sites[0]
+    for site in sites:
+        if site.versions != first.versions:
+            notes.append(f"site {site.domain!r} runs {site.versions}, but site {first.domain!r} runs {first.versions}")
     manifest = {
         "dataset": config.data.name,
         "classes": classes,
@@ -296,18 +301,20 @@ def _check(sites: Sequence[Introduction], config: Config) -> None:
     own = sites[0].partition < 0
     if own and config.partition.scheme != "domain":
         raise InputError(
-            f"partition.scheme={config.partition.scheme} deals out one dataset, but the sites have data of their own: "
+            f"partition.scheme={config.partition.scheme} divides one dataset, but the sites have data of their own: "
             "leave it out"
         )
     if own and config.data.name != "folders":
         raise InputError(f"the sites have images of their own, but data.name is {config.data.name}: set it to folders")
     held_out = config.partition.hold_out
     if own and held_out is not None and held_out not in [site.domain for site in sites]:
-        raise InputError(f"partition.hold_out: no site {held_out!r}; there are {', '.join(s.domain for s in sites)}")
+        raise InputError(
+            f"partition.hold_out: there is no site {held_out!r}; choose from {', '.join(s.domain for s in sites)}"
+        )
     for site in sites:
         if own and len(site.classes) < 2:
             only = "".join(f", only {name!r}" for name in site.classes)
-            raise InputError(f"site {site.domain!r} has too few classes{only}: add images of two at least")
+            raise InputError(f"site {site.domain!r} has too few classes{only}: add images of at least two")
 
 
 def _entry(number: int, site: Introduction, trains: bool) -> dict[str, Any]:

@@ -175,7 +175,7 @@ class AlgorithmStrategy(Strategy):
 
     def _begun(self) -> GridTransport:
         if self._transport is None:
-            raise InputError("aggregate_train and aggregate_evaluate come after configure_train")
+            raise InputError("call configure_train before aggregate_train and aggregate_evaluate")
         return self._transport
 
     def _open(self, clients: list[dict[str, object]]) -> Session:

@@ -61,7 +61,7 @@ class Order:
     def from_json(cls, text: str) -> "Order":
         values = json.loads(text)
         if values.get("format") != FORMAT:
-            wrong = f"the server speaks format {values.get('format')} and this site {FORMAT}: install the same fedcir"
+            wrong = f"the server speaks format {values.get('format')} and the site {FORMAT}: install the same fedcir"
             raise InputError(wrong, public=wrong)
         clients = {int(node): int(number) for node, number in values["clients"].items()}
         key = str(values["key"])
@@ -215,6 +215,6 @@ def _metrics(content: RecordDict) -> dict[str, float]:
     for record in content.metric_records.values():
         for name, value in record.items():
             if isinstance(value, list) or len(name) > MAX_METRICS or len(metrics) >= MAX_METRICS:
-                raise ValueError("metrics must be few, and numbers")
+                raise ValueError(f"metrics must be numbers, and at most {MAX_METRICS}")
             metrics[name] = float(value)
     return metrics

@@ -34,17 +34,17 @@ def unheard(*said: object, **more: object) -> None:
 
 
 def chosen_algorithms(asked: Sequence[str | Path]) -> list[str]:
-    """Methods by name or file; all stands for those of the package."""
+    """Algorithms by name or file; all stands for those of the package."""
     if isinstance(asked, str):
         raise InputError(f"algorithms takes a list of names, got {asked!r}")
     chosen = [each for name in map(str, asked) for each in (names() if name == "all" else [name])]
     for name in chosen:
         algorithm_class(name)
     if not chosen:
-        raise InputError("algorithms names none: name some, or all")
+        raise InputError("algorithms is empty: name at least one, or all")
     stems = [Path(name).stem for name in chosen]
     if twice := next((stem for stem in stems if stems.count(stem) > 1), None):
-        raise InputError(f"algorithms names {twice!r} twice")
+        raise InputError(f"algorithms names {twice!r} twice: name it once")
     return chosen
 
 
@@ -53,7 +53,7 @@ def chosen_seeds(asked: Sequence[int]) -> list[int]:
     if not seeds or any(type(seed) is not int for seed in seeds):
         raise InputError(f"seeds takes whole numbers such as 0, 1, 2, got {list(asked)}")
     if twice := next((str(seed) for seed in seeds if seeds.count(seed) > 1), ""):
-        raise InputError(f"seeds names {twice} twice")
+        raise InputError(f"seeds names {twice} twice: name it once")
     return seeds
 
 
@@ -74,7 +74,7 @@ def prepare(
     for job in jobs:
         algorithm, folder = _algorithm(job.config.algorithm), RunFolder(job.out)
         if folder.exists and not resume:
-            raise InputError(f"{job.out} holds a run already: resume it, or choose another folder")
+            raise InputError(f"{job.out} already holds a run: resume it, or choose another folder")
         if folder.exists and not job.done:
             check_settings(folder, job.config, algorithm)
             begun.append(job)
@@ -97,7 +97,7 @@ def prepare(
 def run_all(
     jobs: Sequence[Job], workers: int, resume: bool, track: str | None, on_progress: OnProgress = unheard
 ) -> tuple[dict[str, Run], dict[str, str]]:
-    """Do the runs that are not done yet. Gives those that ended well, and why the others failed, by folder name.
+    """Do the runs that are not done yet. Returns those that ended well, and why the others failed, by folder name.
 
     If all of them failed, that is a RunError.
     """
@@ -119,8 +119,8 @@ def told_failures(failures: Mapping[str, str], runs: int) -> str:
 
 
 def _algorithm(config: AlgorithmConfig) -> Algorithm:
-    """A field that one of several methods lacks is found before any of them starts."""
+    """Find a field that one of several algorithms lacks before any of them starts."""
     try:
         return make_algorithm(config)
     except InputError as error:
-        raise InputError(f"{config.name}: {error}; set one method's alone as algorithms.NAME.FIELD") from None
+        raise InputError(f"{config.name}: {error}; use algorithms.NAME.FIELD to set a field of one algorithm") from None

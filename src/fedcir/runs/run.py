@@ -51,7 +51,7 @@ class Run:
         if self.summary is None:
             raise InputError(f"{self.path} holds no finished run: resume it to finish it")
         if self.summary["final"] is None:
-            raise InputError(f"{self.path} was never tested, since no client had a test Dataset")
+            raise InputError(f"{self.path} was never tested, because no client had a test Dataset")
         found: dict[str, Any] = self.summary["final"]
         return found
 
@@ -69,7 +69,7 @@ class Run:
         rows = self.to_rows()
         known = rows[0] if rows else (*PLAIN, "dropped", name)  # before its first round, nobody knows what it will have
         if name not in known:
-            raise InputError(f"no number {name!r} in the rounds of {self.path}; {nearest(name, known)}")
+            raise InputError(f"there is no number {name!r} in the rounds of {self.path}; {nearest(name, known)}")
         points = [(row["round"], row[name]) for row in rows if row[name] is not None]
         return [round for round, _ in points], [value for _, value in points]
 
@@ -121,10 +121,10 @@ class Run:
             here = (self.path / "clients").is_dir()  # and not at sites elsewhere
             hint = f", as in run.model(domain={self.manifest['clients'][0]['domain']!r})" if here else ""
             raise InputError(
-                f"{self.path}/model.safetensors lacks {min(missing)}: with {what} each site has its own{hint}"
+                f"{self.path}/model.safetensors lacks {min(missing)}: with {what} each client keeps its own{hint}"
             )
         if fault := difference({"model": arrays}, {"model": dict(own)}):
-            raise InputError(f"{self.path}/model.safetensors is not of this run: {fault}; {REWRITE}")
+            raise InputError(f"{self.path}/model.safetensors does not belong to this run: {fault}; {REWRITE}")
         return arrays
 
     def state(self) -> ServerState | None:
@@ -144,8 +144,8 @@ class Run:
         if given is None:
             if name not in names():
                 raise InputError(
-                    f"{self.path} was trained by {name}, which fedcir does not bring: "
-                    "give it, as in run.model(algorithm='./mine.py')"
+                    f"{self.path} was trained by {name}, which is not part of fedcir: "
+                    "pass it, as in run.model(algorithm='./mine.py')"
                 )
             return make_algorithm(AlgorithmConfig(name, values))
         _, method = named_algorithm(given)
@@ -155,12 +155,12 @@ class Run:
         classes, seed = len(self.card["classes"]), self.config.run.seed
         if "channels" in self.card:
             if encoder is not None:
-                raise InputError(f"{self.path} has the encoder {self.config.model.name}: leave encoder out")
+                raise InputError(f"{self.path} has an encoder of its own, {self.config.model.name}: leave encoder out")
             return image_task(build(ModelConfig, self.card["model"], "model"), classes, self.card["channels"], seed)
         if encoder is None:
             raise InputError(
-                f"{self.path} is a run of fedcir.train on its caller's encoder: "
-                "give one like it, as in run.model(encoder=...)"
+                f"{self.path} was trained by fedcir.train with its caller's encoder: "
+                "pass one like it, as in run.model(encoder=...)"
             )
         if not isinstance(encoder, nn.Module):
             raise InputError(f"encoder must be an nn.Module, got {encoder!r}")

@@ -15,5 +15,5 @@ def names() -> list[str]:
 def read_preset(name: str) -> dict[str, Any]:
     """A preset's tables, to be laid under the user's own."""
     if name not in names():
-        raise InputError(f"no preset {name!r}; {nearest(name, names())}")
+        raise InputError(f"there is no preset {name!r}; {nearest(name, names())}")
     return tomllib.loads((files(__name__) / f"{name}.toml").read_text(encoding="utf-8"))

@@ -143,8 +143,8 @@ def _build(folder: Path, seen: str, pictures: Pictures, about: dict[str, Any], o
         if bad:
             others = f" (and {len(bad) - 1} more; `fedcir data check` lists them)" if len(bad) > 1 else ""
             raise InputError(
-                f"{about['root']}/{bad[0][0]} is not a readable image: {bad[0][1]}{others}; mend or remove it",
-                public=f"of its {len(looks)} images {len(bad)} cannot be read",
+                f"{about['root']}/{bad[0][0]} is not a readable image: {bad[0][1]}{others}; fix or remove it",
+                public=f"{len(bad)} of its {len(looks)} images cannot be read",
             )
         digests = [look.digest for look in looks]
         names = [item.name for item in pictures.items]
@@ -187,6 +187,6 @@ def _writing(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise InputError(
-            f"cannot write the cache in {folder}: {error.strerror or error}; name another folder in FEDCIR_CACHE",
+            f"cannot write the cache in {folder}: {error.strerror or error}; set FEDCIR_CACHE to another folder",
             public="it cannot write the cache of its images (FEDCIR_CACHE)",
         ) from error

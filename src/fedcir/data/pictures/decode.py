@@ -21,10 +21,10 @@ from fedcir.config import cores
 from fedcir.data.pictures.square import read_picture
 
 FEW = 256
-"""So many files are decoded before a process would have started."""
+"""Up to this many files, decoding here is faster than starting processes."""
 
 TOGETHER = 32
-"""Files between two words about progress."""
+"""Files between two reports of progress."""
 
 OnFile = Callable[[int, int], None]
 """Told how many files are done, of how many."""
@@ -85,9 +85,9 @@ def _decode(path: str, size: int) -> tuple[Look, bytes]:
             encoded = file.read()
         picture, (width, height) = read_picture(encoded, size)
     except UnidentifiedImageError:
-        return Look("", 0, 0, "its content is no image of a known kind"), b""
+        return Look("", 0, 0, "it is not an image of a known format"), b""
     except Image.DecompressionBombError:
-        return Look("", 0, 0, "it has far too many pixels: make it smaller"), b""
+        return Look("", 0, 0, "it has too many pixels: make it smaller"), b""
     except Exception as error:  # Pillow raises nearly anything on a damaged file
         return Look("", 0, 0, " ".join(str(error).split()) or type(error).__name__), b""
     return Look(hashlib.blake2b(encoded, digest_size=16).hexdigest(), width, height, ""), picture.tobytes()
@@ -122,7 +122,7 @@ def _beside(paths: Sequence[str], size: int, images: Squares | None) -> Iterator
 
                 raise InputError(
                     f"a process that decodes images ended with code {worker.returncode}: "
-                    "is there enough memory and disk?"
+                    "check that there is enough memory and disk space"
                 )
     finally:
         for worker in workers:

@@ -75,7 +75,7 @@ class Files:
             except OSError as error:
                 path = self._path(os.fspath(self.root), item)
                 raise InputError(
-                    f"{path} is missing, or a link that leads nowhere", public="an image is a link that leads nowhere"
+                    f"{path} is missing, or a broken link: restore or remove it", public="an image is a broken link"
                 ) from error
             digest.update(f"\0{item.name}\0{status.st_size}\0{status.st_mtime_ns}".encode())
         return digest.hexdigest()

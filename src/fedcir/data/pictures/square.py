@@ -28,7 +28,7 @@ def _to_rgb(picture: Image.Image) -> Image.Image:
         values = np.asarray(picture).astype(np.float32)
         return Image.fromarray((values / 257).round().clip(0, 255).astype(np.uint8)).convert("RGB")
     if picture.mode == "F":
-        raise ValueError("its pixels are fractions: save it with 8 or 16 bits a channel")
+        raise ValueError("its pixels are floating-point numbers: save it with 8 or 16 bits per channel")
     if picture.mode in ("RGBA", "LA", "PA") or "transparency" in picture.info:
         coloured = picture.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", coloured.size, "white"), coloured).convert("RGB")

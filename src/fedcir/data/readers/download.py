@@ -53,7 +53,8 @@ def fetch(download: Download, root: Path, on_bytes: OnBytes | None = None) -> No
         if not found.startswith(download.sha512):
             part.unlink()
             raise InputError(
-                f"{download.url} has the SHA-512 {found[:16]}..., not {download.sha512[:16]}...: try again"
+                f"{download.url} has the SHA-512 {found[:16]}..., not {download.sha512[:16]}...: "
+                "the file was deleted, try again"
             )
     if download.packed:
         _unpack(part, root, download)
@@ -82,13 +83,13 @@ def _receive(download: Download, part: Path, on_bytes: OnBytes | None) -> None:
     except urllib.error.HTTPError as error:
         if error.code == 416 and done:  # nothing is left to send
             return
-        raise NoAnswer(f"{host} answers {error.code} {error.reason} for {download.url}") from error
+        raise NoAnswer(f"{host} answered {error.code} {error.reason} for {download.url}") from error
     except (OSError, ValueError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", None) or str(error) or type(error).__name__
-        kept = "; what came is kept" if done else ""
+        kept = "; the part that arrived is kept" if done else ""
         raise NoAnswer(f"{host} does not answer ({reason}) for {download.url}{kept}") from error
     if total is not None and done < total:
-        raise NoAnswer(f"{host} sent {done} of {total} bytes of {download.url}; what came is kept")
+        raise NoAnswer(f"{host} sent {done} of {total} bytes of {download.url}; the part that arrived is kept")
 
 
 def _unpack(archive: Path, root: Path, download: Download) -> None:
@@ -110,7 +111,7 @@ def _unpack(archive: Path, root: Path, download: Download) -> None:
         if isinstance(error, OSError) and error.errno is not None:
             raise
         archive.unlink()
-        raise InputError(f"{download.url} is no whole archive: {error}; try again") from error
+        raise InputError(f"{download.url} is not a whole archive: {error}; the file was deleted, try again") from error
     inside = beside
     if not (inside / download.makes).exists():  # some wrap everything into one folder
         inside = next((each for each in beside.iterdir() if (each / download.makes).exists()), beside)

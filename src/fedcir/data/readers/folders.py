@@ -19,7 +19,7 @@ def folders(root: Path) -> Found:
     found = scan(root)
     names = {name for level in split_level(top_level(root)) for name in level.folders()}
     empty = sorted(names - {item.domain for item in found.pictures.items})
-    note = f"folders without any <class>/<image>, which are left out: {_some(empty)}"
+    note = f"folders that hold no <class>/<image> and are left out: {_some(empty)}"
     return found._replace(notes=(*found.notes, note)) if empty else found
 
 
@@ -44,7 +44,7 @@ def scan(root: Path) -> Found:
 def site(root: Path, domain: str) -> Found:
     """The images of one site, DIR/<class>/<image>, named as if DIR were one domain's folder among others."""
     if not root.is_dir():
-        raise InputError(f"data-root: no folder {root}", public="its data-root is no folder")
+        raise InputError(f"data-root: there is no folder {root}", public="its data-root is not a folder")
     unused = Counts()
     items, notes = _agreed(_of_domain(domain, [top_level(root, f"{domain}/")], unused))
     if not items:
@@ -105,10 +105,16 @@ def _agreed(items: list[Item]) -> tuple[list[Item], tuple[str, ...]]:
 
 def _notes(parts: dict[str, set[Part | None]]) -> Iterator[str]:
     for has, said in (
-        ({"train", "test"}, "the folders train and test are the split"),
-        ({"train", "validation", "test"}, "the folders train, val and test are the split; val picks the best round"),
-        ({"train", "validation"}, "the folders train and val are the split; without test, val is what is tested on"),
-        ({None}, "no folders train and test, so test images are drawn"),
+        ({"train", "test"}, "the folders train and test are used as the split"),
+        (
+            {"train", "validation", "test"},
+            "the folders train, val and test are used as the split; the best round is picked on val",
+        ),
+        (
+            {"train", "validation"},
+            "the folders train and val are used as the split; there is no folder test, so val is tested on",
+        ),
+        ({None}, "there are no folders train and test, so test images are drawn at random"),
     ):
         domains = [domain for domain, there in parts.items() if there == has]
         if domains:
@@ -121,7 +127,7 @@ def _some(names: Sequence[str]) -> str:
 
 def _what_is_wrong(top: Level, unused: Counts) -> str:
     """The likeliest mistake."""
-    right = "it should hold <domain>/<class>/<image>: put the classes of each site into a folder with the site's name"
+    right = "it should hold <domain>/<class>/<image>: put the classes of each domain into a folder of its own"
     for name in top.images():
         *folders, _ = name.split("/")
         place = "/".join([*(each if each.casefold() in PARTS else "<class>" for each in folders), "<image>"])
@@ -130,4 +136,4 @@ def _what_is_wrong(top: Level, unused: Counts) -> str:
         hint = "; use the dataset arrays for its .npz files"
     else:
         hint = f"; it holds {there[0]}" if (there := unused_files(unused)) else ""
-    return f"holds no image; it should hold <domain>/<class>/<image>{hint}"
+    return f"holds no images; it should hold <domain>/<class>/<image>{hint}"

@@ -43,7 +43,9 @@ class Cells:
 def hub(root: str, columns: Sequence[str]) -> Found:
     """The rows of all splits; those of a split named test are for testing."""
     if len(columns) != 3:
-        raise InputError(f"data.columns names image, label and domain, three columns, got {', '.join(columns)!r}")
+        raise InputError(
+            f"data.columns must name three columns, for image, label and domain, got {', '.join(columns)!r}"
+        )
     image, label, domain = columns
     splits = _load(root)
     items = []
@@ -52,13 +54,13 @@ def hub(root: str, columns: Sequence[str]) -> Found:
             if column not in table.column_names:
                 raise InputError(
                     f"{root} has no column {column!r}, it has {', '.join(table.column_names)}: "
-                    "name yours by data.columns=IMAGE,LABEL,DOMAIN"
+                    "name yours with data.columns=IMAGE,LABEL,DOMAIN"
                 )
         part: Part | None = None if "test" not in splits else "test" if split == "test" else "train"
         pairs = zip(_words(table, label), _words(table, domain), strict=True)
         items += [Item(f"{split}/{row:06d}", where, what, part) for row, (what, where) in enumerate(pairs)]
     if not items:
-        raise InputError(f"{root} holds no row")
+        raise InputError(f"{root} has no rows")
     return Found(Cells(items, _undecoded(list(splits.values()), image, root), image))
 
 
@@ -89,7 +91,7 @@ def _load(root: str) -> dict[str, Any]:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise InputError(
             f"cannot open {root!r} from the hub: {reason[:300]}; "
-            "give the name of a dataset there, or a local folder or .parquet file of it"
+            "give the name of a dataset on the hub, or a local folder or .parquet file"
         ) from error
     finally:
         if bars:
@@ -137,7 +139,7 @@ def _words(table: Any, column: str) -> list[str]:
     for row, value in enumerate(table[column]):
         if value is None or (names is not None and not 0 <= value < len(names)):
             raise InputError(
-                f"the column {column!r} has no value in row {row} ({value}): fill it in, or leave the row out"
+                f"the column {column!r} has no value in row {row} ({value}): fill it in, or remove the row"
             )
         words.append(str(value) if names is None else names[value])
     return words

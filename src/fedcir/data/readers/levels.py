@@ -74,14 +74,14 @@ def split_level(level: Level) -> list[Level]:
     if stray is None and not whole:
         missing = "test" if "train" in kinds else "train"
         raise InputError(
-            f"{level.path} holds {told} but no {missing} beside: add it, "
-            f"or move up what is in {told}, or rename {told} if that is no part of a split"
+            f"{level.path} holds {told} but no {missing}: add it, "
+            f"or move the folders in {told} one level up, or rename {told} if this is not a split"
         )
     inner = {name for part in parts for name in level.within(part).folders()}
     if stray is not None and (whole or not inner.isdisjoint(names)):
         raise InputError(
             f"{level.path} mixes a split ({told}) with other folders ({stray}): "
-            f"put {stray} into train, or rename what is no part of a split"
+            f"put {stray} into train, or rename the folders that are not part of a split"
         )
     return [level] if stray is not None else [level.within(name, part) for name, part in parts.items()]
 

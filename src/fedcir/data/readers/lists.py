@@ -30,12 +30,12 @@ def with_lists(items: Sequence[Item], train: Iterable[str], test: Iterable[str])
     places = {_stem(name): part for part, names in parts.items() for name in names}
     both = {_stem(name) for name in train} & {_stem(name) for name in test}
     if both:
-        raise InputError(f"{min(both)} is in the train list and in the test list")
+        raise InputError(f"{min(both)} is in the train list and in the test list: remove it from one of them")
     marked = [item._replace(part=places[_stem(item.name)]) for item in items if _stem(item.name) in places]
     missing = places.keys() - {_stem(item.name) for item in marked}
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        raise InputError(f"the lists name {named[min(missing)]!r}{more} that {'are' if more else 'is'} not there")
+        raise InputError(f"the lists name images that do not exist: {named[min(missing)]!r}{more}")
     return marked
 
 

@@ -20,7 +20,7 @@ class Published:
     classes: tuple[str, ...] = ()
     """Empty where they are not checked."""
     partial: bool = False
-    """Whether some of the domains will do."""
+    """Whether domains may be missing."""
 
 
 PACS = Published(
@@ -42,7 +42,7 @@ DOMAINNET = Published(
 TEN_CLASSES = (
     "bird", "feather", "headphones", "ice_cream", "teapot", "tiger", "whale", "windmill", "wine_glass", "zebra",
 )  # fmt: skip
-"""Those of DomainNet that the field uses."""
+"""The classes of DomainNet that most papers use."""
 
 
 def pacs(root: Path, lists: Path | None) -> Found:
@@ -52,7 +52,7 @@ def pacs(root: Path, lists: Path | None) -> Found:
     if lists is None and (root / "photo_train_kfold.txt").is_file():
         lists = root
     if lists is None:
-        drawn = "no official lists are given (data.lists): the split is drawn"
+        drawn = "there are no official lists (data.lists), so the split is drawn at random"
         return found._replace(notes=found.notes or (drawn,))
     train = [name for domain in PACS.counts for name in read_list(lists / f"{domain}_train_kfold.txt")]
     test = [name for domain in PACS.counts for name in read_list(lists / f"{domain}_crossval_kfold.txt")]
@@ -96,7 +96,7 @@ def domainnet(root: Path, classes: Sequence[str]) -> Found:
         raise InputError(
             f"data.classes: no image of {min(missing)!r} in the lists of {root}; {nearest(min(missing), listed)}"
         )
-    notes = (f"{', '.join(absent)} {'is' if len(absent) == 1 else 'are'} not there: training goes on without",)
+    notes = (f"{', '.join(absent)} {'is' if len(absent) == 1 else 'are'} missing, and left out",)
     return Found(Files(root, items), notes if absent else ())
 
 
@@ -109,7 +109,7 @@ def verify(items: Sequence[Item], published: Published, name: str, root: Path) -
         if want and (extra := got - want):
             raise InputError(
                 f"{root} has the {what} {min(extra)!r}, but the {plural} of {name} are {', '.join(sorted(want))}; "
-                "use the dataset folders for your own"
+                "use the dataset folders for images of your own"
             )
         if want and not published.partial and (missing := want - got):
             raise InputError(f"{root} lacks the {what} {min(missing)!r} of {name}")

@@ -29,12 +29,14 @@ def arrays(root: Path) -> Domains:
             if split.images.shape[1:] != shape:
                 other = list(split.images.shape[1:])
                 raise InputError(
-                    f"{file} holds images of {other}, {files[0].name} of {list(shape)}: make them the same"
+                    f"{file} holds images of the shape {other}, but {files[0].name} of {list(shape)}: make them equal"
                 )
     labels = np.unique(np.concatenate([split.labels for d in domains for split in (d.train, d.test)]))
     gap = next((label for label in range(len(labels)) if labels[label] != label), None)
     if gap is not None:
-        raise InputError(f"no image in {root} has the label {gap}, but one has {labels[-1]}: number labels from 0 on")
+        raise InputError(
+            f"no image in {root} has the label {gap}, but one has {labels[-1]}: number labels from 0, without gaps"
+        )
     return Domains("arrays", tuple(str(label) for label in labels), domains)
 
 
@@ -75,7 +77,7 @@ def _split(file: Path, found: dict[str, Any], part: str) -> Split:
         raise InputError(f"{file}: x_{part} holds no image, its shape is {list(x.shape)}")
     if y.min() < 0 or y.max() > np.iinfo(np.int64).max:
         raise InputError(
-            f"{file}: y_{part} holds the label {y.min() if y.min() < 0 else y.max()}; number labels from 0 on"
+            f"{file}: y_{part} holds the label {y.min() if y.min() < 0 else y.max()}: number labels from 0"
         )
     images = x if x.ndim == 4 else x[..., None]
     return Split(images, y.astype(np.int64), [f"{file.stem}/{part}/{i:06d}" for i in range(len(y))])

@@ -20,7 +20,7 @@ _ADVICE = {
     "rename to .jpg": (".jfif", ".jpe"),
     "save slices as PNG": (".nii", ".nii.gz", ".nrrd", ".mha", ".mhd", ".mgz"),
     "save tiles as PNG": (".svs", ".ndpi", ".mrxs", ".scn", ".vms", ".czi"),
-    "develop to JPEG or PNG": (".raw", ".cr2", ".cr3", ".nef", ".arw", ".dng", ".orf", ".rw2"),
+    "convert to JPEG or PNG": (".raw", ".cr2", ".cr3", ".nef", ".arw", ".dng", ".orf", ".rw2"),
     "save as PNG": (".svg", ".eps", ".pdf"),
     "save frames as PNG": (".mp4", ".avi", ".mov", ".mkv", ".webm"),
     "unpack": (".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".rar", ".7z"),
@@ -92,4 +92,4 @@ def _files(kind: str, count: int) -> str:
     plural = "s" * (count > 1)
     if kind == IMAGE:
         return f"{count:,} image{plural} directly in"
-    return f"{count:,} {kind} file{plural} in" if kind else f"{count:,} file{plural} without an ending in"
+    return f"{count:,} {kind} file{plural} in" if kind else f"{count:,} file{plural} without an extension in"

@@ -31,9 +31,9 @@ def camelyon17(root: Path) -> Found:
         name = f"patches/{slide}/patch_{slide}_x_{row['x_coord']}_y_{row['y_coord']}.png"
         label = {"0": "normal", "1": "tumor"}.get(row["tumor"])
         if label is None:
-            raise InputError(f"{root / 'metadata.csv'}, line {line}: tumor is 0 or 1, got {row['tumor']!r}")
+            raise InputError(f"{root / 'metadata.csv'}, line {line}: tumor must be 0 or 1, got {row['tumor']!r}")
         if not row["center"].isdigit():
-            raise InputError(f"{root / 'metadata.csv'}, line {line}: center is a number, got {row['center']!r}")
+            raise InputError(f"{root / 'metadata.csv'}, line {line}: center must be a number, got {row['center']!r}")
         items.append(Item(name, f"hospital-{row['center']}", label))
     return Found(Files(root, sorted(items)))
 
@@ -48,7 +48,9 @@ def iwildcam(root: Path) -> Found:
     for line, row in _metadata(root, columns):
         for column in columns[:2]:
             if not row[column].isdigit():
-                raise InputError(f"{root / 'metadata.csv'}, line {line}: {column} is a number, got {row[column]!r}")
+                raise InputError(
+                    f"{root / 'metadata.csv'}, line {line}: {column} must be a number, got {row[column]!r}"
+                )
         if row["category_id"] != EMPTY:
             rows.append(row)
     cameras = _most(Counter(row["location_remapped"] for row in rows), CAMERAS)
@@ -84,7 +86,7 @@ def _metadata(root: Path, columns: tuple[str, ...]) -> Iterator[tuple[int, dict[
                     raise InputError(f"{path}, line {reader.line_num} has no {empty}")
                 yield reader.line_num, row
     except FileNotFoundError:
-        raise InputError(f"data.root: {root} holds no metadata.csv; it is the folder that WILDS unpacks") from None
+        raise InputError(f"data.root: {root} holds no metadata.csv: give the folder that WILDS unpacks") from None
     except (UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"{path} is not a readable table: {error}") from error
 

@@ -132,7 +132,9 @@ class ProcessTransport:
                 raise reply
             if isinstance(reply, Again):
                 if reply.because:
-                    warnings.warn(f"{reply.because}; client {reply.client} is done again", RuntimeWarning, stacklevel=2)
+                    warnings.warn(
+                        f"{reply.because}; client {reply.client} is repeated here", RuntimeWarning, stacklevel=2
+                    )
                 reply = attend(self.bench, self.clients[reply.client], self.store, work.what, work.shared, work.round)
             yield reply
 
@@ -188,7 +190,7 @@ class ProcessTransport:
             self._workers.remove(worker)
             worker.end()
             worker.close()
-        return f"worker process {worker.pid} has died ({len(self._workers)} of its kind are left)"
+        return f"worker process {worker.pid} died ({len(self._workers)} left)"
 
     def _fork(self) -> Worker:
         here, there = Pipe()
@@ -242,7 +244,7 @@ def _described(error: Exception, client: int) -> dict[str, Any]:
     """An error for the first process. One that the user did not cause is met again there, with its traceback."""
     if too_little_memory(error):
         return {
-            "error": f"a worker process has too little memory for client {client}: "
+            "error": f"a worker process ran out of memory on client {client}: "
             "lower run.workers, local.batch_size or data.image_size",
             "expected": True,
         }

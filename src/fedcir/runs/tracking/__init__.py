@@ -107,8 +107,8 @@ class Track:
             action(*arguments)
         except Exception as error:  # of any kind: training does not depend on it
             reason = without_password(" ".join(str(error).split()))[:200] or type(error).__name__
-            rest = f"a run that is resumed with track {self._name} tells it the rest"
-            self._on_note(f"{self._name} failed, the run goes on without it: {reason}; {rest}")
+            rest = f"resume the run with track {self._name} to send the rest"
+            self._on_note(f"{self._name} failed, and the run goes on without it: {reason}; {rest}")
             self._name = self._tracker = None
 
 
