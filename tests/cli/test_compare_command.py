@@ -123,9 +123,11 @@ def test_a_comparison_of_other_data_is_refused_before_anything_starts(
     command = ["compare", "--resume", "--out", "one", "--algorithms"]
     assert fedcir(*command, "fedavg", *options, "--rounds", 1).code == 0
     before = sorted(place.rglob("*"))
-    refused(fedcir(*command, "fedprox", "--rounds", 1), "one/fedavg-0 was started with data.name=arrays, not minidigits")
+    refused(
+        fedcir(*command, "fedprox", "--rounds", 1), "one/fedavg-0 was started with data.name=arrays, not minidigits"
+    )
     capped = [*options, "--rounds", 1, "--set", "data.train_per_domain=6"]
-    refused(fedcir(*command, "fedavg", *capped), "one/fedavg-0 was begun with data.train_per_domain=None, not 6")
+    refused(fedcir(*command, "fedavg", *capped), "one/fedavg-0 was started with data.train_per_domain=None, not 6")
     (place / "data").mkdir()
     for number, name in enumerate(("ink", "pen", "wax")):
         write_domain(place / "data" / f"{name}.npz", seed=number + 3)
