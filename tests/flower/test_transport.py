@@ -184,7 +184,7 @@ def test_a_run_leaves_a_report_and_one_that_cannot_be_written_is_a_note(
     context.run_config = {"config": str(settings), "out": str(tmp_path / "run"), "sites": 3}
     log.set_level(logging.INFO)
     server_app.main(shares(tmp_path), context)
-    assert "Distances between clients" in page.read_text(encoding="utf-8")
+    assert "Distances between domains" in page.read_text(encoding="utf-8")
     assert log.messages[-1] == f"saved in {tmp_path / 'run'}, with a report.html to open"
     page.unlink()
     page.mkdir()
