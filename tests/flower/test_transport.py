@@ -508,10 +508,17 @@ def test_a_site_that_could_not_say_who_it_is_is_named_in_the_notes(tiny: Tiny, t
     assert any("4711" in note for note in session.notes)
 
 
-def test_statistics_of_ones_own_need_training_data_at_every_site(tiny: Tiny, tmp_path: Path) -> None:
-    config = tiny("fedavg", "model.batchnorm=local", "partition.hold_out=ink", "server.rounds=1")
-    with pytest.raises(InputError, match=r"model.batchnorm=local needs training data at every client"):
-        across(shares(tmp_path), config, tmp_path / "run")
+@pytest.mark.parametrize(
+    ("name", "settings", "what"),
+    [("fedavg", ("model.batchnorm=local",), "model.batchnorm=local"), ("fedbn", (), "fedbn")],
+)
+def test_batchnorm_of_ones_own_needs_training_data_at_every_site_and_no_weights_to_start_from(
+    tiny: Tiny, tmp_path: Path, name: str, settings: tuple[str, ...], what: str
+) -> None:
+    with pytest.raises(InputError, match=f"^{what} needs training data at every client, 'ink' has none"):
+        across(shares(tmp_path), tiny(name, *settings, "partition.hold_out=ink"), tmp_path / "run")
+    with pytest.raises(InputError, match=f"model.weights cannot be used with {what} across sites"):
+        across(shares(tmp_path), tiny(name, *settings, "model.weights=w.pth"), tmp_path / "other")
 
 
 def test_statistics_of_ones_own_stay_at_the_sites(tiny: Tiny, train: Train, tmp_path: Path) -> None:

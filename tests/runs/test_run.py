@@ -238,6 +238,18 @@ def test_the_model_of_ones_own_encoder_takes_an_encoder(tmp_path: Path, method: 
         run.model(encoder=torch.nn.Linear(4, 5, bias=False))
 
 
+def test_a_run_of_fedbn_is_diagnosed_with_the_layers_that_each_domain_was_tested_with(
+    tiny: Tiny, train: Train, tmp_path: Path
+) -> None:
+    run = load_run(train(tiny("fedbn"), tmp_path / "run"))
+    assert run.records[-1].risk is not None
+    found = {view.domain: view.risk for view in diagnose_run(run).views}
+    assert found == pytest.approx(run.records[-1].risk, rel=1e-5)
+    shutil.rmtree(tmp_path / "run" / "clients")  # as after a run across sites
+    with pytest.raises(InputError, match=r"with fedbn each site has its own$"):
+        diagnose_run(run)
+
+
 def test_a_run_is_diagnosed_under_the_predictor_that_it_was_tested_with(
     tiny: Tiny, train: Train, tmp_path: Path
 ) -> None:

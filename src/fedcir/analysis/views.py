@@ -102,17 +102,22 @@ def views_under(run: Run, config: Config, federation: Federation, shared: Groups
     """
     algorithm = make_algorithm(config.algorithm)
     bench = to_look(config, algorithm, federation.task)
-    received = {"model": run.fitting(bench.modules["model"], run.weights())} if algorithm.one_model else {}
+    received = {}
+    if algorithm.one_model:
+        model, weights, kept = bench.modules["model"], run.weights(), run.path / "clients"
+        own = {name: tensor for name, tensor in model.state_dict().items() if name in bench.own and kept.is_dir()}
+        run.fitting(model, {**own, **weights})
+        received = {"model": weights}
     for name in algorithm.trains:
         if name not in received and name not in shared:
             raise InputError(f"{run.path}/checkpoint lacks {name}, which the run needs to predict; {RESTORE}")
         received.setdefault(name, shared.get(name, {}))
-    store, round = ClientStore(run.path / "clients"), len(run.records)
+    store, round = ClientStore(kept), len(run.records)
     return views_of(bench, federation, None, SEED, received, store, round)
 
 
 def to_look(config: Config, algorithm: Algorithm, task: Task) -> Workbench:
-    """The networks of a method on this machine's CPU, with the same BatchNorm statistics for all."""
+    """The networks of a method on this machine's CPU, with the same BatchNorm statistics for all, but for FedBN."""
     plain = replace(config.run, layout="contiguous", compile=False)
     alike = replace(config, model=replace(config.model, batchnorm="average"), run=plain)
     return workbench(alike, algorithm, task, "cpu")
