@@ -80,5 +80,5 @@ def test_a_network_without_batchnorm_is_told_to_use_fedavg(opened: Opened) -> No
 
 def test_a_domain_without_training_data_is_refused(vectors: Callable[..., Any], encoder: Callable[..., Any]) -> None:
     sites = {"here": (vectors(9, 0), vectors(6, 0)), "there": (None, vectors(6, 1))}
-    with pytest.raises(InputError, match=r"fedbn needs training data at every site, 'there' has none"):
+    with pytest.raises(InputError, match=r"fedbn needs training data at every client, but 'there' has none"):
         fedcir.train(sites, encoder=encoder(), num_classes=3, algorithm="fedbn", rounds=1)

@@ -125,7 +125,7 @@ def test_a_run_says_that_there_is_no_model_for_all(trained: Callable[..., Any], 
 def test_a_domain_without_training_data_is_refused(
     tiny: Callable[..., Any], train: Callable[..., Path], tmp_path: Path
 ) -> None:
-    with pytest.raises(InputError, match=r"^fedproto needs training data at every site, 'pen' has none"):
+    with pytest.raises(InputError, match=r"^fedproto needs training data at every client, but 'pen' has none"):
         train(tiny("fedproto", "partition.hold_out=pen"), tmp_path / "run")
 
 

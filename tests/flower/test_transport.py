@@ -515,7 +515,7 @@ def test_a_site_that_could_not_say_who_it_is_is_named_in_the_notes(tiny: Tiny, t
 def test_batchnorm_of_ones_own_needs_training_data_at_every_site_and_no_weights_to_start_from(
     tiny: Tiny, tmp_path: Path, name: str, settings: tuple[str, ...], what: str
 ) -> None:
-    with pytest.raises(InputError, match=f"^{what} needs training data at every client, 'ink' has none"):
+    with pytest.raises(InputError, match=f"^{what} needs training data at every client, but 'ink' has none"):
         across(shares(tmp_path), tiny(name, *settings, "partition.hold_out=ink"), tmp_path / "run")
     with pytest.raises(InputError, match=f"model.weights cannot be used with {what} across sites"):
         across(shares(tmp_path), tiny(name, *settings, "model.weights=w.pth"), tmp_path / "other")
