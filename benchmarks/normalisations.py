@@ -1,6 +1,6 @@
 """Which normalisation suits feature shift: FedAvg with one `cnn` and many norms, on validation images.
 
-    python benchmarks/normalisations.py PACS [--lists LISTS] [--rounds 40] [--seeds 0,1] [--only NAME,NAME]
+    python benchmarks/normalisations.py PACS [--lists LISTS] [--rounds 40] [--lr 0.01] [--seeds 0,1] [--only NAME;NAME]
 
 PACS at 32 pixels, at most 2,000 training images a domain, one client a domain, 20 steps of 32 a round. A fifth of each
 domain's training images is set aside and tested on; the test images are not looked at. An accuracy is the mean over
@@ -123,9 +123,8 @@ def trained(config: Config, federation: Federation, encoder: Callable[[], nn.Mod
     return {name: round(statistics.fmean(each[name] for each in last), 4) for name in last[0]}
 
 
-def table(runs: dict[str, dict[str, dict[str, dict[str, float]]]], rounds: str) -> str:
+def table(found: dict[str, dict[str, dict[str, float]]]) -> str:
     """Accuracies over seeds, best first, and the differences to BatchNorm of the same seeds."""
-    found = {name: runs[name][rounds] for name in runs if rounds in runs[name]}
     means = {name: {s: statistics.fmean(run.values()) for s, run in each.items()} for name, each in found.items()}
     base = means.get("BatchNorm", {})
     rows = [["norm", "seeds", *next(iter(next(iter(found.values())).values())), "mean (%)", "to BatchNorm"]]
@@ -143,9 +142,11 @@ def main() -> None:
     parser.add_argument("pacs", type=Path)
     parser.add_argument("--lists", type=Path, help="the folder of the official train and test lists")
     parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--lr", type=float, default=0.01)
     parser.add_argument("--seeds", default="0,1")
     parser.add_argument("--only", help="names of variants, by semicolons", default=";".join(VARIANTS))
     given = parser.parse_args()
+    scale = f"{given.rounds} rounds, learning rate {given.lr:g}"
     runs = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
     for seed in given.seeds.split(","):
         config = config_from(
@@ -158,6 +159,7 @@ def main() -> None:
                     "val_fraction": 0.2,
                     **({} if given.lists is None else {"lists": str(given.lists)}),
                 },
+                "local": {"lr": given.lr},
                 "server": {"rounds": given.rounds, "eval_every": EVERY},
                 "algorithm": {"name": "fedavg"},
                 "run": {"seed": int(seed), "workers": 1, "device": "cpu"},
@@ -165,12 +167,12 @@ def main() -> None:
         )
         federation = validating(config)
         for name in filter(None, given.only.split(";")):
-            of_rounds = runs.setdefault(name, {}).setdefault(str(given.rounds), {})
-            if seed not in of_rounds:
-                of_rounds[seed] = trained(config, federation, VARIANTS[name])
+            seeds = runs.setdefault(scale, {}).setdefault(name, {})
+            if seed not in seeds:
+                seeds[seed] = trained(config, federation, VARIANTS[name])
                 RESULTS.write_text(json.dumps(runs, indent=1) + "\n", encoding="utf-8")
-                print(f"{name}, seed {seed}: {statistics.fmean(of_rounds[seed].values()):.3f}", file=sys.stderr)
-    print(table(runs, str(given.rounds)), end="")
+                print(f"{name}, seed {seed}: {statistics.fmean(seeds[seed].values()):.3f}", file=sys.stderr)
+    print(table(runs[scale]) if scale in runs else "no runs yet\n", end="")
 
 
 if __name__ == "__main__":
