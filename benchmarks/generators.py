@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from contestants.generated import ORACLE, Variant
+from contestants.generated import ORACLE, Corrected, Variant
 from scipy.stats import t as student
 from torch import Tensor
 
@@ -46,7 +46,9 @@ ALIGNED: dict[str, Any] = {"lambda_reg": 0.0, "lambda_align": 0.0, "align_share"
 VARIANTS: dict[str, Algorithm] = {
     "fedavg": FedAvg(),
     "fedcir": FedCiR(),
+    "fedavg, prior": Corrected(),
     "prior": Variant(**NONE, prior=1.0),
+    "fedcir, prior": Variant(prior=1.0),
     # the best that any generator could do
     "oracle reg": Variant(source="oracle", lambda_align=0.0),
     "oracle reg, prior": Variant(source="oracle", lambda_align=0.0, prior=1.0),
@@ -70,6 +72,9 @@ VARIANTS: dict[str, Algorithm] = {
     # (f) no generator at all, (g) the received head for the client's own z
     "dual": Variant(source="dual", lambda_align=0.0),
     "dual, prior": Variant(source="dual", lambda_align=0.0, prior=1.0),
+    "rows, prior": Variant(**NONE, rows=True, prior=1.0),
+    "anchor, rows, prior": Variant(**NONE, anchor=0.5, rows=True, prior=1.0),
+    "ground, calibrate, prior": Variant(**{**GROUNDED, "lambda_reg": 0.0}, calibrate=50, prior=1.0),
     "anchor, prior": Variant(**NONE, anchor=0.5, prior=1.0),
 }
 

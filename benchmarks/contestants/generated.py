@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedcir.algorithms.fedavg import FedAvg
 from fedcir.algorithms.fedcir import FedCiR
 from fedcir.losses import class_gaussians, gaussian_kl, mixture_nll
 from fedcir.models.encoder import sample
@@ -28,6 +29,19 @@ SMALLEST_SPREAD = 0.05
 TEMPERATURE = 0.1
 ORACLE: dict[str, Tensor] = {}
 """What the oracle sees: real training images of all clients and classes, (C, S, ...)."""
+
+
+def log_shares(ctx: LocalContext) -> Tensor:
+    """The client's label shares, (C,), as logarithms; a class that it does not hold hardly counts."""
+    return (ctx.class_counts / ctx.class_counts.sum()).clamp_min(1e-8).log()
+
+
+class Corrected(FedAvg):
+    """FedAvg with its cross-entropy corrected by the client's label shares."""
+
+    def local_loss(self, modules: Modules, x: Tensor, y: Tensor, ctx: LocalContext) -> Losses:
+        loss = F.cross_entropy(modules["model"](x) + log_shares(ctx), y)
+        return Losses(loss, {"ce": loss})
 
 
 @dataclass(frozen=True)
@@ -54,6 +68,8 @@ class Variant(FedCiR):
     """Weight of the cross-entropy of the client's z under the head that it received: it reaches the encoder only."""
     contrast: float = 0.0
     """Weight of the cross-entropy of cosines of z to generated class means, over all classes."""
+    rows: bool = False
+    """Whether the mean of the heads weighs each client's row of a class by how far the client moved it."""
     generator_batch: int = 32
     """Generated representations of a step of the generator."""
 
@@ -69,10 +85,7 @@ class Variant(FedCiR):
         with torch.no_grad():
             model.statistics(z)
         logits = model.head(z)
-        if self.prior:
-            shares = ctx.class_counts / ctx.class_counts.sum()
-            logits = logits + self.prior * shares.clamp_min(1e-8).log()
-        total = loss = F.cross_entropy(logits, y)
+        total = loss = F.cross_entropy(logits + self.prior * log_shares(ctx) if self.prior else logits, y)
         terms = {"ce": loss}
         if self.lambda_reg and ("generator" in ctx.received or "pool" in ctx.received):
             labels = torch.randint(ctx.num_classes, y.shape, generator=ctx.rng)
@@ -127,6 +140,8 @@ class Variant(FedCiR):
         generator = modules["generator"]
         generator.load_state_dict(state.private["generator"])
         optimizer = state.private["optimizer"]
+        if self.rows:
+            means["model"] |= moved_rows(state.shared["model"], models)
         shared = dict(means)
         labels = all_classes(ctx.num_classes, self.gaussian_samples)
         if self.source == "generator":
@@ -205,3 +220,15 @@ class Variant(FedCiR):
         model = modules["model"]
         logits: Tensor = model.head(self.encode(model, x)[0])
         return logits
+
+
+def moved_rows(before: Arrays, models: list[Arrays]) -> Arrays:
+    """The head that clients came to from the one before, each row weighted by its way: absent classes do not move."""
+    names = ("head.weight", "head.bias")
+    ways = [torch.stack([model[name] - before[name] for model in models]) for name in names]  # (K, C, Z), (K, C)
+    weights = ways[0].norm(dim=-1)
+    weights = weights / weights.sum(0).clamp_min(1e-12)  # (K, C)
+    return {
+        "head.weight": before["head.weight"] + (weights.unsqueeze(-1) * ways[0]).sum(0),
+        "head.bias": before["head.bias"] + (weights * ways[1]).sum(0),
+    }
