@@ -27,7 +27,7 @@ $(READY): $(RUN_READY)
 
 install: $(READY)  ## Set up the virtual environment in .venv, with every extra
 
-run: $(RUN_READY)  ## Train FedAvg, FedReg, FedAlign and FedCiR on the embedded data and compare them (resumes, or shows again)
+run: $(RUN_READY)  ## Train FedAvg, FedCiR, FedCiRPlus and Centralized on the embedded data and compare them (resumes, or shows again)
 	$(BIN)/fedcir compare --resume --out runs/default
 
 # One torch thread a worker, since two on two cores wait for each other. fedcir itself sets its threads: a test runs

@@ -14,6 +14,7 @@ import typer
 from fedcir.cli.interrupt import Interrupted
 from fedcir.cli.options import Options, listed, numbers, option, with_options
 from fedcir.cli.tables import print_table
+from fedcir.config import DEFAULT_COMPARISON
 
 
 @with_options
@@ -98,9 +99,9 @@ def print_run(summary: dict[str, Any], options: Options, out: Path, profile: Ite
 @with_options
 def compare(
     options: Options,
-    algorithms: Annotated[
-        str, typer.Option(help="Algorithms, separated by commas, or all.")
-    ] = "fedavg,fedreg,fedalign,fedcir",
+    algorithms: Annotated[str, typer.Option(help="Algorithms, separated by commas, or all.")] = ",".join(
+        DEFAULT_COMPARISON
+    ),
     seeds: Annotated[str, typer.Option(help="Seeds, separated by commas.")] = "0",
     target: Annotated[
         float | None, typer.Option(help="Accuracy to reach, such as 0.9. [default: FedAvg's last]")

@@ -5,6 +5,7 @@ from fedcir.config.cores import cores
 from fedcir.config.options import OPTIONS
 from fedcir.config.settings import (
     DEFAULT_ALGORITHM,
+    DEFAULT_COMPARISON,
     PATHS,
     SECTIONS,
     AlgorithmConfig,
@@ -35,6 +36,7 @@ from fedcir.config.tables import (
 
 __all__ = [
     "DEFAULT_ALGORITHM",
+    "DEFAULT_COMPARISON",
     "OPTIONS",
     "PATHS",
     "SECTIONS",

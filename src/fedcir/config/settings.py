@@ -9,6 +9,8 @@ from typing import Any, Literal
 from fedcir.types import InputError
 
 DEFAULT_ALGORITHM = "fedcir"
+DEFAULT_COMPARISON = ("fedavg", "fedcir", "fedcirplus", "centralized")
+"""The plain algorithm, the paper's, the recommended one, and a ceiling."""
 
 PATHS = {"data.root", "data.lists", "partition.file", "model.weights"}
 """Settings that name a place on the user's machine."""

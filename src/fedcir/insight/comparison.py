@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcir.algorithms import asked_config
-from fedcir.config import Asked, Config, cores, differing
+from fedcir.config import DEFAULT_COMPARISON, Asked, Config, cores, differing
 from fedcir.engine.files import write
 from fedcir.engine.folder import RunFolder
 from fedcir.engine.resume import MAY_DIFFER
@@ -23,8 +23,6 @@ from fedcir.runs.places import place_for
 from fedcir.runs.run import Run
 from fedcir.runs.sweep import Job
 from fedcir.types import InputError
-
-METHODS = ("fedavg", "fedreg", "fedalign", "fedcir")
 
 
 @dataclass(frozen=True)
@@ -69,7 +67,7 @@ class Comparison:
 
 def compare(
     *,
-    algorithms: Sequence[str | Path] = METHODS,
+    algorithms: Sequence[str | Path] = DEFAULT_COMPARISON,
     seeds: Sequence[int] = (0,),
     target: float | None = None,
     out: str | Path | None = None,
