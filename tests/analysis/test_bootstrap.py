@@ -63,7 +63,7 @@ def test_a_mean_over_pairs_is_surer_than_a_pair_and_less_sure_than_if_pairs_shar
     clients = {name: rng.normal(shift, 1, (150, 2)) for name, shift in (("a", 0.0), ("b", 0.7), ("c", 1.4))}
     found = divergences(clients)
     widths = [each.high - each.low for each in found.pairs.values()]
-    mean = found.mean_pair_interval
+    mean = found.mean_pair
     assert mean.value == pytest.approx(np.mean([each.value for each in found.pairs.values()]))
     assert np.sqrt(np.sum(np.square(widths))) / 3 * 0.9 < mean.high - mean.low < np.mean(widths)
 

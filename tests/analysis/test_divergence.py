@@ -70,8 +70,8 @@ def test_every_pair_is_there_and_the_odd_one_out_is_furthest_from_the_mixture() 
     assert found.pairs["a", "b"].value < 0.4
     assert found.pairs["a", "c"].value > 1.9
     assert max(found.to_mixture, key=lambda name: found.to_mixture[name].value) == "c"
-    assert found.mean_pair == pytest.approx(np.mean([each.value for each in found.pairs.values()]))
-    assert found.mean_to_mixture == pytest.approx(np.mean([each.value for each in found.to_mixture.values()]))
+    assert found.mean_pair.value == pytest.approx(np.mean([each.value for each in found.pairs.values()]))
+    assert found.mean_to_mixture.value == pytest.approx(np.mean([each.value for each in found.to_mixture.values()]))
 
 
 def test_clients_of_one_distribution_are_near_their_mixture() -> None:

@@ -27,7 +27,7 @@ class Bound:
 
 def bound(views: Sequence[View], apart: Divergences, seed: int = 0) -> Bound:
     """With clients weighing the same, as in the mean over clients."""
-    return Bound(mean_of({view.domain: view.losses for view in views}, seed), apart.mean_to_mixture_interval)
+    return Bound(mean_of({view.domain: view.losses for view in views}, seed), apart.mean_to_mixture)
 
 
 def risks(records: Sequence[RoundRecord]) -> dict[int, dict[str, float]]:

@@ -161,12 +161,12 @@ def as_json(found: Diagnosis) -> dict[str, Any]:
         "pad": {
             "pairs": {"/".join(pair): asdict(each) for pair, each in found.apart.pairs.items()},
             "to_mixture": {name: asdict(each) for name, each in found.apart.to_mixture.items()},
-            "mean_pair": asdict(found.apart.mean_pair_interval),
-            "mean_to_mixture": asdict(found.apart.mean_to_mixture_interval),
+            "mean_pair": asdict(found.apart.mean_pair),
+            "mean_to_mixture": asdict(found.apart.mean_to_mixture),
         }
         if found.measured
         else None,
-        "mean_pair": found.apart.mean_pair if found.measured else None,
+        "mean_pair": found.apart.mean_pair.value if found.measured else None,
         "labels": {name: counts.tolist() for name, counts in found.labels.items()},
         "label_skew": found.skew,
         "pixels": None if found.pixels is None else {name: asdict(each) for name, each in found.pixels.items()},

@@ -55,20 +55,12 @@ class Divergences:
         return self.pairs.get((a, b)) or self.pairs.get((b, a))
 
     @property
-    def mean_pair(self) -> float:
-        return self.mean_pair_interval.value
-
-    @property
-    def mean_pair_interval(self) -> Interval:
+    def mean_pair(self) -> Interval:
         return _mean(self.pairs.values(), self.pair_draws)
 
     @property
-    def mean_to_mixture(self) -> float:
+    def mean_to_mixture(self) -> Interval:
         """The second term of the bound (Theorem 2), clients weighing the same."""
-        return self.mean_to_mixture_interval.value
-
-    @property
-    def mean_to_mixture_interval(self) -> Interval:
         return _mean(self.to_mixture.values(), self.mixture_draws)
 
 

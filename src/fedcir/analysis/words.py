@@ -38,7 +38,7 @@ def apart_in_words(found: Diagnosis) -> list[str]:
     """How much domains differ in their images, and clients in their labels."""
     if not found.measured:
         return [_skew(found)]
-    shift, far = found.apart.mean_pair_interval, found.apart.to_mixture[found.furthest]
+    shift, far = found.apart.mean_pair, found.apart.to_mixture[found.furthest]
     under = f"the model of {found.name}" if found.of_run else found.encoder
     said = [
         f"Feature shift is {_word(shift.value, SHIFT)}: under {under}, the mean proxy A-distance between two domains "
@@ -87,7 +87,7 @@ def aligned_in_words(found: Diagnosis) -> list[str]:
 def change_of_distance(found: Diagnosis, other: Diagnosis) -> Interval:
     """How much further apart two domains are in the second, on average over pairs; the same images are resampled."""
     _check_same(found, other)
-    value = other.apart.mean_pair - found.apart.mean_pair
+    value = other.apart.mean_pair.value - found.apart.mean_pair.value
     return interval(value, other.apart.pair_draws - found.apart.pair_draws)
 
 

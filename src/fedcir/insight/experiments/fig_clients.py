@@ -1,7 +1,9 @@
 """Accuracy against the number of clients, how many of them train in a round, and their label skew."""
 
+from functools import partial
+
 from fedcir.insight.experiments.axes import accuracy_against
-from fedcir.insight.experiments.experiment import Experiment, Outcome, Point, Results
+from fedcir.insight.experiments.experiment import Experiment, Point
 from fedcir.insight.experiments.paper import METHODS
 
 PAIRS = {
@@ -26,14 +28,10 @@ def points(scale: str) -> list[Point]:
     ]
 
 
-def outcome(results: Results) -> Outcome:
-    return accuracy_against(results, "active of all clients, Dirichlet beta", joined=False)
-
-
 EXPERIMENT = Experiment(
     "test accuracy (%) by the number of clients, active clients and label skew",
     ("domainnet", "pacs"),
     METHODS,
-    outcome,
+    partial(accuracy_against, axis="active of all clients, Dirichlet beta", joined=False),
     points,
 )

@@ -36,7 +36,7 @@ def outcome(results: Results) -> Outcome:
             rows.append([dataset, f"{a}, {b}", *(_cell(each) for each in values.values())])
             for place, seed in enumerate(seeds):
                 numbers.append([dataset, str(seed), a, b, *(number(each[place]) for each in values.values())])
-        mixture = {name: [found[name][seed].mean_to_mixture for seed in seeds] for name in found}
+        mixture = {name: [found[name][seed].mean_to_mixture.value for seed in seeds] for name in found}
         rows.append([dataset, "mean to the mixture", *(_cell(each) for each in mixture.values())])
         for place, seed in enumerate(seeds):
             numbers.append([dataset, str(seed), "mean", "mixture", *(number(v[place]) for v in mixture.values())])

@@ -1,7 +1,9 @@
 """Accuracy against label skew: Dirichlet(beta) within each domain, all clients active."""
 
+from functools import partial
+
 from fedcir.insight.experiments.axes import accuracy_against
-from fedcir.insight.experiments.experiment import Experiment, Outcome, Point, Results
+from fedcir.insight.experiments.experiment import Experiment, Point
 from fedcir.insight.experiments.paper import METHODS
 
 CLIENTS = {"paper": 50, "small": 20, "smoke": 8}
@@ -13,14 +15,10 @@ def points(scale: str) -> list[Point]:
     return [Point(f"beta {beta:g}", {"partition": {**split, "beta": float(beta)}}) for beta in BETAS[scale]]
 
 
-def outcome(results: Results) -> Outcome:
-    return accuracy_against(results, "Dirichlet beta")
-
-
 EXPERIMENT = Experiment(
     "test accuracy (%) against label skew; smaller beta gives more skew",
     ("domainnet", "pacs"),
     METHODS,
-    outcome,
+    partial(accuracy_against, axis="Dirichlet beta"),
     points,
 )

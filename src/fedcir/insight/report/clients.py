@@ -157,12 +157,12 @@ def _told(values: Sequence[float], digits: int, alone: Interval | None) -> str:
 
 def _mean_pair(by_seed: Mapping[int, Diagnosis]) -> str:
     found = list(by_seed.values())
-    return _told([each.apart.mean_pair for each in found], 2, found[0].apart.mean_pair_interval)
+    return _told([each.apart.mean_pair.value for each in found], 2, found[0].apart.mean_pair)
 
 
 def _mean_to_mixture(by_seed: Mapping[int, Diagnosis]) -> str:
     found = list(by_seed.values())
-    return _told([each.apart.mean_to_mixture for each in found], 2, found[0].apart.mean_to_mixture_interval)
+    return _told([each.apart.mean_to_mixture.value for each in found], 2, found[0].apart.mean_to_mixture)
 
 
 def _average_risk(by_seed: Mapping[int, Diagnosis]) -> str:
@@ -190,7 +190,9 @@ def _changes(baseline: str, found: Diagnoses) -> dict[str, Change]:
     before = found[baseline]
     changes = {}
     for name, after in found.items():
-        each = [after[seed].apart.mean_pair - before[seed].apart.mean_pair for seed in after if seed in before]
+        each = [
+            after[seed].apart.mean_pair.value - before[seed].apart.mean_pair.value for seed in after if seed in before
+        ]
         if name != baseline and each:
             changes[name] = Change(statistics.fmean(each), half_width(each) if len(each) > 1 else None)
     return changes
@@ -239,7 +241,7 @@ def _dots(points: NDArray[np.float64], kinds: NDArray[np.int64]) -> tuple[tuple[
 
 def _against(baseline: str, first: Diagnosis, name: str, other: Diagnosis) -> Lines:
     x, y = (tuple(distance.value for distance in each.apart.pairs.values()) for each in (first, other))
-    star = Series("mean to the mixture", (first.apart.mean_to_mixture,), (other.apart.mean_to_mixture,))
+    star = Series("mean to the mixture", (first.apart.mean_to_mixture.value,), (other.apart.mean_to_mixture.value,))
     axes = f"distance under {baseline}", f"distance under {name}"
     return Lines("", *axes, (Series("pair of domains", x, y), star), joined=False, diagonal=True)
 

@@ -64,7 +64,7 @@ def _distances(axes: Any, found: Diagnosis) -> None:
     names = found.domains
     pairs = [[found.apart.between(a, b) for b in names] for a in names]
     matrix = np.array([[np.nan if pair is None else pair.value for pair in row] for row in pairs])
-    _table(axes, matrix, names, names, f"proxy A-distance, {found.apart.mean_pair:.2f} on average", ".2f", 2.0)
+    _table(axes, matrix, names, names, f"proxy A-distance, {found.apart.mean_pair.value:.2f} on average", ".2f", 2.0)
 
 
 def _empty(axes: Any, why: str = "") -> None:
