@@ -84,8 +84,8 @@ class ModelConfig:
     """Dimensions of z in the probabilistic methods; as wide as the features if not given."""
     weights: str | None = None
     """A local file of weights to start from (.safetensors or torchvision's .pth); from scratch if not given."""
-    norm: Literal["batch", "group", "invariant"] = "batch"
-    """BatchNorm, as in the paper; or GroupNorm; or InstanceNorm in the first stage and GroupNorm after it."""
+    norm: Literal["batch", "group", "invariant", "standardised"] = "batch"
+    """BatchNorm, as in the paper; GroupNorm; InstanceNorm first, then GroupNorm; or no norm and standardised weights."""
     batchnorm: Literal["average", "pooled", "local"] = "average"
     """Running statistics: averaged like weights, variances pooled with the spread of the means, or each site's own."""
 
