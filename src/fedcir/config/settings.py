@@ -85,7 +85,7 @@ class ModelConfig:
     weights: str | None = None
     """A local file of weights to start from (.safetensors or torchvision's .pth); from scratch if not given."""
     norm: Literal["batch", "group", "invariant", "standardised"] = "batch"
-    """BatchNorm, as in the paper; GroupNorm; InstanceNorm first, then GroupNorm; or no norm and standardised weights."""
+    """BatchNorm as in the paper; GroupNorm; InstanceNorm first, then GroupNorm; or no norm and standardised weights."""
     batchnorm: Literal["average", "pooled", "local"] = "average"
     """Running statistics: averaged like weights, variances pooled with the spread of the means, or each site's own."""
 
