@@ -7,8 +7,7 @@ domain's training images is set aside and tested on; the test images are not loo
 domains and over the last five of the rounds that are evaluated, every second one. Runs go to results/normalisation.json
 as they end, and those that are there are not done again. Prints a Markdown table. `--only ""` prints what is there.
 
-The rivals that are no setting of fedcir: IBN-Net (https://arxiv.org/abs/1807.09441) and weight standardisation in the
-place of any norm, as in FedWon (https://arxiv.org/abs/2306.05879), without FedWon's clipping of gradients.
+IBN, InstanceNorm on half of the channels, comes from IBN-Net (https://arxiv.org/abs/1807.09441).
 """
 
 import argparse
@@ -20,7 +19,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedcir import FedAvg
@@ -29,6 +27,7 @@ from fedcir.data.federation import Federation, open_federation
 from fedcir.engine.simulate import open_rounds
 from fedcir.insight.report.tables import markdown, percent
 from fedcir.models.cnn import CNN
+from fedcir.models.conv import StandardisedConv
 from fedcir.models.norm import InstanceNorm
 from fedcir.runs.compare import Estimate
 from fedcir.types import RoundRecord
@@ -60,16 +59,6 @@ class Halves(nn.Module):
         return torch.cat([part(half) for part, half in zip(self.parts, halves, strict=True)], dim=1)
 
 
-class Standardised(nn.Conv2d):
-    """A convolution whose weights have mean 0 and variance 1 over what one output sees, with a gain for ReLU."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        variance, mean = torch.var_mean(self.weight, (1, 2, 3), correction=0, keepdim=True)
-        scale = (2 / (1 - 1 / torch.pi) / self.weight[0].numel()) ** 0.5
-        weight = (self.weight - mean) * (variance + 1e-6).rsqrt() * scale
-        return F.conv2d(x, weight, self.bias, self.stride, self.padding)
-
-
 def network(*norms: Norm, standardised: bool = False) -> nn.Module:
     """A cnn with these norms after its three convolutions."""
     encoder = CNN()
@@ -78,7 +67,7 @@ def network(*norms: Norm, standardised: bool = False) -> nn.Module:
     if standardised:
         for place, (conv, norm) in enumerate(zip(encoder.convs, encoder.norms, strict=True)):
             bias = isinstance(norm, nn.Identity)  # a norm brings its own
-            encoder.convs[place] = Standardised(conv.in_channels, conv.out_channels, 3, padding=1, bias=bias)
+            encoder.convs[place] = StandardisedConv(conv.in_channels, conv.out_channels, 3, padding=1, bias=bias)
     return encoder
 
 

@@ -21,7 +21,7 @@ from fedcir.models.optim import SGD
 from fedcir.models.task import image_task
 
 BATCH = 32
-NORMS = ("batch", "group", "invariant")
+NORMS = ("batch", "group", "invariant", "standardised")
 CASES = [("cnn", 16, 32), ("resnet18", 16, 64)]  # model, width, pixels
 LAYOUTS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
 

@@ -222,7 +222,7 @@ def test_a_terminal_shows_which_promise_is_being_checked(tmp_path: Path) -> None
 def test_an_error_that_comes_through_no_line_of_the_method_is_told_without_a_place() -> None:
     told = fault(a_reply_carries_what_is_declared, Undeclared())
     assert told is not None
-    assert told.startswith("TypeError: Undeclared.local_summary gave ['secrets']")
+    assert told.startswith("TypeError: Undeclared.local_summary returned ['secrets']")
 
 
 def test_a_field_without_a_default_is_named(tmp_path: Path, fedcir: Callable[..., Any]) -> None:

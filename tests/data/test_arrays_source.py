@@ -84,7 +84,7 @@ def test_a_missing_array_is_named_beside_those_there_are(tmp_path: Path) -> None
 def test_images_of_several_shapes_are_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", **good())
     np.savez(tmp_path / "b.npz", **good(x_train=images(20, 8, 8, 3), x_test=images(4, 8, 8, 3)))
-    with pytest.raises(InputError, match=r"b\.npz holds images of \[8, 8, 3\], a\.npz of \[6, 5, 3\]"):
+    with pytest.raises(InputError, match=r"b\.npz holds images of the shape \[8, 8, 3\], but a\.npz of \[6, 5, 3\]"):
         arrays(tmp_path)
 
 

@@ -120,9 +120,9 @@ REFUSED = {
     "a stray class": (["a/train", "a/test", "a"], "/a mixes a split (test and train) with other folders (cat): "),
     "a stray site": (["train/a", "test/a", "b"], " mixes a split (test and train) with other folders (b): "),
     "test beside classes": (["a", "a/test"], "/a mixes a split (test) with other folders (cat): "),
-    "train alone": (["a/train"], "/a holds train but no test beside: "),
-    "no train": (["a/test", "a/val"], "/a holds test and val but no train beside: "),
-    "train alone above": (["train/a"], " holds train but no test beside: "),
+    "train alone": (["a/train"], "/a holds train but no test: "),
+    "no train": (["a/test", "a/val"], "/a holds test and val but no train: "),
+    "train alone above": (["train/a"], " holds train but no test: "),
 }
 
 

@@ -17,7 +17,7 @@ from fedcir.engine.client import Workbench, fit
 from fedcir.engine.session import open_session
 from fedcir.models.task import Task, module_task
 from fedcir.models.tensors import snapshot
-from fedcir.types import InputError, LocalContext
+from fedcir.types import InputError, LocalContext, ServerContext
 
 LABELS = torch.tensor([0, 0, 0, 0, 0, 2])
 SITE = TensorDataset(torch.eye(6), LABELS)
@@ -83,7 +83,8 @@ def test_every_method_asks_its_context_for_the_cross_entropy_of_the_clients_own_
 
     algorithm = algorithm_class(name)()
     modules = algorithm.build(task)
-    received = {group: snapshot(module) for group, module in modules.items()}
+    state = algorithm.start(modules, ServerContext(0, 2, 3, 6, "uniform", "average", torch.Generator()))
+    received = {**{group: snapshot(module) for group, module in modules.items()}, **state.shared}
     ctx = LocalContext(1, 2, 3, 6, received, torch.Generator(), labels=lambda: LABELS, cross_entropy=cross_entropy)
     algorithm.local_start(modules, ctx)
     algorithm.local_loss(modules, SITE.tensors[0], LABELS, ctx)

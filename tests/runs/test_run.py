@@ -246,7 +246,7 @@ def test_a_run_of_fedbn_is_diagnosed_with_the_layers_that_each_domain_was_tested
     found = {view.domain: view.risk for view in diagnose_run(run).views}
     assert found == pytest.approx(run.records[-1].risk, rel=1e-5)
     shutil.rmtree(tmp_path / "run" / "clients")  # as after a run across sites
-    with pytest.raises(InputError, match=r"with fedbn each site has its own$"):
+    with pytest.raises(InputError, match=r"with fedbn each client keeps its own$"):
         diagnose_run(run)
 
 

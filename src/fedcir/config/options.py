@@ -33,7 +33,7 @@ OPTIONS = {
     "data_root": Option("data.root", "Folder that holds the dataset."),
     "image_size": Option("data.image_size", "Image width and height; 128 by default for files."),
     "model": Option("model.name", "Network: cnn or resnet18."),
-    "norm": Option("model.norm", "Normalisation: batch, group or invariant."),
+    "norm": Option("model.norm", "Normalisation: batch, group, invariant or standardised."),
     "rounds": Option("server.rounds", "Number of training rounds."),
     "local_steps": Option("local.steps", "SGD steps per client and round."),
     "lr": Option("local.lr", "Learning rate of the clients."),

@@ -86,8 +86,8 @@ class ModelConfig:
     """Dimensions of z in the probabilistic algorithms; by default as many as the features have."""
     weights: str | None = None
     """File of weights to start from (.safetensors or torchvision's .pth); random weights if not given."""
-    norm: Literal["batch", "group", "invariant"] = "batch"
-    """BatchNorm, as in the paper; or GroupNorm; or InstanceNorm in the first stage and GroupNorm after it."""
+    norm: Literal["batch", "group", "invariant", "standardised"] = "batch"
+    """BatchNorm as in the paper; GroupNorm; InstanceNorm first, then GroupNorm; or no norm and standardised weights."""
     batchnorm: Literal["average", "pooled", "local"] = "average"
     """BatchNorm statistics: averaged like weights, pooled as if over all data, or kept by each client."""
 

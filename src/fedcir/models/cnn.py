@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedcir.models.conv import conv_layer
 from fedcir.models.norm import norm_layer
 
 GRID = 4  # the side of the last feature map
@@ -20,7 +21,7 @@ class CNN(nn.Module):
     def __init__(self, channels: int = 3, width: int = 16, norm: str = "batch") -> None:
         super().__init__()
         widths = [channels, width, 2 * width, 4 * width]
-        self.convs = nn.ModuleList(nn.Conv2d(a, b, 3, padding=1, bias=False) for a, b in pairwise(widths))
+        self.convs = nn.ModuleList(conv_layer(norm, a, b, 3, padding=1) for a, b in pairwise(widths))
         self.norms = nn.ModuleList(norm_layer(norm, b, first=b == width) for b in widths[1:])
         self.ends = nn.ModuleList(nn.Identity() for _ in widths[1:])  # for methods that look at what a block gives
         self.fc = nn.Linear(GRID * GRID * widths[-1], self.features)

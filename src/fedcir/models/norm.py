@@ -24,6 +24,8 @@ def norm_layer(kind: str, channels: int, first: bool = False) -> nn.Module:
     """
     if kind == "batch":
         return nn.BatchNorm2d(channels)
+    if kind == "standardised":
+        return nn.Identity()  # the weights are, see conv.py
     if kind == "invariant" and first:
         return InstanceNorm(channels)
     return nn.GroupNorm(groups_of(channels), channels)

@@ -3,30 +3,37 @@
 He et al., "Deep Residual Learning for Image Recognition", https://arxiv.org/abs/1512.03385
 """
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedcir.models.conv import conv_layer
 from fedcir.models.norm import norm_layer
 
 
 class BasicBlock(nn.Module):
     def __init__(self, channels_in: int, channels: int, stride: int, norm: str, first: bool) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(channels_in, channels, 3, stride, 1, bias=False)
+        self.conv1 = conv_layer(norm, channels_in, channels, 3, stride, 1)
         self.bn1 = norm_layer(norm, channels, first)
-        self.conv2 = nn.Conv2d(channels, channels, 3, 1, 1, bias=False)
+        self.conv2 = conv_layer(norm, channels, channels, 3, 1, 1)
         self.bn2 = norm_layer(norm, channels, first)
+        self.grows = norm == "standardised"
         self.downsample: nn.Module | None = None
         if stride != 1 or channels_in != channels:
             self.downsample = nn.Sequential(
-                nn.Conv2d(channels_in, channels, 1, stride, bias=False), norm_layer(norm, channels, first)
+                conv_layer(norm, channels_in, channels, 1, stride), norm_layer(norm, channels, first)
             )
 
     def forward(self, x: Tensor) -> Tensor:
         shortcut = x if self.downsample is None else self.downsample(x)
         x = F.relu(self.bn1(self.conv1(x)), inplace=True)
-        return F.relu(self.bn2(self.conv2(x)) + shortcut, inplace=True)
+        total = self.bn2(self.conv2(x)) + shortcut
+        return F.relu(
+            total * math.sqrt(0.5) if self.grows else total, inplace=True
+        )  # two alike have twice the variance
 
 
 class ResNet18(nn.Module):
@@ -35,7 +42,7 @@ class ResNet18(nn.Module):
     def __init__(self, channels: int = 3, width: int = 64, norm: str = "batch") -> None:
         super().__init__()
         self.features = 8 * width
-        self.conv1 = nn.Conv2d(channels, width, 7, 2, 3, bias=False)
+        self.conv1 = conv_layer(norm, channels, width, 7, 2, 3)
         self.bn1 = norm_layer(norm, width, first=True)
         self.stem = nn.Identity()  # for methods that look at what a stage gives
         self.layer1 = _stage(width, width, 1, norm, first=True)

@@ -133,7 +133,7 @@ def test_a_table_that_is_cut_off_says_so_until_it_fits(open_page: Open) -> None:
     assert table.evaluate(hint) == "none"
     page.emulate_media(media="screen")
     page.set_viewport_size({"width": 1440, "height": 900})
-    page.wait_for_function("!document.querySelector('main .caption').hasAttribute('data-more')")
+    page.locator("main .caption:not([data-more])").first.wait_for()
     assert table.evaluate(hint) == "none"
 
 

@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,6 +69,10 @@ def cache_entries() -> list[Entry]:
             taken = sum(path.stat().st_size for path in folder.iterdir())
             about["root"] = os.fsencode(about["root"]).decode(errors="replace")
             entries.append(Entry(folder, **about, bytes=taken))
+    for path in sorted(cache_folder().glob("made-*.npz")):
+        with suppress(OSError, ValueError, KeyError, BadZipFile), open(path, "rb") as file, np.load(file) as made:
+            counts = {name: int(made[name]) for name in ("images", "size")}
+            entries.append(Entry(path, str(made["dataset"]), "made by fedcir", **counts, bytes=path.stat().st_size))
     return entries
 
 

@@ -14,7 +14,7 @@ from fedcir.data.domains import Domain, Domains, Split
 from fedcir.data.pictures.cache import cache_folder
 
 PARTS = ("train", "test")
-SOURCES = (Path(__file__).with_name("minidigits.py"), Path(rng.__file__))
+SOURCES = (Path(__file__), Path(__file__).with_name("minidigits.py"), Path(rng.__file__))
 PACKAGES = ("matplotlib", "numpy", "pillow", "scikit-learn", "scipy")
 """What the digits are drawn by, and drawn from."""
 
@@ -39,7 +39,10 @@ def _key() -> str:
 
 
 def _write(domains: Domains, place: Path) -> None:
-    arrays = {"classes": np.array(domains.classes), "domains": np.array(domains.names)}
+    count = sum(len(domain.train) + len(domain.test) for domain in domains)
+    about = {"dataset": domains.name, "images": count, "size": domains.image_shape[0]}  # for `fedcir data cache`
+    arrays = {name: np.array(value) for name, value in about.items()}
+    arrays |= {"classes": np.array(domains.classes), "domains": np.array(domains.names)}
     for domain in domains:
         for part, split in zip(PARTS, (domain.train, domain.test), strict=True):
             where = f"{domain.name}.{part}."
