@@ -260,7 +260,7 @@ def test_prepare_and_cache_say_what_takes_how_much_disk(fedcir: Command, place: 
     assert fedcir("data", "prepare", "minidigits").out == "minidigits needs no preparation\n"
     shown = fedcir("data", "cache").out
     assert re.search(r"folders +\S*tree +36 +300x300 +10 MB", shown)
-    assert re.search(r"minidigits +made by fedcir +2,?396 +32x32 +7 MB", shown)
+    assert re.search(r"minidigits +made by fedcir +2,396 +32x32 +8 MB", shown)
     assert shown.endswith(f"17 MB in {place / 'cache'}\n")
     assert fedcir("data", "cache", "--clear").out == f"freed 17 MB in {place / 'cache'}\n"
     assert fedcir("data", "cache").out == f"0 MB in {place / 'cache'}\n"

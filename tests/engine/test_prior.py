@@ -70,7 +70,7 @@ def test_a_class_that_a_client_does_not_hold_is_left_as_it_was_received() -> Non
 
 @pytest.fixture(scope="module")
 def task() -> Task:
-    return module_task(nn.Sequential(nn.Linear(6, 4), nn.ReLU()), torch.zeros(2, 6), 3, None, seed=0)
+    return module_task(nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.ReLU()), torch.zeros(2, 6), 3, None, seed=0)
 
 
 @pytest.mark.parametrize("name", names())
