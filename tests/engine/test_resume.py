@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kinds import KINDS
 
-from fedcir import algorithms
 from fedcir.config import Config
 from fedcir.engine.folder import RunFolder
 from fedcir.types import InputError
@@ -62,7 +62,7 @@ PARTIAL = ("server.active=2", "server.rounds=4", "partition.scheme=dirichlet", "
 
 
 @pytest.mark.parametrize("settings", [("server.rounds=4",), PARTIAL], ids=["all active", "some active"])
-@pytest.mark.parametrize("algorithm", algorithms.names())
+@pytest.mark.parametrize("algorithm", KINDS)
 def test_a_run_stopped_after_any_round_ends_as_if_it_had_not_been(
     tiny: Tiny, train: Train, reference: References, tmp_path: Path, algorithm: str, settings: tuple[str, ...]
 ) -> None:
@@ -76,7 +76,7 @@ def test_a_run_stopped_after_any_round_ends_as_if_it_had_not_been(
         assert rounds(out) == rounds(whole)
 
 
-@pytest.mark.parametrize("algorithm", algorithms.names())
+@pytest.mark.parametrize("algorithm", KINDS)
 def test_a_run_stopped_after_every_round_ends_as_if_it_had_not_been(
     tiny: Tiny, train: Train, reference: References, tmp_path: Path, algorithm: str
 ) -> None:
@@ -247,7 +247,7 @@ def test_the_same_data_in_another_place_are_accepted(
     assert model(out) == model(reference("fedavg"))
 
 
-@pytest.mark.parametrize("algorithm", [name for name in algorithms.names() if name != "fedproc"])
+@pytest.mark.parametrize("algorithm", [name for name in KINDS if name != "fedproc"])
 def test_more_rounds_extend_a_finished_run_to_the_bits_of_a_longer_one(
     tiny: Tiny, train: Train, reference: References, tmp_path: Path, algorithm: str
 ) -> None:

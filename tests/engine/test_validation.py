@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from kinds import KINDS
 from safetensors.torch import load_file
 
-from fedcir import algorithms
 from fedcir.algorithms.fedavg import FedAvg
 from fedcir.config import Config, DataConfig
 from fedcir.data.federation import open_federation
@@ -174,7 +174,7 @@ def test_several_clients_of_a_domain_look_at_its_images_once(
     assert list(rounds(train(config, tmp_path / "run"))[0]["validation"]) == ["ink", "pen", "wax"]
 
 
-@pytest.mark.parametrize("algorithm", algorithms.names())
+@pytest.mark.parametrize("algorithm", KINDS)
 def test_every_method_stopped_on_its_way_ends_in_the_same_bits(
     tiny: Tiny, train: Train, tmp_path: Path, algorithm: str
 ) -> None:
