@@ -42,7 +42,7 @@ def named_algorithm(given: Algorithm | type[Algorithm] | str | Path) -> tuple[st
     if isinstance(given, type) and issubclass(given, Algorithm):
         given = _with_defaults(given, given.__name__)()
     if not isinstance(given, Algorithm):
-        raise InputError(f"algorithm must be a method, such as fedcir.FedAvg(), its name or its file, got {given!r}")
+        raise InputError(f"algorithm must be an algorithm such as fedcir.FedAvg(), its name or its file, got {given!r}")
     return type(given).__name__.lower(), given
 
 
@@ -95,7 +95,7 @@ def _import_file(path: Path) -> ModuleType:
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
-        raise InputError(f"{path} does not import: {type(error).__name__}: {error}") from error
+        raise InputError(f"{path} cannot be imported: {type(error).__name__}: {error}") from error
     return module
 
 
@@ -107,7 +107,7 @@ def _only_algorithm(module: ModuleType, name: str) -> type[Algorithm]:
     ]
     if len(found) != 1:
         what = ", ".join(cls.__name__ for cls in found) or "none"
-        raise InputError(f"{name} must define one subclass of fedcir.Algorithm, it defines {what}")
+        raise InputError(f"{name} must define one subclass of fedcir.Algorithm, but it defines {what}")
     if vars(found[0]).get("__annotations__") and "__dataclass_params__" not in vars(found[0]):
         raise InputError(f"{name}: put @dataclass(frozen=True) above class {found[0].__name__}")
     return _with_defaults(found[0], name)
@@ -117,5 +117,5 @@ def _with_defaults(cls: type[Algorithm], name: str) -> type[Algorithm]:
     """The class, which can be made without an argument."""
     for field in fields(cls):
         if field.init and field.default is MISSING and field.default_factory is MISSING:
-            raise InputError(f"{name}: give every field of class {cls.__name__} a default, {field.name} has none")
+            raise InputError(f"{name}: give every field of class {cls.__name__} a default; {field.name} has none")
     return cls

@@ -32,11 +32,11 @@ class Algorithm:
     sends: ClassVar[tuple[str, ...]] = ()
     """The groups that `local_summary` adds to the upload."""
     remembers: ClassVar[tuple[str, ...]] = ()
-    """The groups that `local_finish` leaves for the client's next round; they are in no upload."""
+    """The groups that `local_finish` leaves for the client's next round; they are never uploaded."""
     uses_total_rounds: ClassVar[bool] = False
-    """Whether the number of rounds enters the method, so that a finished run cannot be extended."""
+    """Whether the method depends on the total number of rounds, so that a finished run cannot be extended."""
     defaults: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
-    """Settings of other sections that it is made for, {"local": {"prior": "client"}}; what a user sets wins."""
+    """Settings of other sections that suit it, {"local": {"prior": "client"}}; what a user sets wins."""
 
     @property
     def one_model(self) -> bool:

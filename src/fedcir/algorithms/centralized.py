@@ -1,4 +1,4 @@
-"""Centralized: all data in one place, as many steps as all clients together. What federation is measured against."""
+"""Centralized: all data in one place, as many steps as all clients together. A ceiling for federated methods."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal

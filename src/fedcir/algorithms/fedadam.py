@@ -1,4 +1,4 @@
-"""FedAdam: Adam at the server, whose gradient is what a round's clients changed on average.
+"""FedAdam: Adam at the server; its gradient is the mean change that the clients of a round made.
 
 Algorithm 2 of the paper: there is no bias correction, and the second moment starts at tau^2. BatchNorm statistics are
 the clients' mean, as in FedAvg.

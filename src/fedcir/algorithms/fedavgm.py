@@ -1,4 +1,4 @@
-"""FedAvgM: the server moves by the momentum of its rounds, instead of to the mean of the clients' models.
+"""FedAvgM: the server takes a step with momentum, instead of moving to the mean of the clients' models.
 
 BatchNorm statistics have no momentum: they are the clients' mean, as in FedAvg.
 """

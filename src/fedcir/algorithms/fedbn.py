@@ -22,5 +22,5 @@ class FedBN(Algorithm):
     def build(self, task: Task) -> Modules:
         modules = super().build(task)
         if not batchnorm_names(modules["model"]):
-            raise InputError("fedbn leaves each client its BatchNorm layers, and this network has none: use fedavg")
+            raise InputError("fedbn keeps BatchNorm layers on each client, but this network has none: use fedavg")
         return modules

@@ -44,13 +44,13 @@ class FedCiR(Algorithm):
     generator_lr: float = 1e-2
     """Learning rate of the generator's Adam, whose state lives across rounds."""
     generator_statistics: Literal["batch", "running"] = "running"
-    """How the generator's BatchNorm works on clients: by the batch at hand or by the server's statistics."""
+    """How the generator's BatchNorm works on clients: with statistics of the batch, or with those of the server."""
     gaussian_samples: int = 256
     """Generated representations per class that the class Gaussians are fitted to."""
     gaussian_floor: float = 0.1
     """The class Gaussians' sigma is never below this: a collapsed generator cannot blow up the KL."""
     eval_samples: int = 0
-    """Inference averages the probabilities of so many samples of z; 0 takes z = mu."""
+    """How many samples of z inference averages the probabilities of; 0 takes z = mu."""
 
     def __post_init__(self) -> None:
         require_not_negative("algorithm.lambda_reg", self.lambda_reg)

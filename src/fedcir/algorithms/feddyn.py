@@ -1,4 +1,4 @@
-"""FedDyn: each client's loss is bent from round to round, until all clients agree where it is lowest.
+"""FedDyn: each client's loss is changed from round to round, until all clients agree on where it is lowest.
 
 Algorithm 1 of the paper. A client keeps an estimate of its own gradient. The server keeps -h / alpha, which is how far
 clients have moved in all rounds, so nothing is divided by alpha. BatchNorm statistics are the clients' mean, as in

@@ -1,4 +1,4 @@
-"""FedFA: the statistics of features are drawn anew in training, as widely as they vary in a client and over clients.
+"""FedFA: training varies the statistics of features at random, as widely as they differ within and between clients.
 
 At the end of each of the encoder's stages, mean and standard deviation of a channel within an image become those of a
 Gaussian around them. Its variance is that over the batch at hand, more for channels in which clients differ.

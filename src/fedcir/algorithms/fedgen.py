@@ -43,7 +43,7 @@ class FedGen(Algorithm):
     generator_lr: float = 1e-2
     """Learning rate of the generator's Adam, whose state lives across rounds."""
     generator_statistics: Literal["batch", "running"] = "running"
-    """How the generator's BatchNorm works on clients: by the batch at hand or by the server's statistics."""
+    """How the generator's BatchNorm works on clients: with statistics of the batch, or with those of the server."""
 
     sends: ClassVar[tuple[str, ...]] = ("label_counts",)
 

@@ -20,7 +20,7 @@ class FedLC(Algorithm):
     """Zhang et al., ICML 2022. https://arxiv.org/abs/2209.00189"""
 
     tau: float = 1.0
-    """Weight of the margins n_y^(-1/4) that are taken off the logits in training; 0 is FedAvg."""
+    """Weight of the margins n_y^(-1/4) that are subtracted from the logits in training; 0 is FedAvg."""
     against: Literal["all", "others"] = "all"
     """The classes in the softmax's denominator: all, or all but the true one, as the paper prints it."""
 

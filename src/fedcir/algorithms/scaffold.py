@@ -1,4 +1,4 @@
-"""SCAFFOLD: control variates take out of each client's steps what pulls it away from the others.
+"""SCAFFOLD: control variates correct each client's steps for what pulls it away from the others.
 
 Algorithm 1 of the paper with option II: a client's control variate is the mean gradient of its last round, which is the
 way it went over the number of its steps. The paper's steps are plain SGD; momentum goes further in a step, and the way

@@ -48,9 +48,7 @@ class InstanceNorm(nn.GroupNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         if math.prod(x.shape[2:]) < 2:  # every value would be its own mean
-            raise InputError(
-                f"InstanceNorm takes maps of two values or more, got {list(x.shape)}: the images are too small for it"
-            )
+            raise InputError(f"InstanceNorm needs maps of two values or more, got {list(x.shape)}: take larger images")
         last = x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
         if last and x.device.type == "cpu" and self.affine and x.dtype == self.weight.dtype:
             return cast(Tensor, _ChannelsLast.apply(x, self.weight, self.bias, self.eps))  # type: ignore[no-untyped-call]

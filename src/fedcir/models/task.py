@@ -104,7 +104,7 @@ def check_features(task: Task, example: Tensor, whose: str) -> None:
     if width != task.features:
         raise InputError(
             f"encoder gives {width} features on {whose}, whose inputs are {list(example.shape[1:])}, "
-            f"and {task.features} on others: make the inputs alike"
+            f"and {task.features} on others: give all inputs the same shape"
         )
 
 
@@ -143,12 +143,14 @@ def read_weights(path: Path) -> Arrays:
             else torch.load(path, map_location="cpu", weights_only=True)
         )
     except Exception as error:
-        raise InputError(f"model.weights: {path} is neither a .safetensors file nor a .pth state dict") from error
+        raise InputError(
+            f"model.weights: {path} is neither a .safetensors file nor a .pth file of a state dict"
+        ) from error
     if isinstance(arrays, dict) and isinstance(arrays.get("state_dict"), dict):
         arrays = arrays["state_dict"]
     if not isinstance(arrays, dict) or not all(isinstance(tensor, Tensor) for tensor in arrays.values()):
         raise InputError(
-            f"model.weights: {path} must hold a state dict, names and tensors; it holds {type(arrays).__name__}"
+            f"model.weights: {path} must hold a state dict of names and tensors, but it holds {type(arrays).__name__}"
         )
     return {str(name): tensor for name, tensor in arrays.items()}
 
