@@ -228,4 +228,4 @@ def test_an_error_that_comes_through_no_line_of_the_method_is_told_without_a_pla
 def test_a_field_without_a_default_is_named(tmp_path: Path, fedcir: Callable[..., Any]) -> None:
     said = fedcir("algorithms", written(tmp_path / "mine.py", "class Mine(Algorithm):\n    mu: float\n"), "--check")
     assert said.code == 2
-    assert "mine.py: give every field of class Mine a default, mu has none" in said.err
+    assert "mine.py: give every field of class Mine a default; mu has none" in said.err

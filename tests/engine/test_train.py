@@ -220,7 +220,7 @@ class Unsettled(fedcir.Algorithm):
         (3, "algorithm must be an algorithm such as .*, its name or its file, got 3"),
         (dict, "its name or its file, got <class 'dict'>"),
         (None, "its name or its file, got None"),
-        (Unsettled, "give every field of class Unsettled a default, mu has none"),
+        (Unsettled, "give every field of class Unsettled a default; mu has none"),
     ],
 )
 def test_what_is_no_method_is_refused(algorithm: object, said: str) -> None:

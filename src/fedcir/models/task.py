@@ -143,9 +143,7 @@ def read_weights(path: Path) -> Arrays:
             else torch.load(path, map_location="cpu", weights_only=True)
         )
     except Exception as error:
-        raise InputError(
-            f"model.weights: {path} is neither a .safetensors file nor a .pth file of a state dict"
-        ) from error
+        raise InputError(f"model.weights: {path} is neither a .safetensors file nor a .pth state dict") from error
     if isinstance(arrays, dict) and isinstance(arrays.get("state_dict"), dict):
         arrays = arrays["state_dict"]
     if not isinstance(arrays, dict) or not all(isinstance(tensor, Tensor) for tensor in arrays.values()):
