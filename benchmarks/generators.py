@@ -51,6 +51,7 @@ VARIANTS: dict[str, Algorithm] = {
     "fedcir, prior": Variant(prior=1.0),
     # the best that any generator could do
     "oracle reg": Variant(source="oracle", lambda_align=0.0),
+    "oracle reg 5": Variant(source="oracle", lambda_align=0.0, lambda_reg=5.0),
     "oracle reg, prior": Variant(source="oracle", lambda_align=0.0, prior=1.0),
     "oracle align": Variant(source="oracle", **ALIGNED),
     "oracle align, prior": Variant(source="oracle", **ALIGNED, prior=1.0),
@@ -74,6 +75,7 @@ VARIANTS: dict[str, Algorithm] = {
     "dual, prior": Variant(source="dual", lambda_align=0.0, prior=1.0),
     "rows, prior": Variant(**NONE, rows=True, prior=1.0),
     "anchor, rows, prior": Variant(**NONE, anchor=0.5, rows=True, prior=1.0),
+    "ground, calibrate": Variant(**{**GROUNDED, "lambda_reg": 0.0}, calibrate=50),
     "ground, calibrate, prior": Variant(**{**GROUNDED, "lambda_reg": 0.0}, calibrate=50, prior=1.0),
     "anchor, prior": Variant(**NONE, anchor=0.5, prior=1.0),
 }
