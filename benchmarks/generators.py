@@ -51,6 +51,7 @@ VARIANTS: dict[str, Algorithm] = {
     "fedcir, prior": Variant(prior=1.0),
     # the best that any generator could do
     "oracle reg": Variant(source="oracle", lambda_align=0.0),
+    "oracle reg 5": Variant(source="oracle", lambda_align=0.0, lambda_reg=5.0),
     "oracle reg, prior": Variant(source="oracle", lambda_align=0.0, prior=1.0),
     "oracle align": Variant(source="oracle", **ALIGNED),
     "oracle align, prior": Variant(source="oracle", **ALIGNED, prior=1.0),
@@ -62,23 +63,35 @@ VARIANTS: dict[str, Algorithm] = {
     "ground, prior": Variant(**GROUNDED, prior=1.0),
     # (b) a sphere
     "sphere": Variant(sphere=True, lambda_align=0.0),
-    "sphere, prior": Variant(sphere=True, lambda_align=0.0, prior=1.0),
     # (c) more steps at a lower rate
     "slow generator": Variant(generator_steps=50, generator_lr=1e-3, lambda_align=0.0),
-    # (d) alignment that counts, (e) towards a target that moves slowly
-    "ground, align": Variant(**{**GROUNDED, **ALIGNED}),
+    # (d) alignment that counts
     "ground, align, prior": Variant(**{**GROUNDED, **ALIGNED}, prior=1.0),
-    "ground, align, inertia, prior": Variant(**{**GROUNDED, **ALIGNED}, inertia=0.9, prior=1.0),
-    # (f) no generator at all, (g) the received head for the client's own z
-    "dual": Variant(source="dual", lambda_align=0.0),
+    # no generator at all; other uses of heads
     "dual, prior": Variant(source="dual", lambda_align=0.0, prior=1.0),
     "rows, prior": Variant(**NONE, rows=True, prior=1.0),
-    "anchor, rows, prior": Variant(**NONE, anchor=0.5, rows=True, prior=1.0),
+    "ground, calibrate": Variant(**{**GROUNDED, "lambda_reg": 0.0}, calibrate=50),
     "ground, calibrate, prior": Variant(**{**GROUNDED, "lambda_reg": 0.0}, calibrate=50, prior=1.0),
     "anchor, prior": Variant(**NONE, anchor=0.5, prior=1.0),
 }
 
-PLAN = ("digits beta=0.1 invariant: fedavg; fedcir; prior; oracle reg; oracle reg, prior; ground; ground, prior: 0",)
+PLAN = (
+    "digits beta=0.1 invariant: fedcir; prior; oracle reg, prior: 0,1,2",
+    "digits beta=0.1 invariant: "
+    "fedavg; fedavg, prior; fedcir, prior; oracle reg 5; oracle align, prior; oracle contrast, prior; "
+    "oracle calibrate; oracle calibrate, prior; ground; ground, prior; sphere; slow generator; "
+    "ground, align, prior; dual, prior; rows, prior; ground, calibrate, prior; anchor, prior: 0",
+    "digits beta=0.1 invariant: oracle reg; ground, calibrate: 0,1",
+    "pacs beta=0.1 invariant: fedcir; prior; oracle reg, prior: 0,1,2",
+    "pacs beta=0.1 invariant: "
+    "fedavg; fedcir, prior; oracle reg; oracle align, prior; oracle calibrate; oracle calibrate, prior; "
+    "ground, prior; ground, align, prior; dual, prior; ground, calibrate: 0",
+    "digits E=100 invariant: fedcir; oracle reg; oracle align: 0",
+    "digits beta=0.1 batch: fedcir; prior; oracle reg: 0",
+    "digits beta=0.5 invariant: fedcir; prior; oracle reg, prior: 0",
+    "pacs E=100 invariant: fedcir; oracle reg: 0",
+    "digits beta=100000 invariant: fedavg: 0",
+)
 
 SCALES: dict[str, dict[str, Any]] = {
     "small": {"data": {"image_size": 16, "train_per_domain": 2000}, "model": {"width": 8}, "rounds": 30},

@@ -58,8 +58,6 @@ class Variant(FedCiR):
     """Whether real and generated z are scaled to one length."""
     align_share: float = 0.0
     """The alignment's weight is set so that it is this share of the cross-entropy; 0 leaves `lambda_align`."""
-    inertia: float = 0.0
-    """How much of the class Gaussians stays from round to round."""
     calibrate: int = 0
     """Steps of the server on the mean head, on generated representations."""
     between: float = 0.5
@@ -155,11 +153,7 @@ class Variant(FedCiR):
             real = self.source == "oracle"
             z = self.real(modules["model"], means["model"], ctx) if real else self.dual(means, mean, std, ctx)
             shared["pool"] = {"z": z}
-        fitted = dict(zip(("mean", "std"), class_gaussians(z, self.gaussian_floor), strict=True))
-        if self.inertia and "gaussians" in state.shared:
-            old = state.shared["gaussians"]
-            fitted = {n: self.inertia * old[n] + (1 - self.inertia) * t for n, t in fitted.items()}
-        shared["gaussians"] = fitted
+        shared["gaussians"] = dict(zip(("mean", "std"), class_gaussians(z, self.gaussian_floor), strict=True))
         if self.calibrate:
             shared["model"] = self.calibrated(means["model"], modules, shared, ctx)
         private = {"generator": snapshot(generator), "optimizer": optimizer}
