@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from fedcir.flower.patience import SITES, TIMEOUT, WAIT
 from fedcir.flower.processes import write_app
 from fedcir.flower.server_app import Settings
 from fedcir.types import InputError
@@ -42,3 +43,9 @@ def test_flower_builds_it(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert list(tmp_path.glob("*.fab"))
+
+
+def test_the_app_names_the_patience_that_a_run_has_by_itself(tmp_path: Path) -> None:
+    write_app(tmp_path / "new")
+    config = tomllib.loads((tmp_path / "new" / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+    assert (config["sites"], config["wait"], config["timeout"]) == (SITES, WAIT, TIMEOUT)

@@ -22,9 +22,8 @@ def local(
     seed: Annotated[int | None, option("seed")] = None,
     sites: Annotated[int | None, typer.Option(help="Number of SuperNodes; one per client by default.")] = None,
     timeout: Annotated[
-        float,
-        typer.Option(help="Seconds that a site may take to answer in a round. [default: 3600]", show_default=False),
-    ] = 3600.0,
+        float | None, typer.Option(help="Seconds that a site may take to answer in a round; 3600 by default.")
+    ] = None,
 ) -> None:
     """Try a deployment on this machine. Starts a SuperLink and a SuperNode per client, with TLS and authentication."""
     _need_flower()

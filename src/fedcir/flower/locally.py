@@ -12,6 +12,7 @@ from fedcir.config import Config, config_tables, dump_toml
 from fedcir.data.federation import open_federation
 from fedcir.data.pictures.decode import OnFile
 from fedcir.engine.folder import RunFolder
+from fedcir.flower.patience import TIMEOUT
 from fedcir.flower.processes import LocalFederation
 from fedcir.flower.server_app import check_deployable
 from fedcir.runs.events import told
@@ -26,7 +27,7 @@ def run_locally(
     out: Path,
     resume: bool = False,
     sites: int | None = None,
-    timeout: float = 3600.0,
+    timeout: float | None = None,
     on_file: OnFile | None = None,
     on_note: Callable[[str], None] = lambda note: None,
 ) -> Generator[RoundRecord, None, None]:
@@ -34,6 +35,7 @@ def run_locally(
 
     Everything is torn down when it ends, or when it is closed.
     """
+    timeout = TIMEOUT if timeout is None else timeout
     if timeout <= 0:
         raise InputError(f"timeout must be above 0, got {timeout:g}")
     folder = RunFolder(out)

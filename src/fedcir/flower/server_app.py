@@ -23,6 +23,7 @@ from fedcir.engine.machine import keep_memory, threads
 from fedcir.engine.resume import kept_in
 from fedcir.engine.rounds import Rounds, run
 from fedcir.engine.session import Session, check_own, open_session, own_batchnorm
+from fedcir.flower.patience import SITES, TIMEOUT, WAIT
 from fedcir.flower.sites import Sites, agree, roster_of
 from fedcir.flower.transport import GridTransport
 from fedcir.flower.wire import Order
@@ -55,7 +56,8 @@ class Settings:
         assignments = shlex.split(str(given.get("set", "")))
         asked = Asked(preset or None, _find(file) if file else None, assignments=assignments)
         out = Path(str(given.get("out") or "runs/flower")).expanduser()
-        numbers = {name: given.get(name, default) for name, default in (("sites", 2), ("wait", 600), ("timeout", 3600))}
+        usual = {"sites": SITES, "wait": WAIT, "timeout": TIMEOUT}
+        numbers = {name: given.get(name, default) for name, default in usual.items()}
         for name, number in numbers.items():
             whole = name != "sites" or isinstance(number, int)
             if isinstance(number, bool) or not isinstance(number, int | float) or number <= 0 or not whole:

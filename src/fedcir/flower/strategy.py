@@ -17,6 +17,7 @@ from fedcir.engine.machine import threads
 from fedcir.engine.replies import tally
 from fedcir.engine.rounds import take_step
 from fedcir.engine.session import Session, open_session, own_config
+from fedcir.flower.patience import SITES, TIMEOUT, WAIT
 from fedcir.flower.server_app import check_deployable
 from fedcir.flower.sites import SiteRoster, Sites, entries, in_order
 from fedcir.flower.transport import GridTransport
@@ -43,7 +44,7 @@ class AlgorithmStrategy(Strategy):
         encoder: nn.Module,
         example: Tensor,
         num_classes: int,
-        sites: int = 2,
+        sites: int = SITES,
         rounds: int = ServerConfig.rounds,
         local_steps: int = LocalConfig.steps,
         batch_size: int = LocalConfig.batch_size,
@@ -55,7 +56,7 @@ class AlgorithmStrategy(Strategy):
         min_replies: int = ServerConfig.min_replies,
         latent: int | None = ModelConfig.latent,
         seed: int = RunConfig.seed,
-        wait: float = 600.0,
+        wait: float = WAIT,
     ) -> None:
         self.sites, self.wait = sites, wait
         self.config, self.algorithm = own_config(
@@ -75,7 +76,7 @@ class AlgorithmStrategy(Strategy):
         )
         check_deployable(self.config, self.algorithm)
         self._task = module_task(encoder, example, num_classes, self.config.model.latent, self.config.run.seed)
-        self._timeout = 3600.0
+        self._timeout = TIMEOUT
         self._transport: GridTransport | None = None
         self._sent: dict[int, Message] = {}
         self._missing: dict[int, str] = {}
@@ -91,7 +92,7 @@ class AlgorithmStrategy(Strategy):
         grid: Grid,
         initial_arrays: ArrayRecord | None = None,
         num_rounds: int | None = None,
-        timeout: float = 3600,
+        timeout: float = TIMEOUT,
         train_config: ConfigRecord | None = None,
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
