@@ -76,16 +76,16 @@ VARIANTS: dict[str, Algorithm] = {
 }
 
 PLAN = (
-    "digits beta=0.1 invariant: fedcir; prior; oracle reg, prior: 0,1,2",
+    "digits beta=0.1 invariant: fedcir; prior; oracle reg, prior; oracle calibrate, prior; ground, prior: 0,1,2",
     "digits beta=0.1 invariant: "
     "fedavg; fedavg, prior; fedcir, prior; oracle reg 5; oracle align, prior; oracle contrast, prior; "
-    "oracle calibrate; oracle calibrate, prior; ground; ground, prior; sphere; slow generator; "
-    "ground, align, prior; dual, prior; rows, prior; ground, calibrate, prior; anchor, prior: 0",
+    "oracle calibrate; ground; sphere; slow generator; ground, align, prior; dual, prior; rows, prior; "
+    "ground, calibrate, prior; anchor, prior: 0",
     "digits beta=0.1 invariant: oracle reg; ground, calibrate: 0,1",
-    "pacs beta=0.1 invariant: fedcir; prior; oracle reg, prior: 0,1,2",
+    "pacs beta=0.1 invariant: fedcir; prior; oracle reg, prior; oracle calibrate, prior; ground, prior: 0,1,2",
     "pacs beta=0.1 invariant: "
-    "fedavg; fedcir, prior; oracle reg; oracle align, prior; oracle calibrate; oracle calibrate, prior; "
-    "ground, prior; ground, align, prior; dual, prior; ground, calibrate: 0",
+    "fedavg; fedcir, prior; oracle reg; oracle align, prior; oracle calibrate; ground, align, prior; "
+    "dual, prior; ground, calibrate: 0",
     "digits E=100 invariant: fedcir; oracle reg; oracle align: 0",
     "digits beta=0.1 batch: fedcir; prior; oracle reg: 0",
     "digits beta=0.5 invariant: fedcir; prior; oracle reg, prior: 0",
