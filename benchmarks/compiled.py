@@ -11,12 +11,17 @@ import time
 import torch
 from layouts import prepared_step
 
+from fedcir.config import ModelConfig
+
 STEPS = 60
 
 
 def main() -> None:
     torch.set_num_threads(1)
-    steps = {name: prepared_step("cnn", 32, torch.channels_last, name == "compiled") for name in ("plain", "compiled")}
+    steps = {
+        name: prepared_step(ModelConfig(), 32, torch.channels_last, name == "compiled")
+        for name in ("plain", "compiled")
+    }
     taken: dict[str, list[float]] = {name: [] for name in steps}
     for name, step in steps.items():
         started = time.perf_counter()

@@ -21,8 +21,10 @@ from fedcir.models.task import image_task
 BATCH = 32
 
 
-def prepared_step(model: str, size: int, layout: torch.memory_format, compiled: bool = False) -> Callable[[], None]:
-    network = image_task(ModelConfig(name=model), 10, 3, seed=0).classifier()  # type: ignore[arg-type]
+def prepared_step(
+    model: ModelConfig, size: int, layout: torch.memory_format, compiled: bool = False
+) -> Callable[[], None]:
+    network = image_task(model, 10, 3, seed=0).classifier()
     network.to(memory_format=layout).train()  # type: ignore[call-overload]
     for part in network.children() if compiled else ():
         part.compile()
@@ -39,6 +41,20 @@ def prepared_step(model: str, size: int, layout: torch.memory_format, compiled: 
     return step
 
 
+def in_turn(steps: list[Callable[[], None]], seconds: float) -> list[list[float]]:
+    """The times of every step, taken in turn."""
+    taken: list[list[float]] = [[] for _ in steps]
+    for step in steps * 3:  # to warm up
+        step()
+    ends = time.perf_counter() + seconds
+    while time.perf_counter() < ends or len(taken[0]) < 3:
+        for step, times in zip(steps, taken, strict=True):
+            started = time.perf_counter()
+            step()
+            times.append(time.perf_counter() - started)
+    return taken
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default="cnn,resnet18")
@@ -50,17 +66,9 @@ def main() -> None:
     print("| model | pixels | contiguous | channels_last | ratio |\n|---|---:|---:|---:|---:|")
     for model in given.models.split(","):
         for size in map(int, given.sizes.split(",")):
-            steps = [prepared_step(model, size, kind) for kind in (torch.contiguous_format, torch.channels_last)]
-            taken: tuple[list[float], list[float]] = ([], [])
-            for step in steps * 2:
-                step()
-            ends = time.perf_counter() + given.seconds
-            while time.perf_counter() < ends or len(taken[0]) < 3:
-                for step, times in zip(steps, taken, strict=True):
-                    started = time.perf_counter()
-                    step()
-                    times.append(time.perf_counter() - started)
-            first, second = map(statistics.median, taken)
+            config = ModelConfig(name=model)
+            steps = [prepared_step(config, size, kind) for kind in (torch.contiguous_format, torch.channels_last)]
+            first, second = map(statistics.median, in_turn(steps, given.seconds))
             print(
                 f"| {model} | {size} | {1e3 * first:.1f} ms | {1e3 * second:.1f} ms | {first / second:.2f} |",
                 flush=True,

@@ -8,52 +8,17 @@ it holds on a noisy machine where the milliseconds do not. `auto` is the layout 
 
 import argparse
 import statistics
-import time
-from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F
+from layouts import in_turn, prepared_step
 
 from fedcir.config import ModelConfig
 from fedcir.engine.machine import keep_memory, layout_for
 from fedcir.insight.report.tables import markdown
-from fedcir.models.optim import SGD
-from fedcir.models.task import image_task
 
-BATCH = 32
 NORMS = ("batch", "group", "invariant", "standardised")
 CASES = [("cnn", 16, 32), ("resnet18", 16, 64)]  # model, width, pixels
 LAYOUTS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
-
-
-def prepared_step(model: ModelConfig, size: int, layout: torch.memory_format) -> Callable[[], None]:
-    network = image_task(model, 7, 3, seed=0).classifier().train()
-    network.to(memory_format=layout)  # type: ignore[call-overload]
-    optimizer = SGD(network.parameters())
-    x = torch.randn(BATCH, 3, size, size).contiguous(memory_format=layout)
-    y = torch.randint(7, (BATCH,))
-
-    def step() -> None:
-        loss = F.cross_entropy(network(x), y)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step(0.01, 0.9, 5e-4)
-
-    return step
-
-
-def in_turn(steps: list[Callable[[], None]], seconds: float) -> list[list[float]]:
-    """The times of every step, taken in turn."""
-    taken: list[list[float]] = [[] for _ in steps]
-    for step in steps * 3:  # to warm up
-        step()
-    ends = time.perf_counter() + seconds
-    while time.perf_counter() < ends or len(taken[0]) < 3:
-        for step, times in zip(steps, taken, strict=True):
-            started = time.perf_counter()
-            step()
-            times.append(time.perf_counter() - started)
-    return taken
 
 
 def main() -> None:

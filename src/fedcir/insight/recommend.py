@@ -145,16 +145,17 @@ def recommend(
     asked = Asked.of(options, preset, config, set, without=("algorithm", "seed", "norm", "prior"))
     total = len(CANDIDATES) * len(numbers) * pilot_rounds
     found: dict[str, list[Mapping[str, float]]] = {candidate.name: [] for candidate in CANDIDATES}
-    looked, done = False, 0
     diagnosis: Diagnosis | None = None
+    done = 0
     for seed in numbers:
-        for candidate in CANDIDATES:
-            trying = _pilot(asked, candidate, seed, pilot_rounds)
-            domains, shares = without_test_images(*deal(trying))
-            if not looked:
-                looked, measuring = True, partial(on_work, what="measuring distances")
-                with suppress(InputError):  # one domain, or too few images
-                    diagnosis = diagnose_domains(trying, domains, shares, SAMPLES, measuring)
+        pilots = [_pilot(asked, candidate, seed, pilot_rounds) for candidate in CANDIDATES]
+        first = pilots[0]  # the data are the same for all
+        domains, shares = without_test_images(*deal(first))
+        if seed == numbers[0]:
+            with suppress(InputError):  # one domain, or too few images
+                measuring = partial(on_work, what="measuring distances")
+                diagnosis = diagnose_domains(first, domains, shares, SAMPLES, measuring)
+        for candidate, trying in zip(CANDIDATES, pilots, strict=True):
             federation, algorithm = federation_from(trying, domains, shares), make_algorithm(trying.algorithm)
             with open_rounds(trying, algorithm, federation, None, False) as (session, rounds):
                 for _ in rounds:
