@@ -43,9 +43,9 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data_root: Path) -> P
 
 OPENED = [
     # how it is opened; its classes, size in pixels, first domain and that one's training and test images
-    ("minidigits", 10, 32, "handwritten", 400, 199),
-    ("minidigits --image-size 16", 10, 16, "handwritten", 400, 199),
-    ("minidigits --set data.classes=3,1", 2, 32, "handwritten", 80, 41),
+    ("minidigits", 10, 32, "handwritten", 200, 399),
+    ("minidigits --image-size 16", 10, 16, "handwritten", 200, 399),
+    ("minidigits --set data.classes=3,1", 2, 32, "handwritten", 40, 81),
     ("arrays --data-root arrays", 3, 8, "ink", 24, 12),
     ("arrays --data-root arrays --image-size 20", 3, 20, "ink", 24, 12),
     ('arrays --data-root arrays --set data.classes=["0","2"]', 2, 8, "ink", 16, 8),

@@ -33,13 +33,13 @@ def faces(split: Split) -> set[str]:
     return {name.split("/")[1] for name in split.ids}
 
 
-def test_four_domains_of_400_training_and_199_test_images(digits: Domains) -> None:
+def test_four_domains_of_200_training_and_399_test_images(digits: Domains) -> None:
     assert digits.names == ("handwritten", "printed", "photo", "outlined")
     assert digits.classes == tuple("0123456789")
     assert digits.image_shape == (32, 32, 3)
     for domain in digits:
-        assert domain.train.images.shape == (400, 32, 32, 3)
-        assert domain.test.images.shape == (199, 32, 32, 3)
+        assert domain.train.images.shape == (200, 32, 32, 3)
+        assert domain.test.images.shape == (399, 32, 32, 3)
     for split in splits(digits):
         assert split.images.dtype == np.uint8
         assert split.labels.dtype == np.int64
@@ -88,7 +88,7 @@ def test_an_id_names_the_original_that_was_drawn(digits: Domains) -> None:
             assert split.labels.tolist() == source.target[index].tolist()
     # A scan is slanted and moved, yet of all 1,797 originals it is often most like its own.
     scans = digits["handwritten"].test
-    likeness = np.corrcoef([enlarged(i) for i in source.images], scans.images[..., 0].reshape(199, -1))[:1797, 1797:]
+    likeness = np.corrcoef([enlarged(i) for i in source.images], scans.images[..., 0].reshape(399, -1))[:1797, 1797:]
     found = [image_id == f"handwritten/{i:04}" for image_id, i in zip(scans.ids, likeness.argmax(0), strict=True)]
     assert np.mean(found) > 0.2
 
@@ -118,6 +118,6 @@ def test_scans_are_light_on_dark_and_print_is_dark_on_light(digits: Domains) -> 
     for name, sign in (("handwritten", 1), ("printed", -1)):
         images = digits[name].train.images.astype(float)
         background = np.mean([images[rows].mean((1, 2)) for rows in edge], axis=0)
-        centre = images[:, 6:-6, 8:-8].reshape(400, -1)
+        centre = images[:, 6:-6, 8:-8].reshape(200, -1)
         ink = np.quantile(centre, 0.95 if sign == 1 else 0.05, axis=1)
         assert np.all(sign * (ink - background) > 50)
