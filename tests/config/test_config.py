@@ -4,6 +4,7 @@ from typing import Any
 import pytest
 
 from fedcir.config import (
+    DEFAULT_ALGORITHM,
     AlgorithmConfig,
     Config,
     DataConfig,
@@ -41,12 +42,12 @@ def test_a_saved_config_with_its_own_section_reads_back(tmp_path: Path) -> None:
     assert config_from(tables) == CHANGED
 
 
-def test_no_tables_are_the_defaults_and_the_defaults_are_the_papers() -> None:
+def test_no_tables_are_the_defaults_which_train_as_the_paper_does_but_with_the_recommended_method() -> None:
     config = config_from({})
     assert config == Config()
     local = config.local
     assert (local.steps, local.batch_size, local.lr, local.momentum, local.weight_decay) == (20, 32, 0.01, 0.9, 5e-4)
-    assert config.algorithm == AlgorithmConfig("fedcir", {})
+    assert config.algorithm == AlgorithmConfig("fedcirplus", {})
     assert config.server.weighting == "uniform"
 
 
@@ -147,9 +148,9 @@ def test_merged_drops_the_fields_of_another_algorithm() -> None:
 
 
 def test_merged_keeps_the_fields_of_the_default_algorithm_when_it_is_named() -> None:
-    base = {"algorithm": {"lambda_reg": 0.1}}  # fedcir by default
-    both = merged(base, {"algorithm": {"name": "fedcir"}})
-    assert config_from(both).algorithm == AlgorithmConfig("fedcir", {"lambda_reg": 0.1})
+    base = {"algorithm": {"anything": 0.1}}
+    both = merged(base, {"algorithm": {"name": DEFAULT_ALGORITHM}})
+    assert config_from(both).algorithm == AlgorithmConfig(DEFAULT_ALGORITHM, {"anything": 0.1})
 
 
 @pytest.mark.parametrize(

@@ -113,9 +113,12 @@ def test_the_model_gets_better() -> None:
     assert result.summary["final"]["accuracy_worst"] > 0.9
 
 
-def test_fedcir_is_the_default_and_takes_a_latent_width() -> None:
-    result = fedcir.train(clients(vectors), encoder=on_vectors(), latent=7, **TINY)
-    assert result.summary["algorithm"] == "fedcir"
+def test_the_recommended_method_is_the_default() -> None:
+    assert fedcir.train(clients(vectors), encoder=on_vectors(), **TINY).summary["algorithm"] == "fedcirplus"
+
+
+def test_fedcir_takes_a_latent_width() -> None:
+    result = fedcir.train(clients(vectors), encoder=on_vectors(), algorithm="fedcir", latent=7, **TINY)
     assert result.model.head.weight.shape == (3, 7)
 
 

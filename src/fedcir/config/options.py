@@ -27,7 +27,7 @@ class Option:
 
 
 OPTIONS = {
-    "algorithm": Option("algorithm.name", "Algorithm, or a file (./mine.py). [default: fedcir]"),
+    "algorithm": Option("algorithm.name", "Algorithm, or a file (./mine.py). [default: fedcirplus]"),
     "seed": Option("run.seed", "Seed of all random choices. [default: 0]"),
     "dataset": Option("data.name", "Name of the dataset; see `fedcir data list`."),
     "data_root": Option("data.root", "Folder that holds the dataset."),

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from fedcir.types import InputError
 
-DEFAULT_ALGORITHM = "fedcir"
+DEFAULT_ALGORITHM = "fedcirplus"
 DEFAULT_COMPARISON = ("fedavg", "fedcir", "fedcirplus", "centralized")
 """The plain algorithm, the paper's, the recommended one, and a ceiling."""
 

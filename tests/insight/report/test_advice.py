@@ -112,10 +112,19 @@ def test_a_difference_that_would_take_too_many_seeds_is_none(tmp_path: Path) -> 
     assert said.endswith("Confirming so small a difference would take more than 12 seeds: treat the two as equal.")
 
 
-def test_with_one_seed_more_are_asked_for_and_fedavg_is_taken_for_now(tmp_path: Path) -> None:
-    said = told(tmp_path, [method("fedavg", 50), method("fedcir", 60, 10.0)], seeds=1)
-    assert said.startswith("Use fedavg for now: one seed cannot show whether another method is better")
-    assert said.endswith("with only one, every difference could be chance. Try `--seeds 0,1,2`.")
+def test_of_one_seed_the_best_is_named_with_its_share_of_the_gap_and_more_are_asked_for(tmp_path: Path) -> None:
+    both, ceiling = [method("fedavg", 50), method("fedcir", 60, 10.0)], replace(method("centralized", 75), pools=True)
+    sure = "One seed could be chance, so make sure before you rely on it."
+    more = "Add seeds: with only one, any difference could be chance. Try `--seeds 0,1,2`."
+    assert told(tmp_path / "a", both, seeds=1) == f"fedcir came first: 10.0 points above fedavg. {sure} {more}"
+    assert told(tmp_path / "b", [*both, ceiling], seeds=1).startswith(
+        f"fedcir came first: 10.0 points above fedavg, which is 40 % of the way to centralized. {sure}"
+    )
+
+
+def test_of_one_seed_that_no_method_gains_from_fedavg_is_taken(tmp_path: Path) -> None:
+    said = told(tmp_path, [method("fedavg", 50), method("fedcir", 40, -10.0)], seeds=1)
+    assert said.startswith("Use fedavg for now: no other federated method is above it, but one seed is little to go by")
 
 
 def test_what_moves_all_data_is_never_taken(tmp_path: Path) -> None:

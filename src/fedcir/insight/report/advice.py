@@ -36,7 +36,7 @@ def advice(
     taken = take(federated, baseline)
     one = next(iter(runs[taken.algorithm].values()))
     return [
-        *_choice(federated, taken, baseline, runs),
+        *_choice(methods, taken, baseline, runs),
         *_rounds(runs, federated),
         *_seeds(federated, runs),
         *_far(taken, name(one)),
@@ -50,8 +50,8 @@ def take(federated: Sequence[Method], baseline: str) -> Method:
     return max(better, key=lambda method: method.mean.mean, default=plain)
 
 
-def _choice(federated: Sequence[Method], taken: Method, baseline: str, runs: Runs) -> list[str]:
-    name = taken.algorithm
+def _choice(methods: Sequence[Method], taken: Method, baseline: str, runs: Runs) -> list[str]:
+    federated, name = [method for method in methods if not method.pools], taken.algorithm
     simple = name.split(" ")[0] == "fedavg"
     if len(federated) == 1:
         only = f"Only {name} was trained. To see whether it helps, run `fedcir compare --algorithms fedavg,{name}`."
@@ -61,8 +61,22 @@ def _choice(federated: Sequence[Method], taken: Method, baseline: str, runs: Run
         return [f"Use {name}: it is {points}, more than chance between seeds ({taken.interval})."]
     why = f", and {name} is the simplest" if simple else ""
     if len(runs[name]) == 1:
-        return [f"Use {name} for now: one seed cannot show whether another method is better{why}."]
+        best = max(federated, key=lambda method: method.mean.mean)
+        if best.mean.mean > taken.mean.mean:
+            return [_first(best, taken, [method for method in methods if method.pools])]
+        return [f"Use {name} for now: no other federated method is above it, but one seed is little to go by."]
     return [f"Use {name}: no other federated method is better by more than chance{why}."]
+
+
+def _first(best: Method, plain: Method, ceilings: Sequence[Method]) -> str:
+    """What one seed says of its best method, and how far that can be believed."""
+    gain = best.mean.mean - plain.mean.mean
+    told = f"{best.algorithm} came first: {100 * gain:.1f} points above {plain.algorithm}"
+    ceiling = max(ceilings, key=lambda method: method.mean.mean, default=plain)
+    gap = ceiling.mean.mean - plain.mean.mean
+    if gap > gain:
+        told += f", which is {100 * gain / gap:.0f} % of the way to {ceiling.algorithm}"
+    return f"{told}. One seed could be chance, so make sure before you rely on it."
 
 
 @dataclass(frozen=True)
@@ -114,7 +128,7 @@ def _seeds(federated: Sequence[Method], runs: Runs) -> list[str]:
     """How many it takes to tell the most promising difference from chance."""
     seeds = sorted({seed for each in runs.values() for seed in each})
     if len(federated) > 1 and len(seeds) == 1:
-        return [f"Add seeds: with only one, every difference could be chance. Try `--seeds {_listed(seeds, 3)}`."]
+        return [f"Add seeds: with only one, any difference could be chance. Try `--seeds {_listed(seeds, 3)}`."]
     ahead = [m for m in federated if m.difference is not None and m.difference.mean > 0 and m.half_width is not None]
     if not ahead or any(method.better for method in ahead):
         return []
