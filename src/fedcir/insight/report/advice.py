@@ -69,14 +69,14 @@ def _choice(methods: Sequence[Method], taken: Method, baseline: str, runs: Runs)
 
 
 def _first(best: Method, plain: Method, ceilings: Sequence[Method]) -> str:
-    """What one seed says of its best method, and how far that can be believed."""
+    """What one seed says of its best method."""
     gain = best.mean.mean - plain.mean.mean
     told = f"{best.algorithm} came first: {100 * gain:.1f} points above {plain.algorithm}"
     ceiling = max(ceilings, key=lambda method: method.mean.mean, default=plain)
     gap = ceiling.mean.mean - plain.mean.mean
     if gap > gain:
         told += f", which is {100 * gain / gap:.0f} % of the way to {ceiling.algorithm}"
-    return f"{told}. One seed could be chance, so make sure before you rely on it."
+    return f"{told}."
 
 
 @dataclass(frozen=True)
