@@ -54,8 +54,9 @@ bench: $(READY)  ## Measure speed; see benchmarks/
 	$(BIN)/python benchmarks/simulator.py --json docs/performance.json
 	$(BIN)/python benchmarks/flower.py
 
-docs: $(READY)  ## Write the generated tables of the docs anew
+docs: $(READY)  ## Write the generated tables of the docs anew, and the documentation site into build/site
 	$(BIN)/python docs/fields.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 deploy-demo: $(READY)  ## The four sites of minidigits on Flower, with TLS and registered keys, and the same in process
 	rm -rf runs/demo-in-process runs/demo-flower

@@ -1,8 +1,11 @@
-"""Write the tables of methods and settings into their pages, from the classes themselves: `make docs`."""
+"""Write the tables of methods, settings and results into their pages, from classes and published runs: `make docs`."""
 
 import re
+import sys
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from fedcir.algorithms import algorithm_class, names
 from fedcir.insight.describe import describe, travels
@@ -10,14 +13,43 @@ from fedcir.insight.report.tables import markdown
 from fedcir.insight.settings import settings
 
 DOCS = Path(__file__).parent
-PAGES = [*sorted((DOCS / "methods").glob("*.md")), DOCS / "deploy.md", DOCS / "settings.md"]
-BETWEEN = re.compile(r"(<!-- (fields|travels|bytes|settings): (\w+) -->\n).*?(<!-- /\2 -->)", re.DOTALL)
+sys.path.insert(0, str(DOCS.parent / "results"))
+from table import table as results_table  # noqa: E402 (a script beside the published runs)
+
+WRITTEN = ("commands", "deploy", "results", "settings")
+PAGES = [*sorted((DOCS / "methods").glob("*.md")), *(DOCS / f"{page}.md" for page in WRITTEN)]
+KINDS = "fields|travels|bytes|settings|results|commands"
+BETWEEN = re.compile(rf"(<!-- ({KINDS}): ([\w -]+?) -->\n).*?(<!-- /\2 -->)", re.DOTALL)
 
 
 def with_tables(text: str) -> str:
     """A page with every table made anew."""
     makers = {"fields": fields_table, "travels": travels_table, "bytes": bytes_table, "settings": settings_table}
+    makers |= {"results": results_table, "commands": commands}
     return BETWEEN.sub(lambda match: f"{match[1]}{makers[match[2]](match[3])}{match[4]}", text)
+
+
+def commands(which: str) -> str:
+    """What `--help` says of every command."""
+    from typer.main import get_command
+
+    from fedcir.cli import app
+
+    return "\n".join(_command(get_command(app), "fedcir", None))
+
+
+def _command(command: Any, path: str, parent: Any) -> Iterator[str]:
+    context = command.context_class(command, info_name=path.rpartition(" ")[2], parent=parent)
+    if hasattr(command, "commands"):
+        for name, each in command.commands.items():
+            yield from _command(each, f"{path} {name}", context)
+        return
+    yield f"## {path}\n\n{' '.join((command.help or '').split())}\n"
+    usage = " ".join(command.collect_usage_pieces(context))
+    yield f"```\n{path} {usage}\n```\n"
+    records = [param.get_help_record(context) for param in command.params]
+    rows = [[f"`{term}`", text.replace("\\[", "[").replace("|", "\\|")] for term, text in filter(None, records)]
+    yield markdown([["", "meaning"], *rows]).replace("---:", "---")
 
 
 def fields_table(name: str) -> str:

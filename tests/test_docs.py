@@ -1,6 +1,9 @@
 """The pages of the methods say what their classes say, and that of the experiments what they take."""
 
 import importlib.util
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -29,3 +32,9 @@ def test_the_page_of_experiments_counts_their_runs() -> None:
         made = [cases(experiment(id), scale, ["pacs"], None, None, {}) for scale in ("paper", "small", "smoke")]
         (row,) = [line for line in text.splitlines() if line.startswith(f"| `{id}` ")]
         assert row.endswith(f"| {' / '.join(str(len(each)) for each in made)} |")
+
+
+def test_the_documentation_site_is_built_without_a_warning(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
+    subprocess.run(command, cwd=DOCS.parent, check=True, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"})
+    assert "fedcir.train" in (tmp_path / "api" / "index.html").read_text(encoding="utf-8")

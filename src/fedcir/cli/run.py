@@ -23,7 +23,7 @@ def run(
     algorithm: Annotated[str | None, option("algorithm")] = None,
     seed: Annotated[int | None, option("seed")] = None,
 ) -> None:
-    """Train one algorithm. Without arguments, trains FedCiR on an embedded dataset of digits."""
+    """Train one algorithm. Without arguments, trains FedCiRPlus on an embedded dataset of digits."""
     from fedcir.cli.progress import Display, Meter
     from fedcir.engine.machine import end_with
     from fedcir.engine.simulate import open_run
