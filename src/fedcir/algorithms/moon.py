@@ -1,8 +1,8 @@
 """MOON: a client's features stay near the global model's and away from those of its own last model.
 
 The features are the encoder's, so that the network is that of all other methods; `projection=256` puts the paper's
-projection head between encoder and classifier. A client's first round has no last model, and so no contrast, as in round 1
-of the authors' code.
+projection head between encoder and classifier. A client's first round has no last model, and so no contrast, as in
+round 1 of the authors' code.
 """
 
 from collections.abc import Iterable
