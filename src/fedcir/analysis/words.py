@@ -48,7 +48,7 @@ def apart_in_words(found: Diagnosis) -> list[str]:
     ]
     if (differ := max(found.test_skew.values())) >= SKEW[0][0]:
         said.append(
-            f"The domains' test labels also differ, by up to {differ:.0%}: "
+            f"The measured images also differ in their labels, by up to {differ:.0%}: "
             "part of the distance comes from the labels and not from the images."
         )
     return said
