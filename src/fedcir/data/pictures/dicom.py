@@ -63,8 +63,9 @@ def _window(file: Any, pixels: NDArray[Any]) -> Values:
         depth = int(file.VOILUTSequence[0].LUTDescriptor[2])
         return np.asarray(apply_voi(values, file) / float(2**depth - 1), np.float64)
     if file.get("WindowWidth") is not None and file.get("WindowCenter") is not None:
-        black, white = apply_windowing(np.array([-1e9, 1e9]), file)  # pydicom's scale depends on the file
-        return np.asarray((apply_windowing(values, file) - black) / (white - black), np.float64)
+        with np.errstate(over="ignore"):  # of a sigmoid's end
+            black, white = apply_windowing(np.array([-1e9, 1e9]), file)  # pydicom's scale depends on the file
+            return np.asarray((apply_windowing(values, file) - black) / (white - black), np.float64)
     inside = values[pixels != file.PixelPaddingValue] if "PixelPaddingValue" in file else values
     low, high = (float(inside.min()), float(inside.max())) if inside.size else (0.0, 0.0)
     return np.asarray((values - low) / (high - low or 1.0), np.float64)
