@@ -10,7 +10,7 @@ from fedcir.analysis.alignment import Alignment
 from fedcir.analysis.bootstrap import Interval, mean_of
 from fedcir.analysis.bound import Bound
 from fedcir.analysis.divergence import Divergences
-from fedcir.analysis.metrics import confusion
+from fedcir.analysis.metrics import auc, confusion, f1, macro_f1, sensitivity, specificity
 from fedcir.analysis.views import View
 
 UNTRAINED = "an untrained encoder"
@@ -128,6 +128,15 @@ class Diagnosis:
         """Classes by classes: what is there, and what it was taken for."""
         view = next(view for view in self.views if view.domain == domain)
         return confusion(view.labels, view.predicted, len(self.classes))
+
+    def beside_accuracy(self, domain: str) -> dict[str, float]:
+        """Of two classes AUC, F1, sensitivity and specificity, with the second as positive; else macro F1."""
+        counts = self.confusion(domain)
+        if len(self.classes) > 2:
+            return {"macro F1": macro_f1(counts)}
+        view = next(view for view in self.views if view.domain == domain)
+        found = {"AUC": auc(view.labels == 1, view.log_odds), "F1": f1(counts)}
+        return {**found, "sensitivity": sensitivity(counts), "specificity": specificity(counts)}
 
     def mistaken(self, most: int = 3) -> list[str]:
         """The commonest mistakes, by domain and class, of classes with two test images there at least."""

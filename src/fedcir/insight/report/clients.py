@@ -12,6 +12,7 @@ from fedcir.analysis.diagnose import Diagnosis
 from fedcir.analysis.metrics import wilson_interval
 from fedcir.analysis.words import aligned_in_words, apart_in_words
 from fedcir.insight.charts import Bars, Chart, Cloud, Heat, Lines, Series
+from fedcir.insight.report.beside import beside_accuracy
 from fedcir.insight.report.page import Figure, Section, Table, Words, sentence
 from fedcir.insight.report.picture import in_the_plane
 from fedcir.insight.report.study import Study
@@ -49,8 +50,13 @@ def by_domain(study: Study, methods: Sequence[Method], found: Diagnoses) -> Sect
             for domain in each.domains:
                 counts = each.confusion(domain)
                 heats[f"{name}: confusion in {domain}"] = _counts(counts, each.classes, each.classes)
+    if found:
+        blocks.append(beside_accuracy(found))
     if heats and len(_any(found).classes) <= MOST_CLASSES:
-        note = "One seed, all test images. In a confusion matrix, rows are true classes and columns are predictions."
+        note = (
+            "One seed, all test images. The accuracy of a class is its recall. "
+            "In a confusion matrix, rows are true classes and columns are predictions."
+        )
         blocks.append(Figure("Class by class", heats, note))
     return Section("Domains", tuple(blocks))
 
