@@ -177,3 +177,15 @@ def test_pictures_of_other_kinds_do_not_load_pydicom(tmp_path: Path) -> None:
         [sys.executable, "-c", script, tmp_path / "a.png"], capture_output=True, text=True, check=True
     )
     assert said.stdout == "set()\n"
+
+
+def test_a_scan_looks_the_same_however_it_is_stored() -> None:
+    """The files come with pydicom."""
+    root = Path(pydicom.__file__).parent / "data" / "test_files"
+    kinds = ("", "_RLE", "_bigendian", "_implicit", "_jp2klossless")
+    if not all((root / f"MR_small{kind}.dcm").is_file() for kind in kinds):
+        pytest.skip("this pydicom comes without its test files")
+    first, *others = ((root / f"MR_small{kind}.dcm").read_bytes() for kind in kinds)
+    picture, size = read_picture(first, 32, GREY)
+    assert size == (64, 64)
+    assert all(read_picture(other, 32, GREY)[0].tobytes() == picture.tobytes() for other in others)
