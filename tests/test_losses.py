@@ -11,6 +11,7 @@ from fedcir.losses import (
     balanced_cross_entropy,
     channel_statistics,
     class_gaussians,
+    class_weighted_cross_entropy,
     cluster_contrast,
     distillation_kl,
     diversity,
@@ -111,6 +112,14 @@ def test_a_class_without_samples_gets_no_gradient_and_the_others_that_of_a_softm
     assert close(loss, F.cross_entropy(logits.detach()[:, [0, 2]], torch.tensor([0, 1])).item())
     assert logits.grad.isfinite().all()
     assert logits.grad[:, 1].tolist() == [0.0, 0.0]
+
+
+def test_class_weighted_cross_entropy_is_the_mean_over_classes_of_a_batch_in_their_shares() -> None:
+    logits, y = torch.randn(4, 3, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 0, 0, 2])
+    each = F.cross_entropy(logits, y, reduction="none")
+    loss = class_weighted_cross_entropy(logits, y, torch.tensor([3, 0, 1]))
+    assert close(loss, ((each[0] + each[1] + each[2]) / 3 + each[3]).item() / 2)
+    torch.testing.assert_close(class_weighted_cross_entropy(logits, y, torch.ones(3)), each.mean())
 
 
 def test_class_gaussians_are_maximum_likelihood_per_class() -> None:

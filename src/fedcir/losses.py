@@ -41,6 +41,15 @@ def balanced_cross_entropy(logits: Tensor, labels: Tensor, counts: Tensor) -> Te
     return F.cross_entropy(logits + counts.log(), labels)
 
 
+def class_weighted_cross_entropy(logits: Tensor, labels: Tensor, counts: Tensor) -> Tensor:
+    """Cross-entropy whose samples weigh 1 / n_y, from samples by class (C,): every class counts alike.
+
+    King and Zeng, 2001. https://doi.org/10.1093/oxfordjournals.pan.a004868
+    """
+    weights = 1 / counts[labels].float()  # (B,)
+    return (weights * F.cross_entropy(logits, labels, reduction="none")).sum() / weights.sum()
+
+
 def label_margins(counts: Tensor, tau: float) -> Tensor:
     """FedLC's margin of each class, tau n_y^(-1/4), from samples by class (C,). https://arxiv.org/abs/2209.00189
 

@@ -100,7 +100,7 @@ class LocalContext:
     labels: Callable[[], Tensor] = _no_labels
     """Those of the client's training set, (N,), read only when asked for."""
     cross_entropy: Callable[[Tensor, Tensor], Tensor] = _cross_entropy
-    """Of logits (B, C) on the client's own data and their labels; `local.prior` may correct it by its label shares."""
+    """Of logits (B, C) on the client's own data and their labels; corrected as local.prior or local.balance says."""
 
     @cached_property
     def class_counts(self) -> Tensor:

@@ -64,6 +64,18 @@ def test_confusion_counts_what_is_there_by_what_it_was_taken_for() -> None:
     np.testing.assert_array_equal(found(1.0).recall, [[0.5, np.nan], [1.0, np.nan]])  # b has one image of each
 
 
+def test_two_classes_have_an_auc_from_their_losses_and_more_have_a_macro_f1() -> None:
+    shares = np.array([0.9, 0.3, 0.4, 1.0])  # of dog: one of four pairs of a dog (the last two) and a cat is wrong
+    labels = np.array([0, 0, 1, 1])
+    losses = -np.log(np.where(labels == 1, shares, 1 - shares))
+    seen = view("a", labels.tolist(), (shares > 0.5).astype(int).tolist(), losses.tolist())
+    np.testing.assert_allclose(seen.log_odds[:3], np.log(shares[:3] / (1 - shares[:3])), rtol=1e-5)
+    two = replace(found(1.0), views=[seen])
+    assert two.beside_accuracy("a") == {"AUC": 0.75, "F1": 0.5, "sensitivity": 0.5, "specificity": 0.5}
+    three = replace(found(1.0), classes=("cat", "dog", "emu"))
+    assert three.beside_accuracy("a") == {"macro F1": pytest.approx((2 / 3 + 4 / 5) / 2)}
+
+
 def test_every_accuracy_and_risk_has_its_interval() -> None:
     each = found(1.0)
     assert each.accuracy["a"].value == 0.75
@@ -264,12 +276,14 @@ def test_diagnose_of_data_of_a_run_and_of_two(
     assert "From fedavg to fedcir, the mean distance between domains changed by " in said.out
     assert "KL to q(z|y) in nats: ink" in said.out
     assert said.out.count("share of each class that is classified correctly") == 2
+    assert said.out.count("macro F1") == 2
     assert (tmp_path / "two.png").read_bytes().startswith(b"\x89PNG")
     said = fedcir("diagnose", tmp_path / "fedavg", "--json", "-o", tmp_path / "one.png")
     (told,) = json.loads(said.out)
     assert set(told["pad"]["to_mixture"]) == set(told["accuracy"])
     assert told["accuracy_intervals"]["ink"]["value"] == told["accuracy"]["ink"]
     assert np.sum(told["confusion"]["ink"], axis=1).tolist() == [4, 4, 4]
+    assert 0 <= told["beside_accuracy"]["ink"]["macro F1"] <= 1
     assert np.trace(told["confusion"]["ink"]) / 12 == pytest.approx(told["accuracy"]["ink"])
     assert told["bound"]["risk_interval"]["value"] == told["bound"]["risk"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data.svg", "fedavg", "fedcir", "one.png", "two.png"]

@@ -125,7 +125,7 @@ def test_an_empty_class_folder_changes_nothing(tmp_path: Path) -> None:
 def test_a_domain_without_a_usable_image_is_said(tmp_path: Path, fedcir: Fedcir) -> None:
     """A site whose images lie one level too high, or are of another kind, must not be lost in silence."""
     draw(tmp_path, *(f"a/{label}/{i}.png" for label in ("cat", "dog") for i in range(5)), "b/1.png")
-    touch(tmp_path, "c/cat/1.dcm")
+    touch(tmp_path, "c/cat/1.heic")
     code, out, err = fedcir("data", "check", "folders", "--data-root", tmp_path, "--image-size", 8)
     assert code in (0, 2)
     said = (out + err).replace(str(tmp_path), "")

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from fedcir.config import PartitionConfig
-from fedcir.data.partition import Share, by_domain, dirichlet_within_domain, iid, partition
+from fedcir.data.partition import Share, by_domain, capped, dirichlet_within_domain, iid, partition
 from fedcir.types import InputError
 
 LABELS = {
@@ -27,6 +27,29 @@ def class_shares(labels: np.ndarray, shares: list[Share], domain: str) -> np.nda
     """How each class is spread over a domain's clients, (clients, classes)."""
     counts = np.stack([np.bincount(labels[s.rows[domain]], minlength=10) for s in shares if domain in s.rows])
     return counts / counts.sum(0)
+
+
+@pytest.mark.parametrize("scheme", ["domain", "dirichlet", "iid"])
+def test_no_client_gets_more_than_the_most_that_is_asked_for(scheme: str) -> None:
+    whole = partition(PartitionConfig(scheme), LABELS, seed=0)  # type: ignore[arg-type]
+    less, again = (partition(PartitionConfig(scheme, max_samples=120), LABELS, seed=0) for _ in range(2))  # type: ignore[arg-type]
+    assert rows_of(less) == rows_of(again)
+    for all_of_it, some in zip(whole, less, strict=True):
+        held = {name: set(rows.tolist()) for name, rows in all_of_it.rows.items()}
+        assert all(set(rows.tolist()) <= held[name] for name, rows in some.rows.items())
+        assert sum(map(len, some.rows.values())) == min(120, sum(map(len, held.values())))
+
+
+def test_a_capped_client_keeps_the_shares_of_its_classes_and_domains() -> None:
+    photo, *_ = partition(PartitionConfig(max_samples=120), LABELS, seed=0)
+    assert np.bincount(LABELS["photo"][photo.rows["photo"]]).tolist() == [12] * 10  # of 40 each
+    both = capped(Share("photo", {"photo": np.arange(400), "sketch": np.arange(250)}), LABELS, 65, seed=0)
+    assert {name: len(rows) for name, rows in both.rows.items()} == {"photo": 40, "sketch": 25}
+
+
+def test_a_most_below_the_least_is_refused() -> None:
+    with pytest.raises(InputError, match=r"partition\.max_samples must be at least partition\.min_samples=5, got 4"):
+        PartitionConfig(min_samples=5, max_samples=4)
 
 
 def test_by_domain_gives_each_client_one_whole_domain() -> None:

@@ -179,3 +179,15 @@ def test_a_run_on_office_tests_on_the_camera_that_it_holds_out(tmp_path: Path, f
     held = json.loads((tmp_path / "run/manifest.json").read_text())
     assert "dslr/" not in json.dumps(held["clients"])
     assert "webcam/" in json.dumps(held["clients"])
+
+
+def test_a_table_of_the_images_gives_the_dataset_that_their_folders_give(tmp_path: Path) -> None:
+    paths = [path.relative_to(OFFICE) for path in sorted(OFFICE.rglob("*")) if path.suffix == ".jpg"]
+    lines = ["path,label,site", *(f"{path},{path.parts[1]},{path.parts[0]}" for path in reversed(paths))]
+    (tmp_path / "office.csv").write_text("\n".join(lines), encoding="utf-8")
+    settings = {"root": str(OFFICE), "image_size": SIZE}
+    table = open_dataset(DataConfig("table", table=str(tmp_path / "office.csv"), **settings), seed=0)  # type: ignore[arg-type]
+    folders = open_dataset(DataConfig("folders", **settings), seed=0)  # type: ignore[arg-type]
+    assert table.content == folders.content
+    for one, other in zip(table, folders, strict=True):
+        assert (list(one.train.ids), list(one.test.ids)) == (list(other.train.ids), list(other.test.ids))

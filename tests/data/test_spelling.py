@@ -63,13 +63,13 @@ def test_thousands_of_classes_are_compared_at_once() -> None:
 def test_the_note_names_both_and_their_sites() -> None:
     sites = {name: ["dog", "cat"] for name in "bcdef"}
     assert notes_on_spelling({"a": ["Dog", "cat"], **sites}) == (
-        "'Dog' (a) and 'dog' (b, c, d and 2 more) count as two classes: if they are one, give their folders one name",
+        "'Dog' (a) and 'dog' (b, c, d and 2 more) count as two classes: if they are one, give them one name",
     )
 
 
 def test_classes_spelt_differently_are_told_by_the_check_and_by_a_run(tmp_path: Path, fedcir: Fedcir) -> None:
     root = draw(tmp_path, "a/cat", "a/Dog", "b/cat", "b/dog")
-    note = "'Dog' (a) and 'dog' (b) count as two classes: if they are one, give their folders one name"
+    note = "'Dog' (a) and 'dog' (b) count as two classes: if they are one, give them one name"
     said = fedcir("data", "check", "folders", "--data-root", root, "--image-size", 8)
     assert said.code == 0
     assert f"warning: {note}\n" in said.out

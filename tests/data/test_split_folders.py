@@ -101,7 +101,7 @@ def test_a_share_for_validation_is_drawn_only_where_there_is_no_val_folder(tmp_p
     assert places(domains, "a") == [{"a/train"}, {"a/val"}, {"a/test"}]
     assert places(domains, "b") == [{"b/train"}, {"b/train"}, {"b/test"}]
     assert len(domains["b"].train) == 4
-    assert domains.notes[-1] == "data.val_fraction=0.5 is not used for domains with a folder val: a"
+    assert domains.notes[-1] == "data.val_fraction=0.5 is not used for domains that have validation images: a"
 
 
 def test_of_copies_in_several_parts_the_test_image_stays_and_then_the_one_to_validate_on(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def told(root: Path) -> list[str]:
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
-        ("1.dcm", ".dcm"), ("1.HEIC", ".heic"), ("brain.nii.gz", ".nii.gz"), ("a.tar.gz", ".tar.gz"), ("x.gz", ".gz"),
+        ("1.heic", ".heic"), ("1.HEIC", ".heic"), ("brain.nii.gz", ".nii.gz"), ("a.tar.gz", ".tar.gz"), ("x.gz", ".gz"),
         ("a.b.gif", ".gif"), ("LICENSE", ""), ("1.2.840.113619.2.5", ""), ("scan.001", ""), ("1.JPG", "image"),
         ("Dr. No said so", ""), ("x.", ""),
     ],
@@ -52,15 +52,15 @@ def test_the_kind_of_a_file_is_its_ending_unless_that_is_a_number(name: str, kin
 
 
 def test_every_file_that_is_not_used_is_counted_by_kind_and_place(root: Path) -> None:
-    touch(root, *(f"a/cat/{i}.dcm" for i in range(12)), "a/cat/deep/1.DCM", "b/cat/1.dcm", "b/dog/brain.nii.gz")
+    touch(root, *(f"a/cat/{i}.heic" for i in range(12)), "a/cat/deep/1.HEIC", "b/cat/1.heic", "b/dog/brain.nii.gz")
     touch(root, "b/1.png", "b/2.jpg", "b/3.PNG", "0.png", "b/dog/1.gif", "README.md", "a/cat/labels.csv")
     assert told(root) == [
         "3 images directly in b: move into a class folder",
         "1 image directly in the data root: move into a class folder",
-        "13 .dcm files in a/cat: convert to PNG",
+        "13 .heic files in a/cat: convert to PNG",
         "1 .md file in the data root",
         "1 .csv file in a/cat",
-        "1 .dcm file in b/cat: convert to PNG",
+        "1 .heic file in b/cat: convert to PNG",
         "1 .gif file in b/dog: save one frame as PNG",
         "1 .nii.gz file in b/dog: save slices as PNG",
     ]  # fmt: skip
@@ -74,31 +74,31 @@ def test_what_is_hidden_or_left_by_systems_is_not_told(root: Path) -> None:
 def test_images_beside_the_classes_of_a_split_are_counted(root: Path) -> None:
     os.renames(root / "a", root / "a2/train")
     os.renames(root / "b", root / "a2/test")
-    touch(root, "a2/test/1.png", "a2/x.dcm", "a2/train/cat/y.dcm")
+    touch(root, "a2/test/1.png", "a2/x.heic", "a2/train/cat/y.heic")
     assert told(root) == [
         "1 image directly in a2/test: move into a class folder",
-        "1 .dcm file in a2: convert to PNG",
-        "1 .dcm file in a2/train/cat: convert to PNG",
+        "1 .heic file in a2: convert to PNG",
+        "1 .heic file in a2/train/cat: convert to PNG",
     ]
 
 
 def test_a_site_of_its_own_counts_them_too(root: Path) -> None:
-    touch(root, "a/1.png", "a/cat/1.dcm")
+    touch(root, "a/1.png", "a/cat/1.heic")
     assert [str(each) for each in site(root / "a", "a").unused] == told(root)
 
 
 def test_a_name_that_is_not_utf8_can_be_told(root: Path) -> None:
-    touch(root, os.fsdecode(b"a/cat/\xff.dcm"), os.fsdecode(b"c\xff/1.\xe9"))
+    touch(root, os.fsdecode(b"a/cat/\xff.heic"), os.fsdecode(b"c\xff/1.\xe9"))
     for line in told(root):
         line.encode()
 
 
 def test_the_check_tells_all_of_them_in_print_and_in_json(root: Path, fedcir: Fedcir) -> None:
-    touch(root, "a/cat/1.dcm", "b/1.png", "notes.txt", *(f"a/dog/x.kind{i:02}" for i in range(15)))
+    touch(root, "a/cat/1.heic", "b/1.png", "notes.txt", *(f"a/dog/x.kind{i:02}" for i in range(15)))
     said = fedcir("data", "check", "folders", "--data-root", root)
     assert said.code == 0
     assert "warning: not used: 1 image directly in b: move into a class folder\n" in said.out
-    assert "warning: not used: 1 .dcm file in a/cat: convert to PNG\n" in said.out
+    assert "warning: not used: 1 .heic file in a/cat: convert to PNG\n" in said.out
     assert "note: not used: 1 .txt file in the data root\n" in said.out
     assert "note: not used: 4 more (--json lists all)\n" in said.out
     found = json.loads(fedcir("data", "check", "folders", "--data-root", root, "--json").out)["unused"]
@@ -107,12 +107,12 @@ def test_the_check_tells_all_of_them_in_print_and_in_json(root: Path, fedcir: Fe
 
 
 def test_a_run_says_it_in_one_line(root: Path, fedcir: Fedcir, tmp_path: Path) -> None:
-    touch(root, *(f"{place}/1.dcm" for place in ("a/cat", "a/dog", "b/cat")), "b/1.png", "b/2.png", "x.md", "y.txt")
+    touch(root, *(f"{place}/1.heic" for place in ("a/cat", "a/dog", "b/cat")), "b/1.png", "b/2.png", "x.md", "y.txt")
     small = "--image-size 8 --rounds 1 --local-steps 1 --algorithm fedavg --device cpu --set model.width=2 --no-report"
     said = fedcir("run", "--dataset", "folders", "--data-root", root, *small.split(), "-o", tmp_path / "run")
     assert said.code == 0
     assert said.err.startswith(
-        "note: files that are not used: 3 .dcm files in a/cat and 2 other folders (convert to PNG), "
+        "note: files that are not used: 3 .heic files in a/cat and 2 other folders (convert to PNG), "
         "2 images directly in b (move into a class folder), 1 .md file in the data root, and 1 other kind; "
         "`fedcir data check` lists them\n"
     )
@@ -123,9 +123,9 @@ def test_nothing_is_said_where_everything_is_used(root: Path) -> None:
 
 
 def test_a_dataset_of_other_files_alone_is_refused_with_what_to_do(tmp_path: Path, fedcir: Fedcir) -> None:
-    said = fedcir("data", "check", "folders", "--data-root", touch(tmp_path, "a/cat/1.dcm", "a/cat/2.dcm"))
+    said = fedcir("data", "check", "folders", "--data-root", touch(tmp_path, "a/cat/1.heic", "a/cat/2.heic"))
     assert (said.code, said.out, said.err.count("\n")) == (2, "", 1)
-    assert said.err.endswith("; it holds 2 .dcm files in a/cat: convert to PNG\n")
+    assert said.err.endswith("; it holds 2 .heic files in a/cat: convert to PNG\n")
 
 
 def test_lists_that_are_read_are_not_called_unused(tmp_path: Path, fedcir: Fedcir) -> None:
@@ -141,6 +141,6 @@ def test_lists_that_are_read_are_not_called_unused(tmp_path: Path, fedcir: Fedci
                     Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)).save(tmp_path / name)
                     lines.append(f"{name} {number + 1}\n")
             (tmp_path / f"{domain}_{part}_kfold.txt").write_text("".join(lines))
-    touch(tmp_path, "photo/dog/1.dcm")
+    touch(tmp_path, "photo/dog/1.heic")
     found = json.loads(fedcir("data", "check", "pacs", "--data-root", tmp_path, "--image-size", 8, "--json").out)
-    assert [each["kind"] for each in found["unused"]] == [".dcm"]
+    assert [each["kind"] for each in found["unused"]] == [".heic"]

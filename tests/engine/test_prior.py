@@ -1,4 +1,4 @@
-"""local.prior: a client's own label shares correct its cross-entropy, and the algorithm may set it by default."""
+"""local.prior and local.balance: a client's own label shares correct its cross-entropy. An algorithm may set them."""
 
 import math
 from typing import Any
@@ -32,15 +32,15 @@ def same(one: fedcir.Result, other: fedcir.Result) -> bool:
     return all(map(torch.equal, one.model.state_dict().values(), other.model.state_dict().values()))
 
 
-def first_loss(prior: Any) -> float:
+def first_loss(prior: Any = "none", balance: Any = "none", bias: float = 0.0) -> float:
     """The cross-entropy of a client's first step, on its six samples."""
     federation = federation_of([(SITE, SITE)], nn.Identity(), 3, None, 0)
-    local = LocalConfig(steps=1, batch_size=6, prior=prior)
+    local = LocalConfig(steps=1, batch_size=6, prior=prior, balance=balance)
     config = Config(local=local, run=RunConfig(device="cpu", layout="contiguous"))
     session = open_session(config, fedcir.FedAvg(), federation)
     bench: Workbench = session.workbench()
     session.state.shared["model"]["head.weight"].zero_()
-    session.state.shared["model"]["head.bias"].zero_()
+    session.state.shared["model"]["head.bias"].copy_(torch.tensor([bias, 0.0, 0.0]))
     reply, _ = fit(bench, federation.clients[0], session.state.shared, {}, 1)
     return reply.metrics["loss/ce"]
 
@@ -49,6 +49,21 @@ def test_under_equal_logits_the_loss_is_the_entropy_of_the_clients_own_labels() 
     entropy = -(5 / 6 * math.log(5 / 6) + 1 / 6 * math.log(1 / 6))
     assert first_loss("client") == pytest.approx(entropy, rel=1e-6)
     assert first_loss("none") == pytest.approx(math.log(3), rel=1e-6)
+
+
+def test_with_balance_every_class_that_a_client_holds_counts_alike() -> None:
+    """Logits (log 2, 0, 0): the first class has a share of 1/2, the third of 1/4, whatever the samples."""
+    assert first_loss(balance="classes", bias=math.log(2)) == pytest.approx((math.log(2) + math.log(4)) / 2, rel=1e-6)
+    plain = (5 * math.log(2) + math.log(4)) / 6
+    assert first_loss(bias=math.log(2)) == pytest.approx(plain, rel=1e-6)
+
+
+def test_prior_and_balance_are_not_taken_together(fedcir: Any) -> None:
+    with pytest.raises(InputError, match=r"local\.prior=client and local\.balance=classes both correct for the la"):
+        LocalConfig(prior="client", balance="classes")
+    said = fedcir("run", "--set", "local.balance=classes")  # the default algorithm has a prior
+    assert said.code == 2
+    assert said.err.endswith("set local.prior=none or local.balance=none\n")
 
 
 def test_without_a_prior_the_cross_entropy_is_torchs_to_the_bit() -> None:

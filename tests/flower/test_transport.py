@@ -3,7 +3,8 @@
 import json
 import logging
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -366,7 +367,9 @@ def of_folders(config: Config, *assignments: str, root: Path | None = None) -> C
     return config_from(merged(tables, {"data": {"root": str(root)}}) if root else tables)
 
 
-@pytest.mark.parametrize("settings", [(), ("partition.hold_out=north",), ("data.classes=cat,fox,owl",)], ids=str)
+@pytest.mark.parametrize(
+    "settings", [("partition.max_samples=9",), ("partition.hold_out=north",), ("data.classes=cat,fox,owl",)], ids=str
+)
 def test_sites_with_folders_of_their_own_train_as_domains_of_one_folder_would(
     tiny: Tiny, train: Train, pictures: Path, tmp_path: Path, settings: tuple[str, ...]
 ) -> None:
@@ -374,6 +377,34 @@ def test_sites_with_folders_of_their_own_train_as_domains_of_one_folder_would(
     one = train(of_folders(config, *settings, root=pictures), tmp_path / "one")
     across(own(pictures, tmp_path), of_folders(config, *settings), tmp_path / "two")
     assert dropped(tmp_path / "two") == [{}, {}]
+    assert rounds(tmp_path / "two") == rounds(one)
+    assert model(tmp_path / "two") == model(one)
+
+
+def listed(root: Path, sites: Sequence[str]) -> None:
+    """A table of the images of these sites, in the folder that holds them."""
+    lines = ["path;label;site;group"]
+    for name in sites:
+        for path in (path for path in root.rglob("*.png") if name in path.parts):
+            patient = int(path.stem) // 2
+            lines.append(f"{path.relative_to(root)};{path.parent.name};{name};{name}-{path.parent.name}-{patient}")
+    (root / "labels.csv").write_text("\n".join(lines), encoding="utf-8")
+
+
+def test_sites_with_tables_of_their_own_train_as_those_of_one_table_would(
+    tiny: Tiny, train: Train, pictures: Path, tmp_path: Path
+) -> None:
+    whole, apart = tmp_path / "whole", tmp_path / "apart"
+    for root in (whole, apart):
+        shutil.copytree(pictures, root)
+    sites = [path.name for path in apart.iterdir()]
+    listed(whole, sites)
+    for name in sites:
+        listed(apart / name, [name])
+    config = of_folders(tiny("fedavg", "server.rounds=1", "run.workers=1"))
+    together = replace(config, data=replace(config.data, name="table", root=str(whole)))
+    one = train(together, tmp_path / "one")
+    across(own(apart, tmp_path), config, tmp_path / "two")
     assert rounds(tmp_path / "two") == rounds(one)
     assert model(tmp_path / "two") == model(one)
 

@@ -1,5 +1,6 @@
 """Do clients differ, where, and did training close the gap: of data before any training, and of runs."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -175,10 +176,18 @@ def as_json(found: Diagnosis) -> dict[str, Any]:
         "risk_intervals": {name: asdict(each) for name, each in found.risk.items()} if run else None,
         "bound": _bound(found),
         "alignment": _alignment(found),
+        "beside_accuracy": {domain: _numbers(found.beside_accuracy(domain)) for domain in found.domains}
+        if run
+        else None,
         "confusion": {domain: found.confusion(domain).tolist() for domain in found.domains} if run else None,
         "notes": list(found.told),
         "verdict": verdict(found),
     }
+
+
+def _numbers(found: dict[str, float]) -> dict[str, float | None]:
+    """JSON has no nan."""
+    return {name: None if math.isnan(value) else value for name, value in found.items()}
 
 
 def _bound(found: Diagnosis) -> dict[str, Any] | None:

@@ -10,6 +10,7 @@ from fedcir.analysis.alignment import Alignment
 from fedcir.analysis.bootstrap import Interval, mean_of
 from fedcir.analysis.bound import Bound
 from fedcir.analysis.divergence import Divergences
+from fedcir.analysis.metrics import auc, confusion, f1, macro_f1, sensitivity, specificity
 from fedcir.analysis.views import View
 
 UNTRAINED = "an untrained encoder"
@@ -126,9 +127,16 @@ class Diagnosis:
     def confusion(self, domain: str) -> NDArray[np.int64]:
         """Classes by classes: what is there, and what it was taken for."""
         view = next(view for view in self.views if view.domain == domain)
-        counts = np.zeros((len(self.classes), len(self.classes)), dtype=np.int64)
-        np.add.at(counts, (view.labels, view.predicted), 1)
-        return counts
+        return confusion(view.labels, view.predicted, len(self.classes))
+
+    def beside_accuracy(self, domain: str) -> dict[str, float]:
+        """Of two classes AUC, F1, sensitivity and specificity, with the second as positive; else macro F1."""
+        counts = self.confusion(domain)
+        if len(self.classes) > 2:
+            return {"macro F1": macro_f1(counts)}
+        view = next(view for view in self.views if view.domain == domain)
+        found = {"AUC": auc(view.labels == 1, view.log_odds), "F1": f1(counts)}
+        return {**found, "sensitivity": sensitivity(counts), "specificity": specificity(counts)}
 
     def mistaken(self, most: int = 3) -> list[str]:
         """The commonest mistakes, by domain and class, of classes with two test images there at least."""

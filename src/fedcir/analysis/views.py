@@ -60,6 +60,14 @@ class View:
     def risk(self) -> float:
         return float(self.losses.mean())
 
+    @property
+    def log_odds(self) -> NDArray[np.float64]:
+        """Of the second class, where there are two (N,): a loss is the negative logarithm of the true class's share."""
+        losses = np.maximum(self.losses.astype(np.float64), 0)
+        with np.errstate(divide="ignore"):  # a loss of 0 has odds of infinity
+            of_truth = -losses - np.log(-np.expm1(-losses))
+        return np.where(self.labels == 1, of_truth, -of_truth)
+
 
 def data_of_run(run: Run, data_root: str | None = None) -> tuple[Config, Domains, list[Share]]:
     """A finished run's settings, its data, which must be what it ran on, and who held what."""

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from PIL import Image
 
     from fedcir.data.inspection import Findings
+    from fedcir.data.pictures.cache import Entry
 
 data = App("List, check, show and prepare datasets.")
 
@@ -124,7 +125,8 @@ def show(
         held = [str(len(domain.validation or ()))] if aside else []
         rows.append([domain.name, str(len(domain.train)), *held, str(len(domain.test))])
     classes = len(domains.classes)
-    print_table(rows, f"{classes} classes, {domains.image_shape[0]}x{domains.image_shape[1]} pixels")
+    height, width, channels = domains.image_shape
+    print_table(rows, f"{classes} classes, {height}x{width} pixels{', grey' if channels == 1 else ''}")
     shown = f", which shows {MOST} of {classes} classes" if classes > MOST else ""
     print(f"\nwrote the contact sheet {path}{shown}")
 
@@ -149,7 +151,7 @@ def prepare(
     if entry is None:
         print(f"{name} needs no preparation")
     else:
-        what = f"{entry.images:,} images of {entry.size}x{entry.size} pixels"
+        what = f"{entry.images:,} {_grey(entry)}images of {entry.size}x{entry.size} pixels"
         print(f"prepared {what}, {_megabytes(entry.bytes)}, in {entry.path}")
 
 
@@ -217,7 +219,10 @@ def cache(
         return
     entries = cache_entries()
     if entries:
-        rows = [[e.dataset, e.root, f"{e.images:,}", f"{e.size}x{e.size}", _megabytes(e.bytes)] for e in entries]
+        rows = [
+            [e.dataset, e.root, f"{e.images:,}", f"{e.size}x{e.size} {_grey(e)}".strip(), _megabytes(e.bytes)]
+            for e in entries
+        ]
         print_table([["dataset", "from", "images", "pixels", "on disk"], *rows])
     print(f"{_megabytes(sum(entry.bytes for entry in entries))} in {cache_folder()}")
 
@@ -311,6 +316,10 @@ def _print_notes(notes: Sequence[str]) -> None:
 
 def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:FEW]) + (f" and {len(names) - FEW} more" if len(names) > FEW else "")
+
+
+def _grey(entry: "Entry") -> str:
+    return "grey " if entry.channels == 1 else ""
 
 
 def _megabytes(count: int) -> str:

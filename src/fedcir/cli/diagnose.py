@@ -95,9 +95,19 @@ def _print(found: "Diagnosis") -> None:
     if found.of_run:
         if len(found.classes) <= LONG:
             _print_recall(found)
+        _print_beside_accuracy(found)
         if mistaken := found.mistaken():
             print(f"most frequent mistakes: {', '.join(mistaken)}")
     print()
+
+
+def _print_beside_accuracy(found: "Diagnosis") -> None:
+    by_domain = {domain: found.beside_accuracy(domain) for domain in found.domains}
+    rows = [["", *by_domain]]
+    for name in next(iter(by_domain.values())):
+        values = [each[name] for each in by_domain.values()]
+        rows.append([name, *("-" if math.isnan(value) else f"{value:.3f}" for value in values)])
+    print_table(rows, f"beside accuracy; {found.classes[1]} is positive" if len(rows) > 2 else "beside accuracy")
 
 
 def _print_recall(found: "Diagnosis") -> None:

@@ -11,7 +11,7 @@ from fedcir.config.settings import Config
 from fedcir.config.tables import assigned, config_from, config_tables, merged, nearest, parse_assignment, read_toml
 from fedcir.types import InputError
 
-OWN_DATA = ("arrays", "folders", "hub")
+OWN_DATA = ("arrays", "folders", "hub", "table")
 """Datasets of the user's own, on which any preset may be tried."""
 
 

@@ -12,7 +12,7 @@ DEFAULT_ALGORITHM = "fedcirplus"
 DEFAULT_COMPARISON = ("fedavg", "fedcir", "fedcirplus", "centralized")
 """The plain algorithm, the paper's, the recommended one, and a ceiling."""
 
-PATHS = {"data.root", "data.lists", "partition.file", "model.weights"}
+PATHS = {"data.root", "data.lists", "data.table", "partition.file", "model.weights"}
 """Settings that name a place on the user's machine."""
 
 
@@ -24,12 +24,16 @@ class DataConfig:
     """Folder that holds the dataset."""
     lists: str | None = None
     """Folder of the official train and test lists, if they are not beside the images (pacs)."""
+    table: str | None = None
+    """CSV file of labels, if it is not labels.csv in the root (table)."""
     image_size: int | None = None
     """Images are resized to this width and height; by default 128, but arrays and minidigits keep their size."""
+    channels: int | None = None
+    """3 makes all images RGB, 1 makes them grey; by default 3, but arrays and minidigits keep their channels."""
     classes: tuple[str, ...] | None = None
     """Use only these classes; by default all, but for domainnet the usual ten, where "all" means all 345."""
     columns: tuple[str, ...] = ("image", "label", "domain")
-    """Names of the columns for image, label and domain (hub)."""
+    """Names of the columns: image, label, domain (hub), or path, label, site and perhaps group and split (table)."""
     train_per_domain: int | None = None
     """Use at most this many training images per domain; classes keep their proportions."""
     test_fraction: float = 0.2
@@ -40,6 +44,8 @@ class DataConfig:
     def __post_init__(self) -> None:
         require_at_least("data.train_per_domain", self.train_per_domain, 1)
         require_at_least("data.image_size", self.image_size, 1)
+        if self.channels not in (None, 1, 3):
+            raise InputError(f"data.channels must be 1 for grey or 3 for RGB, got {self.channels}")
         if self.classes == ():
             raise InputError("data.classes names no class: name some, or leave it out")
         require_share("data.val_fraction", self.val_fraction)
@@ -61,6 +67,8 @@ class PartitionConfig:
     """Domain that no client trains on, but that the model is tested on."""
     min_samples: int = 1
     """Every client gets at least this many training images."""
+    max_samples: int | None = None
+    """No client trains on more images than this; classes keep their proportions."""
 
     def __post_init__(self) -> None:
         require_at_least("partition.clients", self.clients, 1)
@@ -68,6 +76,11 @@ class PartitionConfig:
         if self.beta > 1e6:  # numpy's Dirichlet overflows far above
             raise InputError(f"partition.beta must be at most 1e6, which already gives even clients, got {self.beta}")
         require_at_least("partition.min_samples", self.min_samples, 1)
+        if self.max_samples is not None and self.max_samples < self.min_samples:
+            raise InputError(
+                f"partition.max_samples must be at least partition.min_samples={self.min_samples}, "
+                f"got {self.max_samples}"
+            )
         if (self.scheme == "csv") != (self.file is not None):
             raise InputError("partition.scheme=csv and partition.file=FILE.csv go together: give both or neither")
         if self.scheme == "csv" and self.clients is not None:
@@ -114,6 +127,8 @@ class LocalConfig:
     """Random changes to training images: mirror, crop, or change colours. The paper makes none."""
     prior: Literal["none", "client"] = "none"
     """With `client`, a client's own label shares correct its cross-entropy (balanced softmax); they never leave it."""
+    balance: Literal["none", "classes"] = "none"
+    """With `classes`, a client's cross-entropy weighs classes by their inverse frequency, so that all count alike."""
 
     def __post_init__(self) -> None:
         require_at_least("local.steps", self.steps, 1)
@@ -121,6 +136,11 @@ class LocalConfig:
         require_positive("local.lr", self.lr)
         require_share("local.momentum", self.momentum)
         require_not_negative("local.weight_decay", self.weight_decay)
+        if self.prior == "client" and self.balance == "classes":
+            raise InputError(
+                "local.prior=client and local.balance=classes both correct for the label shares: "
+                "set local.prior=none or local.balance=none"
+            )
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from fedcir.data.readers.named import (
     pacs,
 )
 from fedcir.data.readers.npz import arrays
+from fedcir.data.readers.table import table
 from fedcir.data.readers.wilds import CAMELYON17, camelyon17, iwildcam
 from fedcir.types import InputError
 
@@ -89,6 +90,13 @@ SOURCES = {
         "any",
         "DIR/<domain>/<class>/<image>",
         pictures=lambda root, data: folders(root),
+    ),
+    "table": Source(
+        "Your own images, with their labels in a CSV file.",
+        "yours",
+        "any",
+        "DIR/labels.csv with the columns path, label and site",
+        pictures=lambda root, data: table(root, None if data.table is None else Path(data.table), data.columns),
     ),
     "arrays": Source(
         "Your own arrays.", "yours", "any", "DIR/<domain>.npz of x_train, y_train, x_test, y_test", arrays=arrays
@@ -159,13 +167,16 @@ def find(data: DataConfig) -> tuple[Source, Path]:
     if data.name not in SOURCES:
         raise InputError(f"there is no dataset {data.name!r}; {nearest(data.name, SOURCES)}")
     source = SOURCES[data.name]
+    if data.root is None and data.table is not None and data.name == "table":
+        return source, Path(data.table).parent
     if source.root != "nothing" and data.root is None:
         raise InputError(f"dataset {data.name!r} needs data.root, the {source.root} that holds it")
     root = Path(data.root or ".")
     if source.root == "folder" and not root.is_dir():
         fetch = f"; `fedcir data prepare {data.name} --data-root {root}` fetches it" if source.downloads else ""
+        hint = f": give it as data.table={root}" if data.name == "table" else ""
         raise InputError(
-            f"data.root: {root} is a file, not a folder"
+            f"data.root: {root} is a file, not a folder{hint}"
             if root.exists()
             else f"data.root: there is no folder {root}{fetch}",
             public="its data-root is not a folder",

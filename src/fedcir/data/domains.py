@@ -24,6 +24,8 @@ class Split:
     ids: Sequence[str]
     rows: Indices | None = None
     """Where each sample's image is; all images in their order if not given."""
+    groups: Indices | None = None
+    """The number of each sample's group, (N,), which no split may tear apart; None if each stands for itself."""
 
     def __post_init__(self) -> None:
         if not len(self.where) == len(self.labels) == len(self.ids):
@@ -48,7 +50,8 @@ class Split:
     def take(self, indices: Sequence[int] | Indices) -> "Split":
         """These samples, in this order; no image is copied."""
         chosen = np.asarray(indices, dtype=np.int64)
-        return Split(self.images, self.labels[chosen], [self.ids[i] for i in chosen], self.where[chosen])
+        groups = None if self.groups is None else self.groups[chosen]
+        return Split(self.images, self.labels[chosen], [self.ids[i] for i in chosen], self.where[chosen], groups)
 
 
 @dataclass(frozen=True)
@@ -114,6 +117,12 @@ def stratified_sample(labels: Labels, size: int, rng: np.random.Generator) -> ND
     quota[np.argsort(quota - exact, kind="stable")[:remainder]] += 1  # the largest fractions are rounded up
     picks = [rng.permutation(np.flatnonzero(labels == c))[:n] for c, n in zip(classes, quota, strict=True)]
     return np.sort(np.concatenate(picks))
+
+
+def rows_by_group(groups: Indices) -> list[Indices]:
+    """The rows of each group, in the order of their numbers."""
+    order = np.argsort(groups, kind="stable")
+    return np.split(order, np.flatnonzero(np.diff(groups[order])) + 1)
 
 
 def _release(images: Images) -> None:

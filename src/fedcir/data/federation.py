@@ -110,7 +110,9 @@ def deal(config: Config, on_file: OnFile | None = None) -> tuple[Domains, list[S
         kept = tuple(replace(d, validation=None) if d.name == held_out else d for d in domains)
         domains = replace(domains, domains=kept)
     ids = {domain.name: domain.train.ids for domain in domains}
-    shares = partition(config.partition, {domain.name: domain.train.labels for domain in domains}, seed, ids)
+    labels = {domain.name: domain.train.labels for domain in domains}
+    groups = {domain.name: domain.train.groups for domain in domains if domain.train.groups is not None}
+    shares = partition(config.partition, labels, seed, ids, groups)
     if config.partition.file is not None:
         domains = replace(domains, notes=(*domains.notes, *_unmatched(config.partition.file, domains, held_out)))
     return domains, shares

@@ -16,11 +16,11 @@ from fedcir.data.domains import Domains, Images, Split
 from fedcir.data.pictures.cache import prepare
 from fedcir.data.pictures.decode import OnFile
 from fedcir.data.pictures.items import Found, Item, Pictures
+from fedcir.data.pictures.square import RGB
 from fedcir.data.readers.folders import site
-from fedcir.data.readers.named import (
-    verify,
-)
+from fedcir.data.readers.named import verify
 from fedcir.data.readers.spelling import notes_on_spelling
+from fedcir.data.readers.table import LABELS, table_of_site
 from fedcir.data.readers.unused import notes_on_unused
 from fedcir.data.split import Splitting, split_items, with_validation
 from fedcir.types import InputError
@@ -36,7 +36,7 @@ def _open(data: DataConfig, seed: int, on_file: OnFile | None) -> Domains:
     source, root = find(data)
     if source.pictures is not None:
         pictures, notes, _ = pictures_of(source, root, data)
-        prepared = prepare(data.name, str(root), pictures, data.image_size or IMAGE_SIZE, on_file)
+        prepared = prepare(data.name, str(root), pictures, data.image_size or IMAGE_SIZE, on_file, data.channels or RGB)
         domains = split_items(data.name, pictures.items, prepared, Splitting(data.test_fraction, seed))
         domains = replace(domains, notes=(*notes, *domains.notes))
     else:
@@ -46,6 +46,11 @@ def _open(data: DataConfig, seed: int, on_file: OnFile | None) -> Domains:
             domains = _of_classes(domains, data.classes or ())
         if data.image_size is not None:
             domains = _resized(domains, data.image_size)
+        if data.channels not in (None, domains.image_shape[-1]):
+            raise InputError(
+                f"data.channels is {data.channels}, but the images of {data.name} have {domains.image_shape[-1]} "
+                "channels, which they keep: leave data.channels out"
+            )
     check_classes(domains, f"in any domain of {data.name}")
     domains = _held_back(domains, data, seed)
     if data.train_per_domain is not None:
@@ -61,14 +66,19 @@ def open_site(
     classes: Sequence[str] = (),
     on_file: OnFile | None = None,
 ) -> Domains:
-    """One site's own DIR/<class>/<image>, split as a domain of `folders` would be; of the classes that are agreed."""
+    """One site's own images, split as a domain of `folders` or `table` would be; of the classes that are agreed."""
     with _without_collection():
-        found = site(root, domain)
+        found = site_pictures(root, domain, data)
         pictures = of_classes(found.pictures, classes or None, root, missing=True)
-        prepared = prepare("folders", str(root), pictures, data.image_size or IMAGE_SIZE, on_file)
+        prepared = prepare("folders", str(root), pictures, data.image_size or IMAGE_SIZE, on_file, data.channels or RGB)
         domains = split_items("folders", pictures.items, prepared, Splitting(data.test_fraction, seed), classes)
         notes = (*found.notes, *notes_on_unused(found.unused), *domains.notes)
         return _held_back(replace(domains, notes=notes), data, seed)
+
+
+def site_pictures(root: Path, domain: str, data: DataConfig) -> Found:
+    """One site's own images: those of its labels.csv if it has one, else DIR/<class>/<image>."""
+    return table_of_site(root, domain, data.columns) if (root / LABELS).is_file() else site(root, domain)
 
 
 def _held_back(domains: Domains, data: DataConfig, seed: int) -> Domains:
@@ -76,7 +86,8 @@ def _held_back(domains: Domains, data: DataConfig, seed: int) -> Domains:
     if data.val_fraction:
         given = [domain.name for domain in domains if domain.validation is not None]
         kept = tuple(d if d.name in given else with_validation(d, data.val_fraction, seed) for d in domains)
-        note = f"data.val_fraction={data.val_fraction} is not used for domains with a folder val: {', '.join(given)}"
+        unused = f"data.val_fraction={data.val_fraction} is not used for domains that have validation images"
+        note = f"{unused}: {', '.join(given)}"
         domains = replace(domains, domains=kept, notes=(*domains.notes, note) if given else domains.notes)
     return domains if data.train_per_domain is None else domains.capped(data.train_per_domain, seed)
 

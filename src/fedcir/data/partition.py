@@ -1,15 +1,16 @@
 """Who holds what: pure functions from labels to the rows of each client."""
 
 import csv
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedcir.config import PartitionConfig
-from fedcir.data.domains import Indices, Labels
+from fedcir.data.domains import Indices, Labels, rows_by_group, stratified_sample
 from fedcir.rng import numpy_rng
 from fedcir.types import InputError
 
@@ -29,12 +30,21 @@ class Share:
         return np.bincount(np.concatenate([np.empty(0, np.int64), *held]), minlength=classes)
 
 
+Groups = Mapping[str, Indices]
+"""The group of each sample, by domain, for the domains whose samples come in groups."""
+
+
 def partition(
-    config: PartitionConfig, labels: Mapping[str, Labels], seed: int, ids: Mapping[str, Sequence[str]] | None = None
+    config: PartitionConfig,
+    labels: Mapping[str, Labels],
+    seed: int,
+    ids: Mapping[str, Sequence[str]] | None = None,
+    groups: Groups = MappingProxyType({}),
 ) -> list[Share]:
     """The shares of a configured scheme, in the order of client numbers.
 
-    Domains that no client stands for, such as a held-out one, come last. `ids` name the samples, as a file needs.
+    Domains that no client stands for, such as a held-out one, come last. `ids` name the samples, as a file needs. All
+    samples of one of the `groups` go to one client, unless a file says otherwise.
     """
     held_out = config.hold_out
     if held_out is not None and held_out not in labels:
@@ -42,7 +52,7 @@ def partition(
     kept = {name: values for name, values in labels.items() if name != held_out}
     if not kept:
         raise InputError(f"partition.hold_out: {held_out!r} is the only domain, so nothing is left to train on")
-    shares = _shares(config, kept, seed, ids)
+    shares = [capped(share, labels, config.max_samples, seed) for share in _shares(config, kept, seed, ids, groups)]
     for number, share in enumerate(shares):
         size = sum(len(rows) for rows in share.rows.values())
         if size < config.min_samples:
@@ -55,8 +65,27 @@ def partition(
     return [*shares, *(Share(name, {}) for name in labels if name not in spoken_for)]
 
 
+def capped(share: Share, labels: Mapping[str, Labels], most: int | None, seed: int) -> Share:
+    """A client's share with at most so many samples: a seeded sample that keeps the shares of domains and classes."""
+    if most is None or sum(map(len, share.rows.values())) <= most:
+        return share
+    strata = [position * 10**6 + labels[name][rows] for position, (name, rows) in enumerate(share.rows.items())]
+    rng = numpy_rng(seed, "max_samples", share.domain)
+    kept = stratified_sample(np.concatenate(strata), most, rng)
+    ends = np.cumsum([0, *map(len, share.rows.values())])
+    rows = {
+        name: held[kept[(kept >= start) & (kept < end)] - start]
+        for (name, held), start, end in zip(share.rows.items(), ends[:-1], ends[1:], strict=True)
+    }
+    return replace(share, rows={name: some for name, some in rows.items() if len(some)})
+
+
 def _shares(
-    config: PartitionConfig, labels: Mapping[str, Labels], seed: int, ids: Mapping[str, Sequence[str]] | None
+    config: PartitionConfig,
+    labels: Mapping[str, Labels],
+    seed: int,
+    ids: Mapping[str, Sequence[str]] | None,
+    groups: Groups,
 ) -> list[Share]:
     if config.file is not None:
         assert ids is not None
@@ -68,9 +97,14 @@ def _shares(
     if clients < len(labels):
         raise InputError(f"partition.clients must be at least the number of domains, {len(labels)}, got {clients}")
     if config.scheme == "dirichlet":
-        return dirichlet_within_domain(labels, clients, config.beta, config.min_samples, seed)
+        what = "groups of training images" if groups else "training images"
+        return _whole_groups(
+            labels,
+            groups,
+            lambda given: dirichlet_within_domain(given, clients, config.beta, config.min_samples, seed, what),
+        )
     if config.scheme == "iid":
-        return iid(labels, clients, seed)
+        return _whole_groups(labels, groups, lambda given: iid(given, clients, seed))
     if clients != len(labels):
         raise InputError(
             f"partition.clients is {clients} for {len(labels)} domains: "
@@ -79,13 +113,35 @@ def _shares(
     return by_domain(labels)
 
 
+def _whole_groups(
+    labels: Mapping[str, Labels], groups: Groups, divide: Callable[[Mapping[str, Labels]], list[Share]]
+) -> list[Share]:
+    """Shares that hold a group whole or not at all: it is dealt out like one sample, of the class of its first."""
+    if not groups:
+        return divide(labels)
+    together = {name: _rows_together(groups.get(name), len(values)) for name, values in labels.items()}
+    shares = divide({name: labels[name][[rows[0] for rows in together[name]]] for name in labels})
+    return [
+        replace(share, rows={name: _rows_in([together[name][k] for k in held]) for name, held in share.rows.items()})
+        for share in shares
+    ]
+
+
+def _rows_in(groups: Sequence[Indices]) -> Indices:
+    return np.sort(np.concatenate(groups))
+
+
+def _rows_together(groups: Indices | None, count: int) -> list[Indices]:
+    return np.split(np.arange(count), count) if groups is None else rows_by_group(groups)
+
+
 def by_domain(labels: Mapping[str, Labels]) -> list[Share]:
     """One client a domain, which holds all of it."""
     return [Share(name, {name: np.arange(len(values))}) for name, values in labels.items()]
 
 
 def dirichlet_within_domain(
-    labels: Mapping[str, Labels], clients: int, beta: float, min_samples: int, seed: int
+    labels: Mapping[str, Labels], clients: int, beta: float, min_samples: int, seed: int, what: str = "training images"
 ) -> list[Share]:
     """Each domain is spread over its clients, every class in proportions drawn from Dirichlet(beta)."""
     shares = []
@@ -93,7 +149,7 @@ def dirichlet_within_domain(
         count = clients // len(labels) + (position < clients % len(labels))
         if len(values) < count * min_samples:
             raise InputError(
-                f"domain {name!r} has {len(values)} training images, too few for {count} clients "
+                f"domain {name!r} has {len(values)} {what}, too few for {count} clients "
                 f"with at least {min_samples} each: lower partition.clients or partition.min_samples"
             )
         rng = numpy_rng(seed, "partition", name)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcir.data.domains import Domain, Domains, Indices, Labels, Split, stratified_sample
+from fedcir.data.domains import Domain, Domains, Indices, Labels, Split, rows_by_group, stratified_sample
 from fedcir.data.pictures.cache import Prepared
 from fedcir.data.pictures.items import Item
 from fedcir.rng import numpy_rng
@@ -39,8 +39,9 @@ def split_items(
     for domain, held in rows_of.items():
         some = [items[row] for row in held]
         labels = np.array([number[item.label] for item in some], dtype=np.int64)
-        whole = Split(prepared.images, labels, [item.name for item in some], np.array(held, dtype=np.int64))
-        test = _test_rows(some, labels, splitting, domain)
+        groups = _groups(some)
+        whole = Split(prepared.images, labels, [item.name for item in some], np.array(held, dtype=np.int64), groups)
+        test = _test_rows(some, whole, splitting, domain)
         aside = np.flatnonzero([item.part == "validation" for item in some])
         train = np.setdiff1d(np.arange(len(some)), [*test, *aside])
         if not len(test) or not len(train):
@@ -49,10 +50,13 @@ def split_items(
                 raise InputError(
                     f"the split has no {kind} image of domain {domain!r}: add some, or leave the domain out"
                 )
+            count = f"{len(some)} different images"
+            if groups is not None:
+                together = len(set(groups.tolist()))
+                count += f" in {together} group{'s' * (together > 1)}"
             raise InputError(
-                f"domain {domain!r} has {len(some)} different images, too few to train and to test on: "
-                "add some, or leave the domain out",
-                public=f"it has {len(some)} different images, too few to train and to test on",
+                f"domain {domain!r} has {count}, too few to train and to test on: add some, or leave the domain out",
+                public=f"it has {count}, too few to train and to test on",
             )
         domains.append(Domain(domain, whole.take(train), whole.take(test), whole.take(aside) if len(aside) else None))
     return Domains(name, classes, tuple(domains), prepared.content, _notes(items, prepared.digests, len(kept)))
@@ -106,28 +110,42 @@ def without_duplicates(items: Sequence[Item], digests: NDArray[np.void]) -> Indi
 
 
 def with_validation(domain: Domain, fraction: float, seed: int) -> Domain:
-    """A share of every class of the training images set aside."""
+    """A share of every class of the training images set aside, groups whole."""
     rng = numpy_rng(seed, "validation", domain.name)
-    held = _leaving_one(domain.train.labels, fraction, rng)
+    held = _whole_groups(domain.train, fraction, rng)
     if not len(held):
+        what = "an image" if domain.train.groups is None else "a group"
         raise InputError(
-            f"data.val_fraction={fraction}: no class of domain {domain.name!r} has an image to spare for validation; "
+            f"data.val_fraction={fraction}: no class of domain {domain.name!r} has {what} to spare for validation; "
             "leave it out, or add images"
         )
     kept = np.setdiff1d(np.arange(len(domain.train)), held)
     return replace(domain, train=domain.train.take(kept), validation=domain.train.take(held))
 
 
-def _test_rows(items: Sequence[Item], labels: Labels, splitting: Splitting, domain: str) -> Indices:
+def _groups(items: Sequence[Item]) -> Indices | None:
+    """The number of each item's group, in order of appearance; one without a group is a group of its own."""
+    if all(item.group is None for item in items):
+        return None
+    numbers: dict[str | int, int] = {}
+    keys = (row if item.group is None else item.group for row, item in enumerate(items))
+    return np.array([numbers.setdefault(key, len(numbers)) for key in keys], dtype=np.int64)
+
+
+def _test_rows(items: Sequence[Item], whole: Split, splitting: Splitting, domain: str) -> Indices:
     """The test samples: those of a list or folder where there is one, else a seeded share of every class."""
     if any(item.part is not None for item in items):
         return np.flatnonzero([item.part == "test" for item in items])
-    rng = numpy_rng(splitting.seed, "test", domain)
-    groups: dict[str | int, list[int]] = {}
-    for row, item in enumerate(items):
-        groups.setdefault(row if item.group is None else item.group, []).append(row)
-    together = list(groups.values())
-    drawn = _leaving_one(labels[[rows[0] for rows in together]], splitting.test_fraction, rng).tolist()
+    return _whole_groups(whole, splitting.test_fraction, numpy_rng(splitting.seed, "test", domain))
+
+
+def _whole_groups(split: Split, fraction: float, rng: np.random.Generator) -> Indices:
+    """A share of every class, of no class all, and of every group all or nothing."""
+    labels = split.labels
+    if split.groups is None:
+        return _leaving_one(labels, fraction, rng)
+    together = rows_by_group(split.groups)
+    drawn = _leaving_one(labels[[rows[0] for rows in together]], fraction, rng).tolist()
     left = Counter(labels.tolist())
     for group in drawn:
         left.subtract(labels[together[group]].tolist())

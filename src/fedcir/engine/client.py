@@ -18,7 +18,7 @@ from fedcir.data.examples import Examples
 from fedcir.data.federation import Client
 from fedcir.engine.cost import step_flops
 from fedcir.engine.store import ClientStore
-from fedcir.losses import balanced_cross_entropy
+from fedcir.losses import balanced_cross_entropy, class_weighted_cross_entropy
 from fedcir.models.optim import SGD
 from fedcir.models.tensors import at_rest, snapshot
 from fedcir.rng import numpy_rng, torch_rng
@@ -97,6 +97,8 @@ def fit(bench: Workbench, client: Client, received: Groups, kept: Groups, round:
     ctx = _receive(bench, client, received, kept, round, torch_rng(bench.seed, "local", round, client.id))
     if bench.local.prior == "client":
         ctx = replace(ctx, cross_entropy=partial(balanced_cross_entropy, counts=ctx.class_counts))
+    elif bench.local.balance == "classes":
+        ctx = replace(ctx, cross_entropy=partial(class_weighted_cross_entropy, counts=ctx.class_counts))
     trained = (*algorithm.trains, *algorithm.keeps)
     for name, module in modules.items():
         module.train(name in trained)

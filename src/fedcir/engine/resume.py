@@ -17,6 +17,7 @@ MAY_DIFFER = {
     "server.checkpoint_every",
     "data.root",
     "data.lists",
+    "data.table",
     "partition.file",
     "run.device",
     "run.workers",

@@ -19,9 +19,8 @@ from fedcir.algorithms import make_algorithm
 from fedcir.algorithms.algorithm import Algorithm
 from fedcir.config import AlgorithmConfig, Config, build, config_from, config_tables
 from fedcir.data.federation import Client, Federation, federation_from, federation_of, open_federation
-from fedcir.data.opening import open_site
-from fedcir.data.partition import Share
-from fedcir.data.readers.folders import site
+from fedcir.data.opening import open_site, site_pictures
+from fedcir.data.partition import Share, capped
 from fedcir.engine.client import What, attend
 from fedcir.engine.machine import keep_memory, pick_device, threads
 from fedcir.engine.session import workbench
@@ -167,15 +166,15 @@ def _open(order: Order, context: Context) -> Place:
 @lru_cache(maxsize=1)  # Flower's simulation asks one process again and again
 def _own(text: str, root: Path, domain: str, classes: tuple[str, ...]) -> Place:
     config = config_from(json.loads(text))
-    here = tuple(sorted({item.label for item in site(root, domain).pictures.items}))
+    here = tuple(sorted({item.label for item in site_pictures(root, domain, config.data).pictures.items}))
     domains = open_site(root, domain, config.data, config.run.seed, classes)
     whole = domains.domains[0]
     rows = {} if domain == config.partition.hold_out else {domain: torch.arange(len(whole.train)).numpy()}
-    federation = federation_from(config, domains, [Share(domain, rows)])
+    share = capped(Share(domain, rows), {domain: whole.train.labels}, config.partition.max_samples, config.run.seed)
+    federation = federation_from(config, domains, [share])
     size, channels = federation.card["image_size"], federation.card["channels"]
-    about = Introduction(
-        domain, here, len(whole.train), len(whole.test), domains.content, size, channels, versions=VERSIONS
-    )
+    trains = len(share.rows.get(domain, whole.train))
+    about = Introduction(domain, here, trains, len(whole.test), domains.content, size, channels, versions=VERSIONS)
     return Place(federation.clients[0], federation.task, about)
 
 

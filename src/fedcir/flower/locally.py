@@ -89,7 +89,7 @@ def _absolute(config: Config) -> Config:
     def of(path: str | None) -> str | None:
         return None if path is None else str(Path(path).resolve())
 
-    data = replace(config.data, lists=of(config.data.lists))
+    data = replace(config.data, lists=of(config.data.lists), table=of(config.data.table))
     if data.root is not None and Path(data.root).exists():  # a name on a hub stays one
         data = replace(data, root=of(data.root))
     algorithm = config.algorithm

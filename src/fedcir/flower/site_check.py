@@ -23,9 +23,8 @@ from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from fedcir.config import DataConfig
-from fedcir.data.opening import open_site
+from fedcir.data.opening import open_site, site_pictures
 from fedcir.data.pictures.decode import OnFile
-from fedcir.data.readers.folders import site
 from fedcir.types import InputError
 
 PATIENCE = 10.0
@@ -91,7 +90,7 @@ def _data(setup: Setup) -> str:
     """The images as a run would open them; they are in the cache from then on."""
     assert setup.data_root is not None
     assert setup.domain is not None
-    counts = Counter(item.label for item in site(setup.data_root, setup.domain).pictures.items)
+    counts = Counter(item.label for item in site_pictures(setup.data_root, setup.domain, setup.data).pictures.items)
     listed = ", ".join(f"{label} {count}" for label, count in sorted(counts.items())[:MANY])
     more = f" and {len(counts) - MANY} more" if len(counts) > MANY else ""
     if len(counts) < 2:

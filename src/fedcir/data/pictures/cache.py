@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from fedcir.data.domains import Images
 from fedcir.data.pictures.decode import OnFile, Squares, decode_files
 from fedcir.data.pictures.items import Pictures
+from fedcir.data.pictures.square import RGB
 from fedcir.types import InputError
 
 OWN = re.compile(r"(prepared|seen|build)-[0-9a-f]{32}(\.lock|\.seen)?|made-[0-9a-f]{32}(-\d+)?\.npz")
@@ -33,7 +34,7 @@ VERSION = 1  # of how images are decoded: another version is another cache
 
 @dataclass(frozen=True)
 class Prepared:
-    images: Images  # (N, size, size, 3), mapped
+    images: Images  # (N, size, size, channels), mapped
     digests: NDArray[np.void]
     """A hash of each file's content: equal files have equal ones."""
     content: str
@@ -50,6 +51,7 @@ class Entry:
     images: int
     size: int
     bytes: int
+    channels: int = RGB
 
 
 def cache_folder() -> Path:
@@ -90,9 +92,11 @@ def clear_cache() -> int:
     return freed
 
 
-def prepare(name: str, root: str, pictures: Pictures, size: int, on_file: OnFile | None = None) -> Prepared:
+def prepare(
+    name: str, root: str, pictures: Pictures, size: int, on_file: OnFile | None = None, channels: int = RGB
+) -> Prepared:
     """The images of a dataset, from the cache or into it."""
-    key = json.dumps([VERSION, size, pictures.fingerprint()])
+    key = json.dumps([*_form(size, channels), pictures.fingerprint()])
     seen = hashlib.blake2b(key.encode(), digest_size=16).hexdigest()
     folder = cache_folder()
     prepared = _open(folder, seen)
@@ -103,10 +107,16 @@ def prepare(name: str, root: str, pictures: Pictures, size: int, on_file: OnFile
                 prepared = _open(folder, seen)  # another process may have built it while this one waited
                 if prepared is None:
                     about = {"dataset": name, "root": root, "images": len(pictures.items), "size": size}
+                    about |= {"channels": channels}
                     _build(folder, seen, pictures, about, on_file)
                     prepared = _open(folder, seen)
     assert prepared is not None
     return prepared
+
+
+def _form(size: int, channels: int) -> list[int]:
+    """What a square depends on beside its file; that of RGB is what it was before there was grey."""
+    return [VERSION, size] if channels == RGB else [VERSION, size, channels]
 
 
 def _open(folder: Path, seen: str) -> Prepared | None:
@@ -134,8 +144,8 @@ def _build(folder: Path, seen: str, pictures: Pictures, about: dict[str, Any], o
     shutil.rmtree(beside, ignore_errors=True)  # of a process that was killed
     beside.mkdir()
     try:
-        size = int(about["size"])
-        shape = (len(pictures.items), size, size, 3)
+        size, channels = int(about["size"]), int(about["channels"])
+        shape = (len(pictures.items), size, size, channels)
         images = np.lib.format.open_memmap(beside / "images.npy", mode="w+", dtype=np.uint8, shape=shape)
         rows = Squares(str(beside / "images.npy"), images.offset)
         if hasattr(os, "posix_fallocate"):
@@ -143,7 +153,7 @@ def _build(folder: Path, seen: str, pictures: Pictures, about: dict[str, Any], o
                 os.posix_fallocate(file.fileno(), 0, images.offset + images.nbytes)
         del images
         with tempfile.TemporaryDirectory(dir=beside) as staging:
-            looks = decode_files(pictures.paths(Path(staging)), size, rows, on_file)
+            looks = decode_files(pictures.paths(Path(staging)), size, rows, on_file, channels)
         bad = [(item.name, look.error) for item, look in zip(pictures.items, looks, strict=True) if look.error]
         if bad:
             others = f" (and {len(bad) - 1} more; `fedcir data check` lists them)" if len(bad) > 1 else ""
@@ -153,7 +163,7 @@ def _build(folder: Path, seen: str, pictures: Pictures, about: dict[str, Any], o
             )
         digests = [look.digest for look in looks]
         names = [item.name for item in pictures.items]
-        key = json.dumps([VERSION, size, names, digests])
+        key = json.dumps([*_form(size, channels), names, digests])
         content = hashlib.blake2b(key.encode(), digest_size=16).hexdigest()
         np.save(beside / "digests.npy", np.frombuffer(bytes.fromhex("".join(digests)), dtype="V16"))
         (beside / "about.json").write_text(json.dumps(about), encoding="utf-8")

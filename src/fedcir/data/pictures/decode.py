@@ -13,12 +13,13 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
+from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 from PIL import Image, UnidentifiedImageError
 
 from fedcir.config import cores
-from fedcir.data.pictures.square import read_picture
+from fedcir.data.pictures.square import RGB, read_picture
 
 FEW = 256
 """Up to this many files, decoding here is faster than starting processes."""
@@ -49,19 +50,35 @@ class Squares(NamedTuple):
 
 
 def decode_files(
-    paths: Sequence[str], size: int, images: Squares | None = None, on_file: OnFile | None = None
+    paths: Sequence[str],
+    size: int,
+    images: Squares | None = None,
+    on_file: OnFile | None = None,
+    channels: int = RGB,
 ) -> list[Look]:
     """Look at every file, and write its image into its row of `images` where that is given."""
+    _check_dicom(paths)
     rows = range(len(paths))
     looks: dict[int, Look] = {}
-    for some in _here(paths, rows, size, images) if len(paths) <= FEW else _beside(paths, size, images):
+    few = len(paths) <= FEW
+    for some in _here(paths, rows, size, images, channels) if few else _beside(paths, size, images, channels):
         looks |= some
         if on_file is not None:
             on_file(len(looks), len(paths))
     return [looks[row] for row in rows]
 
 
-def _here(paths: Sequence[str], rows: Sequence[int], size: int, images: Squares | None) -> Iterator[dict[int, Look]]:
+def _check_dicom(paths: Sequence[str]) -> None:
+    if any(path.lower().endswith(".dcm") for path in paths) and find_spec("pydicom") is None:
+        from fedcir.data.pictures.dicom import MISSING
+        from fedcir.types import InputError
+
+        raise InputError(MISSING, public="it has DICOM files, but not pydicom")
+
+
+def _here(
+    paths: Sequence[str], rows: Sequence[int], size: int, images: Squares | None, channels: int
+) -> Iterator[dict[int, Look]]:
     """Looks by row, some at a time."""
     with ExitStack() as stack:
         into = None if images is None else stack.enter_context(open(images.path, "r+b", buffering=0))
@@ -70,7 +87,7 @@ def _here(paths: Sequence[str], rows: Sequence[int], size: int, images: Squares 
         for start in range(0, len(rows), TOGETHER):
             some = {}
             for row, path in zip(rows[start : start + TOGETHER], paths[start : start + TOGETHER], strict=True):
-                some[row], pixels = _decode(path, size)
+                some[row], pixels = _decode(path, size, channels)
                 if into is not None and images is not None and pixels:
                     into.seek(images.offset + row * len(pixels))
                     into.write(pixels)
@@ -79,11 +96,11 @@ def _here(paths: Sequence[str], rows: Sequence[int], size: int, images: Squares 
             os.fsync(into.fileno())
 
 
-def _decode(path: str, size: int) -> tuple[Look, bytes]:
+def _decode(path: str, size: int, channels: int) -> tuple[Look, bytes]:
     try:
         with open(path, "rb") as file:
             encoded = file.read()
-        picture, (width, height) = read_picture(encoded, size)
+        picture, (width, height) = read_picture(encoded, size, channels)
     except UnidentifiedImageError:
         return Look("", 0, 0, "it is not an image of a known format"), b""
     except Image.DecompressionBombError:
@@ -93,7 +110,7 @@ def _decode(path: str, size: int) -> tuple[Look, bytes]:
     return Look(hashlib.blake2b(encoded, digest_size=16).hexdigest(), width, height, ""), picture.tobytes()
 
 
-def _beside(paths: Sequence[str], size: int, images: Squares | None) -> Iterator[dict[int, Look]]:
+def _beside(paths: Sequence[str], size: int, images: Squares | None, channels: int) -> Iterator[dict[int, Look]]:
     """The same by as many processes as there are cores."""
     count = cores()
     answers: queue.Queue[dict[int, Look] | None] = queue.Queue()
@@ -106,6 +123,7 @@ def _beside(paths: Sequence[str], size: int, images: Squares | None) -> Iterator
                 "rows": list(rows),
                 "size": size,
                 "images": images,
+                "channels": channels,
             }
             workers.append(_start())
             _send(workers[-1], job, answers)
@@ -170,7 +188,7 @@ def main() -> None:
     except ValueError:  # whoever wanted it done has ended
         return
     images = None if job["images"] is None else Squares(*job["images"])
-    for some in _here(job["paths"], job["rows"], job["size"], images):
+    for some in _here(job["paths"], job["rows"], job["size"], images, job["channels"]):
         print(json.dumps(list(some.items())), flush=True)
 
 

@@ -5,31 +5,46 @@ from typing import Any
 
 from PIL import Image, ImageOps
 
-SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff")
+SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".dcm")
+RGB, GREY = 3, 1
+"""Channels of a square."""
+MODES = {RGB: "RGB", GREY: "L"}
+"""What Pillow calls them."""
+PREAMBLE = 128
+"""Bytes before a DICOM file says that it is one."""
 
 
-def read_picture(encoded: bytes, size: int) -> tuple[Image.Image, tuple[int, int]]:
-    """The image as a square of RGB, upright, and its width and height as stored.
+def read_picture(encoded: bytes, size: int, channels: int = RGB) -> tuple[Image.Image, tuple[int, int]]:
+    """The image as a square of RGB, or of grey, upright, and its width and height as stored.
 
     Raises nearly anything on a file that is not a whole image.
     """
+    if encoded[PREAMBLE : PREAMBLE + 4] == b"DICM":
+        from fedcir.data.pictures.dicom import read_dicom  # most datasets have none, and it brings numpy
+
+        shown = read_dicom(encoded)
+        return _square(shown, size, MODES[channels]), shown.size
     with Image.open(io.BytesIO(encoded)) as opened:
         stored = opened.size
-        opened.draft("RGB", (size, size))  # a JPEG much larger than asked for is decoded smaller, and faster
+        opened.draft(MODES[channels], (size, size))  # a JPEG much larger than asked for is decoded smaller, and faster
         plain = opened.format == "JPEG" and "exif" not in opened.info  # most are, and looking takes time
         picture: Any = opened if plain else ImageOps.exif_transpose(opened)
-        return _to_rgb(picture).resize((size, size), Image.Resampling.BILINEAR, reducing_gap=3.0), stored
+        return _square(picture, size, MODES[channels]), stored
 
 
-def _to_rgb(picture: Image.Image) -> Image.Image:
+def _square(picture: Image.Image, size: int, mode: str) -> Image.Image:
+    return _in_mode(picture, mode).resize((size, size), Image.Resampling.BILINEAR, reducing_gap=3.0)
+
+
+def _in_mode(picture: Image.Image, mode: str) -> Image.Image:
     if picture.mode.startswith("I"):  # 16 bits a pixel; Pillow would cut off everything above 255
         import numpy as np  # brings a tenth of a second, and most datasets have no such image
 
         values = np.asarray(picture).astype(np.float32)
-        return Image.fromarray((values / 257).round().clip(0, 255).astype(np.uint8)).convert("RGB")
+        return Image.fromarray((values / 257).round().clip(0, 255).astype(np.uint8)).convert(mode)
     if picture.mode == "F":
         raise ValueError("its pixels are floating-point numbers: save it with 8 or 16 bits per channel")
     if picture.mode in ("RGBA", "LA", "PA") or "transparency" in picture.info:
         coloured = picture.convert("RGBA")
-        return Image.alpha_composite(Image.new("RGBA", coloured.size, "white"), coloured).convert("RGB")
-    return picture if picture.mode == "RGB" else picture.convert("RGB")
+        return Image.alpha_composite(Image.new("RGBA", coloured.size, "white"), coloured).convert(mode)
+    return picture if picture.mode == mode else picture.convert(mode)

@@ -4,12 +4,13 @@ Folders train, val and test, above those of the domains or within each, are the 
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from fedcir.data.pictures.items import Files, Found, Item, Part
+from fedcir.data.pictures.items import Files, Found, Item
 from fedcir.data.pictures.square import SUFFIXES
 from fedcir.data.readers.levels import PARTS, Counts, Level, split_level, top_level
+from fedcir.data.readers.parts import agreed, some
 from fedcir.data.readers.unused import kind_of, unused_files
 from fedcir.types import InputError
 
@@ -19,7 +20,7 @@ def folders(root: Path) -> Found:
     found = scan(root)
     names = {name for level in split_level(top_level(root)) for name in level.folders()}
     empty = sorted(names - {item.domain for item in found.pictures.items})
-    note = f"folders that hold no <class>/<image> and are left out: {_some(empty)}"
+    note = f"folders that hold no <class>/<image> and are left out: {some(empty)}"
     return found._replace(notes=(*found.notes, note)) if empty else found
 
 
@@ -37,7 +38,7 @@ def scan(root: Path) -> Found:
     items = [item for name in sorted(domains) for item in _of_domain(name, domains[name], unused)]
     if not items:
         raise InputError(f"data.root: {root} {_what_is_wrong(top, unused)}")
-    items, notes = _agreed(items)
+    items, notes = agreed(items)
     return Found(Files(root, items), notes, unused_files(unused))
 
 
@@ -46,7 +47,7 @@ def site(root: Path, domain: str) -> Found:
     if not root.is_dir():
         raise InputError(f"data-root: there is no folder {root}", public="its data-root is not a folder")
     unused = Counts()
-    items, notes = _agreed(_of_domain(domain, [top_level(root, f"{domain}/")], unused))
+    items, notes = agreed(_of_domain(domain, [top_level(root, f"{domain}/")], unused))
     if not items:
         raise InputError(f"data-root: {root} holds no <class>/<image>", public="its data-root holds no <class>/<image>")
     return Found(Files(root, items, within=f"{domain}/"), notes, unused_files(unused))
@@ -85,44 +86,6 @@ def _utf8(folder: Level, name: str) -> str:
             f"the name of {path!r} is not UTF-8: rename it", public="the name of an image is not UTF-8"
         ) from None
     return whole
-
-
-def _agreed(items: list[Item]) -> tuple[list[Item], tuple[str, ...]]:
-    """What each folder of a split is for, and what is to be said of it.
-
-    Where there is no test folder, the validation images are tested on: they were held back by someone who knew the
-    images, and a share that is drawn from the others might show the same patient or scene as these.
-    """
-    parts: dict[str, set[Part | None]] = {}
-    for item in items:
-        parts.setdefault(item.domain, set()).add(item.part)
-    if not any(part for has in parts.values() for part in has):
-        return items, ()
-    tested = {domain for domain, has in parts.items() if has == {"train", "validation"}}
-    items = [i._replace(part="test") if i.domain in tested and i.part == "validation" else i for i in items]
-    return items, tuple(_notes(parts))
-
-
-def _notes(parts: dict[str, set[Part | None]]) -> Iterator[str]:
-    for has, said in (
-        ({"train", "test"}, "the folders train and test are used as the split"),
-        (
-            {"train", "validation", "test"},
-            "the folders train, val and test are used as the split; the best round is picked on val",
-        ),
-        (
-            {"train", "validation"},
-            "the folders train and val are used as the split; there is no folder test, so val is tested on",
-        ),
-        ({None}, "there are no folders train and test, so test images are drawn at random"),
-    ):
-        domains = [domain for domain, there in parts.items() if there == has]
-        if domains:
-            yield f"{'all domains' if len(domains) == len(parts) > 1 else _some(domains)}: {said}"
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
 def _what_is_wrong(top: Level, unused: Counts) -> str:

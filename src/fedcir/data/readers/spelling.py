@@ -41,7 +41,7 @@ def _sentences(classes: Mapping[str, Collection[str]], pairs: Sequence[tuple[str
     for pair in pairs:
         where = [[site for site, names in classes.items() if name in names] for name in pair]
         told = [f"{name!r} ({_some(sites)})" for name, sites in zip(pair, where, strict=True)]
-        yield f"{' and '.join(told)} count as two classes: if they are one, give their folders one name"
+        yield f"{' and '.join(told)} count as two classes: if they are one, give them one name"
 
 
 def _some(sites: Sequence[str]) -> str:

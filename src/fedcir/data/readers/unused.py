@@ -14,7 +14,7 @@ OF_SYSTEMS = frozenset({"thumbs.db", "ehthumbs.db", "desktop.ini", "icon\r", "__
 _ADVICE = {
     "move into a class folder": (IMAGE,),
     "convert to PNG": (
-        ".dcm", ".dicom", ".heic", ".heif", ".avif", ".jp2", ".jxl", ".psd", ".tga", ".ppm", ".pgm", ".exr", ".ico",
+        ".heic", ".heif", ".avif", ".jp2", ".jxl", ".psd", ".tga", ".ppm", ".pgm", ".exr", ".ico",
     ),
     "save one frame as PNG": (".gif",),
     "rename to .jpg": (".jfif", ".jpe"),
@@ -25,7 +25,8 @@ _ADVICE = {
     "save frames as PNG": (".mp4", ".avi", ".mov", ".mkv", ".webm"),
     "unpack": (".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".rar", ".7z"),
     "use the dataset arrays": (".npz",),
-    "if DICOM, convert to PNG": ("",),
+    "rename to .dcm": (".dicom", ".dic"),
+    "if DICOM, rename to .dcm": ("",),
 }  # fmt: skip
 ADVICE = {kind: advice for advice, kinds in _ADVICE.items() for kind in kinds}
 
