@@ -19,6 +19,7 @@ from fedcir.cli.report import report
 from fedcir.cli.reproduce import reproduce
 from fedcir.cli.run import compare, run
 from fedcir.cli.settings import settings
+from fedcir.cli.tune import tune
 
 app = App("Train one classifier across sites whose data look different, without moving the data.")
 
@@ -51,6 +52,7 @@ app.command()(algorithms)
 app.command()(settings)
 app.command()(diagnose)
 app.command()(recommend)
+app.command()(tune)
 app.command()(report)
 app.add_typer(data, name="data")
 app.add_typer(deploy, name="deploy")
