@@ -65,10 +65,8 @@ def tune(
 def _print(tuning: "Tuning") -> None:
     rows = [["trial", *tuning.space, "mean", "worst", ""]]
     for trial in tuning.trials:
-        mean, worst = (
-            "" if each is None else f"{100 * each:.1f}"
-            for each in (trial.score if trial.accuracy else None, trial.worst)
-        )
+        tested = [trial.score, trial.worst] if trial.accuracy else []
+        mean, worst = [f"{100 * (each or 0):.1f}" for each in tested] or ["", ""]
         said = "best" if trial is tuning.best else "" if trial.state == "done" else _result(trial)
         rows.append([str(trial.number), *(f"{value}" for value in trial.settings.values()), mean, worst, said])
     print_table(rows, f"accuracy on validation images (%), {tuning.config.algorithm.name} on {tuning.config.data.name}")

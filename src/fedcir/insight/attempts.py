@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from fedcir.config import Config, config_from, config_tables, dump_toml, read_toml, typed
 from fedcir.engine.files import RESTORE, naming, reading, write
@@ -19,7 +19,7 @@ class Attempt:
 
     number: int
     """From 1."""
-    settings: dict[str, Any]
+    settings: dict[str, object]
     """What was tried, by name."""
     state: Literal["done", "stopped", "failed"]
     """It ran all its rounds, was stopped early, or went wrong."""

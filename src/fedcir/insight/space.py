@@ -80,17 +80,19 @@ def _checked(config: Config, place: str, values: Range) -> Range:
     """The range, once every end of it has been found to be possible."""
     if place.startswith(SHARED):
         raise InputError(f"{place} cannot be tuned: all trials must share it to be comparable")
+    if isinstance(values, Span) and _takes_whole(config, place):
+        if values.low % 1 or values.high % 1:
+            raise InputError(f"{place} takes whole numbers, got {values}")
+        values = replace(values, whole=True)
     for value in values.ends:
         make_algorithm(with_settings(config, {place: value}).algorithm)
-    if not isinstance(values, Span) or not _takes_whole(config, place):
-        return values
-    return replace(values, whole=True)
+    return values
 
 
 def _takes_whole(config: Config, place: str) -> bool:
-    section, name = place.split(".")
-    cls = algorithm_class(config.algorithm.name) if section == "algorithm" else SECTIONS[section]
-    hint = get_type_hints(cls)[name]
+    section, _, name = place.partition(".")
+    cls = algorithm_class(config.algorithm.name) if section == "algorithm" else SECTIONS.get(section, object)
+    hint = get_type_hints(cls).get(name)
     if isinstance(hint, UnionType):
         (hint,) = (each for each in get_args(hint) if each is not NoneType)
     return hint is int
