@@ -13,6 +13,7 @@ from fedcir.cli.data import data
 from fedcir.cli.deploy import deploy
 from fedcir.cli.diagnose import diagnose
 from fedcir.cli.failure import DEBUG, fail
+from fedcir.cli.init import init
 from fedcir.cli.methods import algorithms
 from fedcir.cli.recommend import recommend
 from fedcir.cli.report import report
@@ -45,6 +46,7 @@ def everywhere(
         os.environ[DEBUG] = "1"
 
 
+app.command()(init)
 app.command()(run)
 app.command()(compare)
 app.command()(reproduce)
