@@ -17,7 +17,7 @@ def init(
 ) -> None:
     """Look at your images and write settings for them, each with its reason. Trains nothing."""
     from fedcir.cli.progress import Watch
-    from fedcir.config import DataConfig
+    from fedcir.config import DataConfig, dump_toml
     from fedcir.insight.starter import check_place
     from fedcir.insight.starter import init as look
 
@@ -26,5 +26,9 @@ def init(
         starter = look(folder, dataset=dataset, on_work=watch.work)
     starter.save(out, force)
     if not quiet:
-        print(starter.toml(str(out)))
-        print(f"wrote {out}. Next: `fedcir run {out}`.")
+        for sentence in starter.findings:
+            print(sentence)
+        print(f"\n{out} says why each of these was chosen:")
+        for choice in starter.choices:
+            print(f"    {choice.place} = {dump_toml({'is': choice.value}).removeprefix('is = ').rstrip()}")
+        print(f"\nNext: `fedcir run {out}`, or `fedcir compare {out}` to see what the choice brings.")

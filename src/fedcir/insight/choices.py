@@ -142,16 +142,16 @@ def _algorithm(look: Look) -> list[Choice]:
         reasons.append(f"the domains look different (distance {look.shift:.2f} of 2)")
     if look.skew is not None and look.skew >= 0.1:
         reasons.append(f"their labels differ ({look.skew:.0%} on average)")
-    because = " and ".join(reasons) or "it is the default"
+    because = f", because {' and '.join(reasons)}" if reasons else ", which we recommend in general"
     if pretrained(look):
         more = "It corrects each client's loss by its label shares (local.prior)."
     else:
         more = (
-            'It brings model.norm = "invariant", a network without statistics of a site\'s images, and '
-            'local.prior = "client", a loss corrected by each client\'s label shares. Do not set these two here: '
-            "`fedcir compare` then runs plain FedAvg, with BatchNorm, beside it."
+            'It sets model.norm = "invariant", for a network without statistics of a site\'s images, and '
+            'local.prior = "client", for a loss corrected by each client\'s label shares. They are not set in this '
+            "file, so that `fedcir compare` runs FedAvg as it usually is, with BatchNorm."
         )
-    return [Choice("algorithm.name", DEFAULT_ALGORITHM, f"FedCiRPlus, because {because}. {more}")]
+    return [Choice("algorithm.name", DEFAULT_ALGORITHM, f"FedCiRPlus{because}. {more}")]
 
 
 def _batch(look: Look) -> int:

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from fedcir.analysis.diagnose import Diagnosis, diagnose_domains, verdict
+from fedcir.analysis.diagnose import Diagnosis, diagnose_domains
+from fedcir.analysis.words import apart_in_words
 from fedcir.config import Config, DataConfig, RunConfig, dump_toml, nested
 from fedcir.data.catalogue import find
 from fedcir.data.federation import deal
@@ -104,7 +105,7 @@ def init(root: str | Path, *, dataset: str = "folders", on_work: OnWork = unhear
     findings = ["There are too few images to measure how far the domains are apart."]
     if diagnosis is not None:
         look = replace(look, shift=diagnosis.apart.mean_pair.value, skew=float(np.mean(list(diagnosis.skew.values()))))
-        findings = verdict(diagnosis)
+        findings = apart_in_words(diagnosis)[:3]  # the fourth is on test images, which nobody has looked at
     counts = {domain: {label: found.counts[domain][label] for label in found.classes} for domain in found.counts}
     return Starter(data, look, [*findings, *_notes(found)], counts, choose(look))
 
@@ -160,11 +161,12 @@ def _diagnosis(data: DataConfig, size: int, on_work: OnWork) -> Diagnosis | None
 
 def _notes(found: Findings) -> list[str]:
     said = [f"Note: {domain} has no image of {', '.join(lacking)}." for domain, lacking in found.missing.items()]
-    if found.copies_left_out:
-        said.append(f"Note: {found.copies_left_out} copies of other images are left out.")
+    if copies := found.copies_left_out:
+        are = "copies of other images are" if copies > 1 else "copy of another image is"
+        said.append(f"Note: {copies} {are} left out.")
     more = len(found.spelling) + len(found.disputed) + sum(bool(each.advice) for each in found.unused)
     if more:
-        said.append(f"Note: there are {more} more remarks on these data; `fedcir data check` lists them.")
+        said.append(f"Note: `fedcir data check` has {more} more remark{'s' * (more > 1)} on these data.")
     return said
 
 
