@@ -15,7 +15,7 @@ def init(
     force: Annotated[bool, typer.Option("--force", help="Write over an older file.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Show nothing.")] = False,
 ) -> None:
-    """Look at your images and write settings for them, each with its reason. Trains nothing."""
+    """Write settings for your own images. Looks at every image, gives a reason for each setting, and trains nothing."""
     from fedcir.cli.progress import Watch
     from fedcir.config import DataConfig, dump_toml
     from fedcir.insight.starter import check_place
