@@ -176,9 +176,8 @@ def _server(look: Look) -> list[Choice]:
     usual = 60 if pretrained(look) else 300 if image_size(look) > MEDIUM else 100
     seen = STEPS * _batch(look) / max(1.0, 0.64 * look.average)
     rounds = max(20, min(usual, round(PASSES / seen / 10) * 10))
-    why = f"An average client then sees each of its images {rounds * seen:.0f} times."
-    if rounds < usual:
-        why += f" More than {PASSES} would teach little."
+    aim = f" (we aim at {PASSES} at most)" if rounds < usual else ""
+    why = f"An average client then sees each of its images {rounds * seen:.0f} times{aim}."
     return [
         Choice("server.rounds", rounds, f"{why} Look at the curve in the report: raise it if accuracy still grows."),
         Choice("server.eval_every", 5, "Tests take time: every fifth round, and the last, shows the curve."),

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 AT_RANDOM = 5
 """Trials before the search learns from them, and before any is stopped early."""
 FEWEST = 8
-"""Finished trials that a look at what mattered needs."""
+"""Trials that a look at what mattered needs."""
 
 
 class Proposal:
@@ -62,7 +62,12 @@ def importances(done: Sequence[Attempt], space: Space) -> dict[str, float]:
     """The share of each setting in how accuracies differ (fANOVA); empty where there are too few trials to tell."""
     finished = [attempt for attempt in done if attempt.state == "done"]
     varied = {place for place in space if len({repr(attempt.settings[place]) for attempt in finished}) > 1}
-    if len(finished) < FEWEST or len({attempt.score for attempt in finished}) < 2 or not varied:
+    if (
+        len(done) < FEWEST
+        or len(finished) < AT_RANDOM
+        or len({attempt.score for attempt in finished}) < 2
+        or not varied
+    ):
         return {}
     with _optuna() as optuna:
         study = optuna.create_study(direction="maximize")
