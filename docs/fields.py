@@ -10,13 +10,19 @@ from fedcir.insight.report.tables import markdown
 from fedcir.insight.settings import settings
 
 DOCS = Path(__file__).parent
-PAGES = [*sorted((DOCS / "methods").glob("*.md")), DOCS / "deploy.md", DOCS / "settings.md"]
-BETWEEN = re.compile(r"(<!-- (fields|travels|bytes|settings): (\w+) -->\n).*?(<!-- /\2 -->)", re.DOTALL)
+PAGES = [*sorted((DOCS / "methods").glob("*.md")), DOCS / "deploy.md", DOCS / "settings.md", DOCS / "tune.md"]
+BETWEEN = re.compile(r"(<!-- (fields|travels|bytes|settings|ranges): (\w+) -->\n).*?(<!-- /\2 -->)", re.DOTALL)
 
 
 def with_tables(text: str) -> str:
     """A page with every table made anew."""
-    makers = {"fields": fields_table, "travels": travels_table, "bytes": bytes_table, "settings": settings_table}
+    makers = {
+        "fields": fields_table,
+        "travels": travels_table,
+        "bytes": bytes_table,
+        "settings": settings_table,
+        "ranges": ranges_table,
+    }
     return BETWEEN.sub(lambda match: f"{match[1]}{makers[match[2]](match[3])}{match[4]}", text)
 
 
@@ -55,6 +61,17 @@ def settings_table(section: str) -> str:
     for each in settings(section):
         name, default, option = (f"`{text}`" if text else "" for text in (each.name, each.default_text, each.option))
         rows.append([name, each.takes, default + each.made_for_text, option, each.meaning])
+    return markdown(rows).replace("---:", "---")
+
+
+def ranges_table(which: str) -> str:
+    """What `fedcir tune` tries of every method's own fields."""
+    rows = [["algorithm", "setting", "default", "values"]]
+    for name in names():
+        for field in describe(algorithm_class(name))["fields"]:
+            if field["tried"]:
+                setting = f"`algorithm.{field['name']}`"
+                rows.append([name, setting, f"{field['default']}", field["tried"].replace(",", ", ")])
     return markdown(rows).replace("---:", "---")
 
 

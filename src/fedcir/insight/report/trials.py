@@ -59,3 +59,4 @@ def _bars(axes: Any, importances: Mapping[str, float]) -> None:
     axes.set_yticks(range(len(names)), names)
     axes.set(xlabel="share in how accuracies differ (%)", xlim=(0, 100), title="what mattered")
     axes.grid(alpha=0.3, axis="x")
+    axes.set_axisbelow(True)
