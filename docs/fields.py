@@ -16,16 +16,16 @@ DOCS = Path(__file__).parent
 sys.path.insert(0, str(DOCS.parent / "results"))
 from table import table as results_table  # noqa: E402 (a script beside the published runs)
 
-WRITTEN = ("commands", "deploy", "results", "settings")
+WRITTEN = ("commands", "deploy", "results", "settings", "tune")
 PAGES = [*sorted((DOCS / "methods").glob("*.md")), *(DOCS / f"{page}.md" for page in WRITTEN)]
-KINDS = "fields|travels|bytes|settings|results|commands"
+KINDS = "fields|travels|bytes|settings|ranges|results|commands"
 BETWEEN = re.compile(rf"(<!-- ({KINDS}): ([\w -]+?) -->\n).*?(<!-- /\2 -->)", re.DOTALL)
 
 
 def with_tables(text: str) -> str:
     """A page with every table made anew."""
     makers = {"fields": fields_table, "travels": travels_table, "bytes": bytes_table, "settings": settings_table}
-    makers |= {"results": results_table, "commands": commands}
+    makers |= {"ranges": ranges_table, "results": results_table, "commands": commands}
     return BETWEEN.sub(lambda match: f"{match[1]}{makers[match[2]](match[3])}{match[4]}", text)
 
 
@@ -87,6 +87,17 @@ def settings_table(section: str) -> str:
     for each in settings(section):
         name, default, option = (f"`{text}`" if text else "" for text in (each.name, each.default_text, each.option))
         rows.append([name, each.takes, default + each.made_for_text, option, each.meaning])
+    return markdown(rows).replace("---:", "---")
+
+
+def ranges_table(which: str) -> str:
+    """What `fedcir tune` tries of every method's own fields."""
+    rows = [["algorithm", "setting", "default", "values"]]
+    for name in names():
+        for field in describe(algorithm_class(name))["fields"]:
+            if field["tried"]:
+                setting = f"`algorithm.{field['name']}`"
+                rows.append([name, setting, f"{field['default']}", field["tried"].replace(",", ", ")])
     return markdown(rows).replace("---:", "---")
 
 

@@ -35,11 +35,13 @@ _EXPORTS = {
     "RunFolder": "fedcir.engine.folder",
     "compare": "fedcir.insight.comparison",
     "diagnose": "fedcir.insight.diagnose",
+    "init": "fedcir.insight.starter",
     "load_run": "fedcir.runs.run",
     "recommend": "fedcir.insight.recommend",
     "report": "fedcir.insight.report.write",
     "reproduce": "fedcir.insight.reproduction",
     "train": "fedcir.engine.train",
+    "tune": "fedcir.insight.tune",
 }
 
 __all__ = [  # noqa: PLE0604 (names, all of them)
@@ -79,6 +81,8 @@ if TYPE_CHECKING:  # for editors and type checkers; a method that is not here is
     from fedcir.insight.recommend import recommend as recommend
     from fedcir.insight.report.write import report as report
     from fedcir.insight.reproduction import reproduce as reproduce
+    from fedcir.insight.starter import init as init
+    from fedcir.insight.tune import tune as tune
     from fedcir.runs.run import Run as Run
     from fedcir.runs.run import load_run as load_run
     from fedcir.types import FedcirError as FedcirError

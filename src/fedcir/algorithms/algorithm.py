@@ -37,6 +37,8 @@ class Algorithm:
     """Whether the method depends on the total number of rounds, so that a finished run cannot be extended."""
     defaults: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     """Settings of other sections that suit it, {"local": {"prior": "client"}}; what a user sets wins."""
+    ranges: ClassVar[Mapping[str, str]] = {}
+    """Values of its fields that `fedcir tune` tries: {"mu": "0.1,0.5,0.9"}, or {"mu": "0.01..1"} for all between."""
 
     @property
     def one_model(self) -> bool:

@@ -4,8 +4,9 @@ Algorithm 2 of the paper: there is no bias correction, and the second moment sta
 the clients' mean, as in FedAvg.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -26,6 +27,8 @@ class FedAdam(Algorithm):
     """Decay of the mean of their squares."""
     tau: float = 1e-3
     """Added to the root of the second moment: larger values adapt less."""
+
+    ranges: ClassVar[Mapping[str, str]] = {"server_lr": "1e-3..1e-1", "tau": "1e-4,1e-3,1e-2"}
 
     def __post_init__(self) -> None:
         require_positive("algorithm.server_lr", self.server_lr)

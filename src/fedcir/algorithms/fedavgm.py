@@ -3,8 +3,9 @@
 BatchNorm statistics have no momentum: they are the clients' mean, as in FedAvg.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from fedcir.algorithms.algorithm import Algorithm
 from fedcir.config import require_positive, require_share
@@ -21,6 +22,8 @@ class FedAvgM(Algorithm):
     """The server's learning rate."""
     nesterov: bool = False
     """Nesterov's form of momentum: the step looks one round ahead."""
+
+    ranges: ClassVar[Mapping[str, str]] = {"momentum": "0,0.7,0.9,0.97"}
 
     def __post_init__(self) -> None:
         require_share("algorithm.momentum", self.momentum)

@@ -4,9 +4,9 @@ Clients regularise towards the generator (more information on y in z) and toward
 information on the client in z). They upload their model and nothing else.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import ClassVar, Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -51,6 +51,8 @@ class FedCiR(Algorithm):
     """The class Gaussians' sigma is never below this: a collapsed generator cannot blow up the KL."""
     eval_samples: int = 0
     """How many samples of z inference averages the probabilities of; 0 takes z = mu."""
+
+    ranges: ClassVar[Mapping[str, str]] = {"lambda_reg": "0.1,0.3,0.5,1", "lambda_align": "5e-7,1e-6,5e-5"}
 
     def __post_init__(self) -> None:
         require_not_negative("algorithm.lambda_reg", self.lambda_reg)

@@ -5,7 +5,7 @@ clients have moved in all rounds, so nothing is divided by alpha. BatchNorm stat
 FedAvg.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -26,6 +26,7 @@ class FedDyn(Algorithm):
     """Weight of half the squared distance to the received weights, and of each round in the gradient that is kept."""
 
     remembers: ClassVar[tuple[str, ...]] = ("gradient",)
+    ranges: ClassVar[Mapping[str, str]] = {"alpha": "0.001,0.01,0.1"}
 
     def __post_init__(self) -> None:
         require_positive("algorithm.alpha", self.alpha)

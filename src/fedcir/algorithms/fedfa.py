@@ -4,7 +4,7 @@ At the end of each of the encoder's stages, mean and standard deviation of a cha
 Gaussian around them. Its variance is that over the batch at hand, more for channels in which clients differ.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -32,6 +32,7 @@ class FedFA(Algorithm):
 
     keeps: ClassVar[tuple[str, ...]] = ("statistics",)
     sends: ClassVar[tuple[str, ...]] = ("feature_statistics",)
+    ranges: ClassVar[Mapping[str, str]] = {"probability": "0.25,0.5,0.75", "momentum": "0.9,0.99"}
 
     def __post_init__(self) -> None:
         if not 0 <= self.probability <= 1:

@@ -3,7 +3,7 @@
 The server weighs each client's head by its share of the class, for which clients upload label counts.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -46,6 +46,7 @@ class FedGen(Algorithm):
     """How the generator's BatchNorm works on clients: with statistics of the batch, or with those of the server."""
 
     sends: ClassVar[tuple[str, ...]] = ("label_counts",)
+    ranges: ClassVar[Mapping[str, str]] = {"lambda_kd": "0.5,1", "lambda_reg": "0.5,1"}
 
     def __post_init__(self) -> None:
         for name in ("lambda_kd", "lambda_reg", "diversity_weight"):

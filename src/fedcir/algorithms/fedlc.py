@@ -4,8 +4,9 @@ Its paper prints the loss with a sum over the other classes only, which has no l
 know take the usual softmax over all classes, and so it is here by default.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from torch import Tensor
 
@@ -23,6 +24,8 @@ class FedLC(Algorithm):
     """Weight of the margins n_y^(-1/4) that are subtracted from the logits in training; 0 is FedAvg."""
     against: Literal["all", "others"] = "all"
     """The classes in the softmax's denominator: all, or all but the true one, as the paper prints it."""
+
+    ranges: ClassVar[Mapping[str, str]] = {"tau": "0.3,1,3"}
 
     def __post_init__(self) -> None:
         require_not_negative("algorithm.tau", self.tau)

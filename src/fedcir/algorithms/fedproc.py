@@ -4,7 +4,7 @@ The paper ramps from prototypes to cross-entropy over the rounds; its first roun
 cross-entropy alone. Features are compared after L2 normalisation with temperature 1.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -30,6 +30,7 @@ class FedProc(Algorithm):
     """Weight of cross-entropy where the ramp is constant."""
 
     sends: ClassVar[tuple[str, ...]] = ("prototype_sums",)
+    ranges: ClassVar[Mapping[str, str]] = {"ramp": "linear,constant"}
 
     def __post_init__(self) -> None:
         require_share("algorithm.ce_weight", self.ce_weight)

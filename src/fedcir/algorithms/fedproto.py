@@ -4,7 +4,7 @@ There is no global model, only a mean feature of each class, to which all client
 own encoder and the nearest prototype, or by its own classifier.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -32,6 +32,7 @@ class FedProto(Algorithm):
     trains: ClassVar[tuple[str, ...]] = ("prototypes",)
     keeps: ClassVar[tuple[str, ...]] = ("model",)
     sends: ClassVar[tuple[str, ...]] = ("prototypes",)
+    ranges: ClassVar[Mapping[str, str]] = {"lambda_proto": "0.1..4"}
 
     def __post_init__(self) -> None:
         require_not_negative("algorithm.lambda_proto", self.lambda_proto)

@@ -1,6 +1,8 @@
 """FedProx: clients are held near the model that they received."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -16,6 +18,8 @@ class FedProx(Algorithm):
 
     mu: float = 0.1
     """Weight of half the squared distance to the received weights; 0 is FedAvg."""
+
+    ranges: ClassVar[Mapping[str, str]] = {"mu": "0.1,0.5,0.9"}
 
     def __post_init__(self) -> None:
         require_not_negative("algorithm.mu", self.mu)

@@ -3,7 +3,9 @@
 In the authors' code each client keeps the reference r(z|y) to itself, and so it is here by default.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -35,6 +37,8 @@ class FedSR(Algorithm):
     """The encoder's sigma before training."""
     sigma_floor: float = 1e-3
     """The encoder's sigma is never below this."""
+
+    ranges: ClassVar[Mapping[str, str]] = {"alpha_l2r": "0,1e-3,1e-2", "alpha_cmi": "5e-7,1e-6,5e-5"}
 
     def __post_init__(self) -> None:
         require_not_negative("algorithm.alpha_l2r", self.alpha_l2r)

@@ -4,7 +4,7 @@ The server clusters the clients' prototypes of a class by FINCH. A client contra
 all clusters, and draws them to the plain mean over the clusters of their class, which no frequent domain dominates.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -33,6 +33,7 @@ class FPL(Algorithm):
     """Sum that squared distance over dimensions, as the paper's text does, instead of the authors' code's mean."""
 
     sends: ClassVar[tuple[str, ...]] = ("prototypes",)
+    ranges: ClassVar[Mapping[str, str]] = {"temperature": "0.02,0.05,0.1"}
 
     def __post_init__(self) -> None:
         require_positive("algorithm.temperature", self.temperature)

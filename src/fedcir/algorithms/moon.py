@@ -5,7 +5,7 @@ projection head between encoder and classifier. A client's first round has no la
 round 1 of the authors' code.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -33,6 +33,7 @@ class Moon(Algorithm):
     """Width of the features after a projection head, 256 in the paper; 0 leaves it out."""
 
     remembers: ClassVar[tuple[str, ...]] = ("last",)
+    ranges: ClassVar[Mapping[str, str]] = {"mu": "0.1,1,5,10"}
 
     def __post_init__(self) -> None:
         require_not_negative("algorithm.mu", self.mu)

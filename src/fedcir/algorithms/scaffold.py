@@ -5,7 +5,7 @@ way it went over the number of its steps. The paper's steps are plain SGD; momen
 is divided by as much more. BatchNorm statistics are the clients' mean, as in FedAvg.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -27,6 +27,7 @@ class Scaffold(Algorithm):
 
     sends: ClassVar[tuple[str, ...]] = ("change",)
     remembers: ClassVar[tuple[str, ...]] = ("control",)
+    ranges: ClassVar[Mapping[str, str]] = {"server_lr": "0.3..1"}
 
     def __post_init__(self) -> None:
         require_positive("algorithm.server_lr", self.server_lr)

@@ -13,12 +13,14 @@ from fedcir.cli.data import data
 from fedcir.cli.deploy import deploy
 from fedcir.cli.diagnose import diagnose
 from fedcir.cli.failure import DEBUG, fail
+from fedcir.cli.init import init
 from fedcir.cli.methods import algorithms
 from fedcir.cli.recommend import recommend
 from fedcir.cli.report import report
 from fedcir.cli.reproduce import reproduce
 from fedcir.cli.run import compare, run
 from fedcir.cli.settings import settings
+from fedcir.cli.tune import tune
 
 app = App("Train one classifier across sites whose data look different, without moving the data.")
 
@@ -44,6 +46,7 @@ def everywhere(
         os.environ[DEBUG] = "1"
 
 
+app.command()(init)
 app.command()(run)
 app.command()(compare)
 app.command()(reproduce)
@@ -51,6 +54,7 @@ app.command()(algorithms)
 app.command()(settings)
 app.command()(diagnose)
 app.command()(recommend)
+app.command()(tune)
 app.command()(report)
 app.add_typer(data, name="data")
 app.add_typer(deploy, name="deploy")

@@ -2,7 +2,7 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
@@ -82,8 +82,8 @@ def numbers(text: str) -> list[int]:
         raise InputError(f"--seeds takes whole numbers such as 0,1,2, got {text!r}") from None
 
 
-def with_options(command: Callable[..., None]) -> Callable[..., None]:
-    """A command that takes every field of Options as its own parameter, and gets them as `options`."""
+def with_options(command: Callable[..., None], without: Sequence[str] = ()) -> Callable[..., None]:
+    """A command that takes every field of Options but some as its own parameter, and gets them as `options`."""
     own = [
         parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
         for name, parameter in inspect.signature(command, eval_str=True).parameters.items()
@@ -92,6 +92,8 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
     hints = get_type_hints(Options, include_extras=True)
     shared = []
     for each in fields(Options):
+        if each.name in without:
+            continue
         if each.name == "settings":
             shared += [_parameter(name, Annotated[OPTIONS[name].type | None, option(name)], None) for name in SHARED]
         else:

@@ -99,9 +99,13 @@ def print_run(summary: dict[str, Any], options: Options, out: Path, profile: Ite
 @with_options
 def compare(
     options: Options,
-    algorithms: Annotated[str, typer.Option(help="Algorithms, separated by commas, or all.")] = ",".join(
-        DEFAULT_COMPARISON
-    ),
+    algorithms: Annotated[
+        str | None,
+        typer.Option(
+            help=f"Algorithms, separated by commas, or all. [default: {','.join(DEFAULT_COMPARISON)}; "
+            "fedavg,NAME,centralized if a file names the algorithm NAME]"
+        ),
+    ] = None,
     seeds: Annotated[str, typer.Option(help="Seeds, separated by commas.")] = "0",
     target: Annotated[
         float | None, typer.Option(help="Accuracy to reach, such as 0.9. [default: FedAvg's last]")
@@ -114,7 +118,7 @@ def compare(
 
     with Watch(options.quiet) as watch:
         comparison = compare_methods(
-            algorithms=listed(algorithms),
+            algorithms=None if algorithms is None else listed(algorithms),
             seeds=numbers(seeds),
             target=target,
             **options.keywords(),

@@ -3,6 +3,7 @@
 from fedcir.config.asked import Asked
 from fedcir.config.cores import cores
 from fedcir.config.options import OPTIONS
+from fedcir.config.ranges import Choices, Range, Span, parse_range
 from fedcir.config.settings import (
     DEFAULT_ALGORITHM,
     DEFAULT_COMPARISON,
@@ -29,6 +30,7 @@ from fedcir.config.tables import (
     dump_toml,
     merged,
     nearest,
+    nested,
     parse_assignment,
     read_toml,
     typed,
@@ -42,13 +44,16 @@ __all__ = [
     "SECTIONS",
     "AlgorithmConfig",
     "Asked",
+    "Choices",
     "Config",
     "DataConfig",
     "LocalConfig",
     "ModelConfig",
     "PartitionConfig",
+    "Range",
     "RunConfig",
     "ServerConfig",
+    "Span",
     "build",
     "config_from",
     "config_tables",
@@ -57,7 +62,9 @@ __all__ = [
     "dump_toml",
     "merged",
     "nearest",
+    "nested",
     "parse_assignment",
+    "parse_range",
     "read_toml",
     "require_at_least",
     "require_not_negative",

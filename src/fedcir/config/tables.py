@@ -139,6 +139,14 @@ def assigned(key: str, value: Any) -> dict[str, Any]:
     return tables
 
 
+def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings by name, such as {"local.lr": 0.1}, as tables."""
+    tables: dict[str, Any] = {}
+    for place, value in settings.items():
+        tables = merged(tables, assigned(place, value))
+    return tables
+
+
 def typed(value: Any, hint: Any, name: str) -> Any:
     """A value read from a file if it is of the type, which may be nested; the error names the part that is not."""
     if type(value) is hint:  # nearly always, and files are read often

@@ -237,7 +237,7 @@ class RunFolder:
         if not self.exists and self.foreign:
             raise InputError(f"{self.path} holds other files and no run: choose another folder")
         lock, new = self.path / self.LOCK, not self.path.exists()
-        file = _take(lock, LOCK_PATIENCE)
+        file = take_lock(lock, LOCK_PATIENCE)
         if file is None:
             raise InputError(f"another process is training in {self.path}: wait for it, or choose another folder")
         with file:
@@ -267,7 +267,7 @@ def _line(record: RoundRecord) -> str:
     return json.dumps(values, ensure_ascii=False) + "\n"
 
 
-def _take(lock: Path, patience: float) -> IO[str] | None:
+def take_lock(lock: Path, patience: float) -> IO[str] | None:
     """The file of a lock that this process now holds, its folder made if need be; None if another keeps it.
 
     Whoever held it may have removed it in the meantime. It then locks nobody out, so the one in its place is taken.

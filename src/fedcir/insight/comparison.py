@@ -67,7 +67,7 @@ class Comparison:
 
 def compare(
     *,
-    algorithms: Sequence[str | Path] = DEFAULT_COMPARISON,
+    algorithms: Sequence[str | Path] | None = None,
     seeds: Sequence[int] = (0,),
     target: float | None = None,
     out: str | Path | None = None,
@@ -84,6 +84,8 @@ def compare(
 ) -> Comparison:
     """Train several methods on the same data and compare them, as `fedcir compare` does.
 
+    Without `algorithms`, these are FedAvg, the method that the file names and Centralized, or the usual four if it
+    names none.
     `options` are those of the command, such as dataset="pacs", data_root="data/pacs", rounds=50 or workers=2. `config`
     is a TOML file of settings, `set` any settings such as {"local.momentum": 0.5}. The runs, tables and pictures go
     into `out`, a new folder in runs/ if not given; `resume` does what is left there. `target` is an accuracy to reach,
@@ -91,8 +93,9 @@ def compare(
     do, that is a RunError.
     """
     batch.check_target(target)
-    names, numbers = batch.chosen_algorithms(algorithms), batch.chosen_seeds(seeds)
     asked = Asked.of(options, preset, config, set, without=("algorithm", "seed"))
+    names = batch.chosen_algorithms(_usual(asked) if algorithms is None else algorithms)
+    numbers = batch.chosen_seeds(seeds)
     place = place_for(out, Path("runs", "compare"), resume)
     planned = {(name, seed): place / f"{Path(name).stem}-{seed}" for seed in numbers for name in names}
     jobs = [Job(asked_config(asked.over(algorithm=name, seed=seed)), path) for (name, seed), path in planned.items()]
@@ -110,6 +113,12 @@ def compare(
     comparison = Comparison(place, runs, failures, methods, numbers, target, page)
     _write(comparison)
     return comparison
+
+
+def _usual(asked: Asked) -> Sequence[str]:
+    """Plain FedAvg, the method that a file names, and a ceiling."""
+    named = asked.tables().get("algorithm", {}).get("name")
+    return DEFAULT_COMPARISON if named is None else list(dict.fromkeys(("fedavg", str(named), "centralized")))
 
 
 def _write(comparison: Comparison) -> None:

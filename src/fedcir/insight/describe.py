@@ -35,7 +35,12 @@ def describe(cls: type[Algorithm]) -> dict[str, Any]:
             f"{section}.{name}": value for section in cls.defaults for name, value in cls.defaults[section].items()
         },
         "fields": [
-            {"name": f.name, "default": f.default, "doc": field_docs(cls).get(f.name, "")}
+            {
+                "name": f.name,
+                "default": f.default,
+                "doc": field_docs(cls).get(f.name, ""),
+                "tried": cls.ranges.get(f.name, ""),
+            }
             for f in dataclasses.fields(cls)
             if f.init
         ],

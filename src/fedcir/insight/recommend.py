@@ -10,8 +10,7 @@ from typing import Any
 
 from fedcir.algorithms import asked_config, make_algorithm
 from fedcir.analysis.diagnose import Diagnosis, diagnose_domains, verdict
-from fedcir.config import Asked, Config, dump_toml, merged, require_at_least
-from fedcir.config.tables import assigned
+from fedcir.config import Asked, Config, dump_toml, merged, nested, require_at_least
 from fedcir.data.domains import Domains
 from fedcir.data.federation import deal, federation_from
 from fedcir.data.partition import Share
@@ -185,7 +184,7 @@ def without_test_images(domains: Domains, shares: Sequence[Share]) -> tuple[Doma
 def _pilot(asked: Asked, candidate: Candidate, seed: int, rounds: int) -> Config:
     """Settings of a short run of a candidate, tested once, at its end."""
     said = asked.over(algorithm=candidate.algorithm, seed=seed, rounds=rounds, eval_every=rounds)
-    config = asked_config(said, _nested(candidate.settings))
+    config = asked_config(said, nested(candidate.settings))
     return config if config.data.val_fraction else replace(config, data=replace(config.data, val_fraction=VALIDATION))
 
 
@@ -205,11 +204,4 @@ def _trials(found: Mapping[str, Sequence[Mapping[str, float]]]) -> list[Trial]:
 
 def _tables(asked: Asked, candidate: Candidate) -> dict[str, Any]:
     """What was asked for, and what makes this candidate."""
-    return merged(asked.over(algorithm=candidate.algorithm).tables(), _nested(candidate.settings))
-
-
-def _nested(settings: Mapping[str, Any]) -> dict[str, Any]:
-    tables: dict[str, Any] = {}
-    for place, value in settings.items():
-        tables = merged(tables, assigned(place, value))
-    return tables
+    return merged(asked.over(algorithm=candidate.algorithm).tables(), nested(candidate.settings))
