@@ -10,6 +10,7 @@ from fedcir.analysis.alignment import Alignment
 from fedcir.analysis.bootstrap import Interval, mean_of
 from fedcir.analysis.bound import Bound
 from fedcir.analysis.divergence import Divergences
+from fedcir.analysis.metrics import confusion
 from fedcir.analysis.views import View
 
 UNTRAINED = "an untrained encoder"
@@ -126,9 +127,7 @@ class Diagnosis:
     def confusion(self, domain: str) -> NDArray[np.int64]:
         """Classes by classes: what is there, and what it was taken for."""
         view = next(view for view in self.views if view.domain == domain)
-        counts = np.zeros((len(self.classes), len(self.classes)), dtype=np.int64)
-        np.add.at(counts, (view.labels, view.predicted), 1)
-        return counts
+        return confusion(view.labels, view.predicted, len(self.classes))
 
     def mistaken(self, most: int = 3) -> list[str]:
         """The commonest mistakes, by domain and class, of classes with two test images there at least."""

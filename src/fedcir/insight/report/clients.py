@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import binomtest
 
 from fedcir.analysis.bootstrap import Interval
 from fedcir.analysis.diagnose import Diagnosis
+from fedcir.analysis.metrics import wilson_interval
 from fedcir.analysis.words import aligned_in_words, apart_in_words
 from fedcir.insight.charts import Bars, Chart, Cloud, Heat, Lines, Series
 from fedcir.insight.report.page import Figure, Section, Table, Words, sentence
@@ -86,15 +86,11 @@ def _bars(study: Study, method: Method, domains: Sequence[str]) -> Series:
         if std is not None:
             ends.append((value - std, value + std))
         else:
-            ends.append(_wilson(round(value * tested), tested) if tested else (value, value))
+            of = wilson_interval(round(value * tested), tested) if tested else Interval(value, value, value)
+            ends.append((of.low, of.high))
     low, high = (tuple(100 * end[side] for end in ends) for side in (0, 1))
     places = tuple(float(domains.index(name)) for name in there)
     return Series(method.algorithm, places, tuple(100 * value for value in values), low, high)
-
-
-def _wilson(right: int, tested: int) -> tuple[float, float]:
-    interval = binomtest(right, tested).proportion_ci(method="wilson")
-    return interval.low, interval.high
 
 
 def distances(study: Study, found: Diagnoses, samples: int, why_not: Sequence[str]) -> Section:
