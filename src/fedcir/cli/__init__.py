@@ -12,8 +12,10 @@ from fedcir.cli.app import App
 from fedcir.cli.data import data
 from fedcir.cli.deploy import deploy
 from fedcir.cli.diagnose import diagnose
+from fedcir.cli.export import export
 from fedcir.cli.failure import DEBUG, fail
 from fedcir.cli.methods import algorithms
+from fedcir.cli.predict import predict
 from fedcir.cli.recommend import recommend
 from fedcir.cli.report import report
 from fedcir.cli.reproduce import reproduce
@@ -52,6 +54,8 @@ app.command()(settings)
 app.command()(diagnose)
 app.command()(recommend)
 app.command()(report)
+app.command()(predict)
+app.command()(export)
 app.add_typer(data, name="data")
 app.add_typer(deploy, name="deploy")
 

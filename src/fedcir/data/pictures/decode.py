@@ -70,7 +70,7 @@ def _here(paths: Sequence[str], rows: Sequence[int], size: int, images: Squares 
         for start in range(0, len(rows), TOGETHER):
             some = {}
             for row, path in zip(rows[start : start + TOGETHER], paths[start : start + TOGETHER], strict=True):
-                some[row], pixels = _decode(path, size)
+                some[row], pixels = decode_file(path, size)
                 if into is not None and images is not None and pixels:
                     into.seek(images.offset + row * len(pixels))
                     into.write(pixels)
@@ -79,7 +79,8 @@ def _here(paths: Sequence[str], rows: Sequence[int], size: int, images: Squares 
             os.fsync(into.fileno())
 
 
-def _decode(path: str, size: int) -> tuple[Look, bytes]:
+def decode_file(path: str, size: int) -> tuple[Look, bytes]:
+    """What was seen in a file, and its square; without one if something is wrong with it."""
     try:
         with open(path, "rb") as file:
             encoded = file.read()

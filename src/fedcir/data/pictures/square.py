@@ -15,10 +15,15 @@ def read_picture(encoded: bytes, size: int) -> tuple[Image.Image, tuple[int, int
     """
     with Image.open(io.BytesIO(encoded)) as opened:
         stored = opened.size
-        opened.draft("RGB", (size, size))  # a JPEG much larger than asked for is decoded smaller, and faster
-        plain = opened.format == "JPEG" and "exif" not in opened.info  # most are, and looking takes time
-        picture: Any = opened if plain else ImageOps.exif_transpose(opened)
-        return _to_rgb(picture).resize((size, size), Image.Resampling.BILINEAR, reducing_gap=3.0), stored
+        return square(opened, size), stored
+
+
+def square(opened: Image.Image, size: int) -> Image.Image:
+    """The same of an image that is opened."""
+    opened.draft("RGB", (size, size))  # a JPEG much larger than asked for is decoded smaller, and faster
+    plain = opened.format == "JPEG" and "exif" not in opened.info  # most are, and looking takes time
+    picture: Any = opened if plain else ImageOps.exif_transpose(opened)
+    return _to_rgb(picture).resize((size, size), Image.Resampling.BILINEAR, reducing_gap=3.0)
 
 
 def _to_rgb(picture: Image.Image) -> Image.Image:
