@@ -152,7 +152,12 @@ def test_without_images_set_aside_there_is_none(tiny: Tiny, train: Train, tmp_pa
 
 @pytest.mark.parametrize(
     "spoil",
-    [{f"{PREFIX}slope/3": math.nan}, {f"{PREFIX}unlike/0": -1.0}, {f"{PREFIX}unlike/0": 0.5}, {f"{PREFIX}slope/3": None}],
+    [
+        {f"{PREFIX}slope/3": math.nan},
+        {f"{PREFIX}unlike/0": -1.0},
+        {f"{PREFIX}unlike/0": 0.5},
+        {f"{PREFIX}slope/3": None},
+    ],
 )
 def test_sums_that_cannot_be_are_left_out(spoil: dict[str, float | None]) -> None:
     good = {f"{PREFIX}slope/{n}": float(n - 5) for n in range(len(BETAS))}

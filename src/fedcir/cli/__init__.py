@@ -12,6 +12,7 @@ from fedcir.cli.app import App
 from fedcir.cli.data import data
 from fedcir.cli.deploy import deploy
 from fedcir.cli.diagnose import diagnose
+from fedcir.cli.evaluate import evaluate
 from fedcir.cli.export import export
 from fedcir.cli.failure import DEBUG, fail
 from fedcir.cli.methods import algorithms
@@ -54,6 +55,7 @@ app.command()(settings)
 app.command()(diagnose)
 app.command()(recommend)
 app.command()(report)
+app.command()(evaluate)
 app.command()(predict)
 app.command()(export)
 app.add_typer(data, name="data")

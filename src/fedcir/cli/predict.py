@@ -36,7 +36,7 @@ def predict(
     device: Annotated[str, typer.Option(help="Where to run: auto, cpu, cuda or mps.")] = "auto",
     algorithm: OwnAlgorithm = None,
 ) -> None:
-    """Classify images with the model of a run. Files that cannot be read are named and skipped; the exit code is then 1."""
+    """Classify images with the model of a run. Names and skips files that cannot be read; exits with 1 then."""
     from fedcir.types import InputError
     from fedcir.use.pictures import files_in
     from fedcir.use.predictor import Predictor

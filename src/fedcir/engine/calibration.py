@@ -70,7 +70,7 @@ def loss_slopes(logits: Tensor, labels: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Calibration:
-    """What turns logits into probabilities, and scores into shares. As it is made without images, it changes nothing."""
+    """What turns logits into probabilities, and scores into shares; made without images, it changes nothing."""
 
     temperature: float = 1.0
     unlike: tuple[int, ...] = (0,) * BINS
@@ -136,5 +136,5 @@ def _read(metrics: Mapping[str, float]) -> tuple[list[float], list[float]] | Non
     """Slopes and counts of one client, if all are there and can be what they say."""
     slopes = [metrics.get(f"{PREFIX}slope/{n}", math.nan) for n in range(len(BETAS))]
     counts = [metrics.get(f"{PREFIX}unlike/{n}", math.nan) for n in range(BINS)]
-    usable = all(map(math.isfinite, (*slopes, *counts))) and all(c >= 0 and c.is_integer() for c in counts)
-    return (slopes, counts) if usable and sum(counts) else None
+    usable = all(math.isfinite(each) for each in (*slopes, *counts)) and all(c >= 0 and c.is_integer() for c in counts)
+    return (slopes, counts) if usable and any(counts) else None

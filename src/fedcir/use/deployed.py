@@ -13,6 +13,8 @@ class Deployed(nn.Module):
         super().__init__()
         self.network = trained.network
         self.temperature = trained.calibration.temperature
+        self.scale: Tensor
+        self.shift: Tensor
         self.register_buffer("scale", trained.normalisation.scale)
         self.register_buffer("shift", trained.normalisation.shift)
 

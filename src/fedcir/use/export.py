@@ -72,7 +72,9 @@ def export(
     if format not in get_args(Format):
         raise InputError(f"there is no format {format!r}; {nearest(str(format), get_args(Format))}")
     _check_place(path)
-    if format == "onnx" and (missing := next((p for p in ("onnx", "onnxscript", "onnxruntime") if not find_spec(p)), "")):
+    if format == "onnx" and (
+        missing := next((p for p in ("onnx", "onnxscript", "onnxruntime") if not find_spec(p)), "")
+    ):
         raise InputError(f"format onnx needs {missing}: pip install 'fedcir[onnx]'")
     trained = open_trained(run, site=site, algorithm=algorithm, device="cpu")
     data, predict = {"onnx": _onnx, "torch": _torch, "safetensors": _safetensors}[format](trained)
@@ -125,7 +127,7 @@ def _onnx(trained: Trained) -> tuple[bytes, Predict]:
         entry.key, entry.value = name, value
     data: bytes = proto.SerializeToString()
     session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
-    return data, lambda images: session.run(["probabilities"], {"images": images})[0]  # type: ignore[no-any-return]
+    return data, lambda images: session.run(["probabilities"], {"images": images})[0]
 
 
 def _torch(trained: Trained) -> tuple[bytes, Predict]:

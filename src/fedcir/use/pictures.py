@@ -23,7 +23,8 @@ def files_in(paths: Iterable[str | Path]) -> list[str]:
     What is given by name need not look like an image.
     """
     found: list[str] = []
-    for path in map(os.fspath, paths):
+    for given in paths:
+        path = str(given)
         if os.path.isdir(path):
             inside = list(_below(path))
             if not inside:

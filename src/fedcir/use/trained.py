@@ -92,7 +92,7 @@ def open_trained(
         raise InputError(
             f"{run.path} was trained by fedcir.train on Datasets of its caller: use load_run(...).model(encoder=...)"
         )
-    method = _method(run, algorithm)
+    method = method_of(run, algorithm)
     if site is None and has_own_parts(run, method):
         domains = dict.fromkeys(client["domain"] for client in run.manifest["clients"])
         raise InputError(
@@ -112,7 +112,8 @@ def has_own_parts(run: Run, method: Algorithm) -> bool:
     return not method.one_model or own_batchnorm(run.config, method) is not None
 
 
-def _method(run: Run, algorithm: Given | None) -> Algorithm:
+def method_of(run: Run, algorithm: Given | None) -> Algorithm:
+    """The method that trained a run. One that fedcir does not bring must be given."""
     name = run.config.algorithm.name
     if algorithm is None and name not in names():
         raise InputError(
