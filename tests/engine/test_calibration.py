@@ -60,10 +60,17 @@ def test_the_temperature_is_near_the_best_of_all() -> None:
     assert found == pytest.approx(tried[int(np.argmin(losses))], rel=0.01)
 
 
-def test_where_every_image_is_right_the_temperature_stays_in_range() -> None:
+def test_where_every_image_is_right_or_wrong_the_temperature_stays_in_range() -> None:
     logits = torch.eye(3) * 5
     assert crossing(loss_slopes(logits, torch.arange(3)).numpy()) == pytest.approx(BETAS[-1])
     assert crossing(loss_slopes(logits, torch.tensor([1, 2, 0])).numpy()) == pytest.approx(BETAS[0])
+
+
+def test_a_model_that_is_right_about_few_images_is_not_certain() -> None:
+    """Of smoothed labels with a share s, the best probability is 1 - s * 2/3: here 1 - 1/5 * 2/3."""
+    logits = torch.eye(3) * 5
+    beta = crossing(loss_slopes(logits, torch.arange(3), smoothing=1 / 5).numpy())
+    assert float((beta * logits).softmax(-1).max()) == pytest.approx(1 - 2 / 15, abs=2e-3)
 
 
 def test_a_share_is_that_of_images_that_score_lower_and_never_saturates() -> None:
@@ -80,7 +87,7 @@ def test_a_share_is_that_of_images_that_score_lower_and_never_saturates() -> Non
 
 def test_without_images_a_share_is_the_score_and_the_temperature_1() -> None:
     scores = torch.linspace(0, 1, 7, dtype=torch.float64)
-    torch.testing.assert_close(Calibration().share(scores), scores)
+    assert np.allclose(Calibration().share(scores), scores)
     assert Calibration().temperature == 1.0
 
 
@@ -92,7 +99,7 @@ def test_an_image_is_unlike_where_its_features_point_away_from_every_class() -> 
             model.head.weight.copy_(torch.tensor([[1.0, 0.0], [0.0, 1.0]]))
         logits, unlike = judge(model, torch.tensor([[5.0, 0.0], [1.0, 1.0], [-1.0, -1.0]]))
         assert unlike.tolist() == pytest.approx([0.0, (1 - math.sqrt(0.5)) / 2, (1 + math.sqrt(0.5)) / 2], abs=1e-6)
-        torch.testing.assert_close(logits, model(torch.tensor([[5.0, 0.0], [1.0, 1.0], [-1.0, -1.0]])))
+        assert torch.equal(logits, model(torch.tensor([[5.0, 0.0], [1.0, 1.0], [-1.0, -1.0]])))
 
 
 @pytest.fixture(scope="module")
@@ -106,9 +113,9 @@ def test_a_run_writes_what_all_clients_together_would(tiny: Tiny, run: Path) -> 
     bench = open_session(config, FedAvg(), federation).workbench()
     bench.modules["model"].load_state_dict(RunFolder(run).weights())
     bench.modules["model"].eval()
-    parts = [in_order(bench, client.validation) for client in federation.clients if client.validation is not None]
-    whole = calibration_sums(bench.modules["model"], (batch for part in parts for batch in part))
-    expected, found = Calibration.of([whole], 3), RunFolder(run).calibration()
+    model, aside = bench.modules["model"], [c.validation for c in federation.clients if c.validation is not None]
+    sums = [calibration_sums(model, in_order(bench, each), len(each)) for each in aside]
+    expected, found = Calibration.of(sums, 3), RunFolder(run).calibration()
     assert found is not None
     assert expected is not None
     assert found.images == 18  # six of each of three domains

@@ -34,10 +34,8 @@ def evaluate(
     from fedcir.cli.progress import Watch
     from fedcir.insight.evaluation import evaluate as find
     from fedcir.insight.evaluation import findings, rows_by_domain
-    from fedcir.runs.run import load_run
 
     which: Any = split
-    load_run(run)  # before a folder is made in it
     with Watch(quiet) as watch:
         made = find(
             run,

@@ -50,21 +50,29 @@ def judge(model: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @torch.inference_mode()
-def calibration_sums(model: nn.Module, batches: Iterable[Batch]) -> dict[str, float]:
-    """What a client tells of the images that it set aside: slopes of the log-loss, and counts of the score by bin."""
+def calibration_sums(model: nn.Module, batches: Iterable[Batch], images: int) -> dict[str, float]:
+    """What a client tells of the images that it set aside: slopes of the log-loss, and counts of the score by bin.
+
+    Labels count for a little less than certain, the less the more `images` there are (Platt, 1999): a model that is
+    right about a few images must not take itself for infallible.
+    """
+    smoothing = 1 / (images + 2)
     slopes, counts = torch.zeros(len(BETAS), dtype=torch.float64), torch.zeros(BINS, dtype=torch.float64)
     for x, y in batches:
         logits, unlike = judge(model, x)
-        slopes += loss_slopes(logits, y).cpu()
+        slopes += loss_slopes(logits, y, smoothing).cpu()
         counts += (unlike * BINS).long().clamp(0, BINS - 1).bincount(minlength=BINS).cpu()
     named = {f"{PREFIX}slope/{n}": float(slope) for n, slope in enumerate(slopes)}
     return named | {f"{PREFIX}unlike/{n}": float(count) for n, count in enumerate(counts)}
 
 
-def loss_slopes(logits: Tensor, labels: Tensor) -> Tensor:
-    """The derivative of the summed log-loss of softmax(beta * logits) in beta, at each of BETAS."""
+def loss_slopes(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
+    """The derivative of the summed log-loss of softmax(beta * logits) in beta, at each of BETAS.
+
+    `smoothing` is the share of each label that is spread over all classes.
+    """
     given = logits.double()  # (B, C)
-    true = given.gather(1, labels[:, None]).sum()
+    true = (1 - smoothing) * given.gather(1, labels[:, None]).sum() + smoothing * given.mean(-1).sum()
     return torch.stack([((beta * given).softmax(-1) * given).sum() - true for beta in BETAS])
 
 

@@ -146,7 +146,8 @@ def evaluate(bench: Workbench, client: Client, received: Groups, kept: Groups, r
         aside = _tested(bench, client.validation, ctx)
         metrics |= {f"validation/{name}": value for name, value in aside.items()}
         if round == bench.total_rounds:
-            metrics |= calibration_sums(bench.modules["model"], in_order(bench, client.validation))
+            model, images = bench.modules["model"], in_order(bench, client.validation)
+            metrics |= calibration_sums(model, images, len(client.validation))
     return ClientReply(client.id, len(client.test), {}, metrics)
 
 

@@ -17,7 +17,7 @@ from fedcir.data.pictures.decode import OnFile
 from fedcir.runs.run import Run, Source, as_run
 from fedcir.types import InputError
 from fedcir.use.adapt import adapted, statistics_layers
-from fedcir.use.evaluation import Evaluation, Tested
+from fedcir.use.evaluation import Evaluation, Judged
 from fedcir.use.trained import UNCALIBRATED, Given, Trained, has_own_parts, method_of, open_trained
 
 Which = Literal["test", "all"]
@@ -148,7 +148,7 @@ def _images(domain: Domain, split: Which) -> Split:
 
 def _tested(
     trained: Trained, domain: Domain, images: Split, numbers: Any, adapt: bool, split: Which, trained_on: bool
-) -> Tested:
+) -> Judged:
     probabilities = _probabilities(trained, images)
     before = None
     if adapt:
@@ -156,7 +156,7 @@ def _tested(
         unlabelled = domain.train if split == "test" and len(domain.train) else images
         network = adapted(trained.network, _inputs(trained, unlabelled))
         probabilities = _probabilities(trained.with_network(network), images)
-    return Tested(domain.name, numbers[images.labels], probabilities, trained_on, before)
+    return Judged(domain.name, numbers[images.labels], probabilities, trained_on, before)
 
 
 def _inputs(trained: Trained, images: Split) -> Iterator[Tensor]:

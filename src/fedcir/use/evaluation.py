@@ -18,7 +18,7 @@ RELIABILITY_BINS = 10
 
 
 @dataclass(frozen=True)
-class Tested:
+class Judged:
     """The images of one domain and what the model said of them."""
 
     domain: str
@@ -30,17 +30,18 @@ class Tested:
 
     @property
     def predicted(self) -> Labels:
-        return np.argmax(self.probabilities, axis=1)
+        likeliest: Labels = self.probabilities.argmax(axis=1)
+        return likeliest
 
     @property
     def losses(self) -> Numbers:
         true = self.probabilities[np.arange(len(self.labels)), self.labels]
         return -np.log(np.maximum(true, 1e-12))
 
-    def __add__(self, other: "Tested") -> "Tested":
+    def __add__(self, other: "Judged") -> "Judged":
         labels = np.concatenate([self.labels, other.labels])
         before = None if self.before is None or other.before is None else np.concatenate([self.before, other.before])
-        return Tested("all images", labels, np.concatenate([self.probabilities, other.probabilities]), before=before)
+        return Judged("all images", labels, np.concatenate([self.probabilities, other.probabilities]), before=before)
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class Bin:
 class Figures:
     """The figures of some images. What has no value, such as the recall of a class without images, is nan."""
 
-    tested: Tested
+    tested: Judged
     classes: tuple[str, ...]
 
     @property
@@ -139,7 +140,7 @@ class Evaluation:
     dataset: str
     split: str
     classes: tuple[str, ...]
-    tested: tuple[Tested, ...]
+    tested: tuple[Judged, ...]
     temperature: float | None
     """None where probabilities are not calibrated."""
     notes: tuple[str, ...] = ()
