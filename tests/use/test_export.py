@@ -95,9 +95,7 @@ def test_a_sites_own_model_is_exported_by_name(apart: Path, tmp_path: Path) -> N
     assert torch.equal(bias, fedcir.load_run(apart).model(domain="night").state_dict()["encoder.norms.0.bias"])
 
 
-def test_without_the_runs_data_random_images_are_checked_on(
-    run: Path, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_the_runs_data_random_images_are_checked_on(run: Path, pictures: Path, tmp_path: Path) -> None:
     away = pictures.with_name("away")
     pictures.rename(away)
     try:
@@ -121,8 +119,7 @@ def test_a_disagreement_is_an_error_and_nothing_is_written(
 
 
 def test_the_card_says_what_a_stranger_must_know(run: Path, tmp_path: Path) -> None:
-    import yaml
-
+    yaml = pytest.importorskip("yaml")
     text = export(run, tmp_path / "model.safetensors", format="safetensors").card.read_text(encoding="utf-8")
     front = yaml.safe_load(text.split("---")[1])
     assert front["license"] == "unknown"
