@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+from fedcir.algorithms import algorithm_class, names
 from fedcir.analysis.metrics import wilson_interval
 from fedcir.use.trained import Trained
 
@@ -48,12 +49,18 @@ def _model(trained: Trained) -> str:
     return (
         f"# {trained.run.path.resolve().name}\n\n"
         f"An image classifier (`{model.name}`) for {len(trained.classes)} classes: "
-        f"{', '.join(f'`{name}`' for name in trained.classes)}.{own} Several clients trained it together with fedcir; "
-        f"their images never left them.\n\n"
+        f"{', '.join(f'`{name}`' for name in trained.classes)}.{own} {_together(trained)}\n\n"
         f"It takes {colours} images of {trained.size} x {trained.size} pixels. "
         f"Pixels are divided by 255, then normalised with mean {_numbers(card['mean'])} and standard deviation "
         f"{_numbers(card['std'])}."
     )
+
+
+def _together(trained: Trained) -> str:
+    name = trained.run.config.algorithm.name
+    if name in names() and algorithm_class(name).pools:
+        return "It was trained with fedcir on the images of all clients in one place."
+    return "Several clients trained it together with fedcir; their images never left them."
 
 
 def _data(trained: Trained) -> str:
@@ -130,9 +137,10 @@ def _limits(trained: Trained) -> str:
 
 def _use(trained: Trained, file: str, format: str) -> str:
     size = trained.size
+    mode = "RGB" if trained.channels == 3 else "L"
     picture = (
-        f'picture = Image.open("image.jpg").convert("{"RGB" if trained.channels == 3 else "L"}")'
-        f".resize(({size}, {size}), Image.Resampling.BILINEAR)\n"
+        f'picture = Image.open("image.jpg")\npicture.draft("{mode}", ({size}, {size}))\n'
+        f'picture = picture.convert("{mode}").resize(({size}, {size}), Image.Resampling.BILINEAR, reducing_gap=3.0)\n'
         f"images = np.asarray(picture, np.uint8).reshape(1, {size}, {size}, {trained.channels})\n"
     )
     codes = {
@@ -151,7 +159,12 @@ def _use(trained: Trained, file: str, format: str) -> str:
         '    about = model.metadata()["fedcir"]  # JSON: classes, image size, normalisation, network, temperature\n'
         "    weights = {name: model.get_tensor(name) for name in model.keys()}",
     }
-    return f"## How to use it\n\n```python\n{codes[format]}\n```"
+    how = (
+        ""
+        if format == "safetensors"
+        else "\n\nResize pictures as shown: resized in another way, some get another class."
+    )
+    return f"## How to use it\n\n```python\n{codes[format]}\n```{how}"
 
 
 def _final(trained: Trained) -> dict[str, Any]:
