@@ -28,6 +28,8 @@ _EXPORTS = {
     "FedcirError": "fedcir.types",
     "InputError": "fedcir.types",
     "Losses": "fedcir.types",
+    "Prediction": "fedcir.use.predictor",
+    "Predictor": "fedcir.use.predictor",
     "Result": "fedcir.engine.train",
     "RoundRecord": "fedcir.types",
     "Run": "fedcir.runs.run",
@@ -35,6 +37,8 @@ _EXPORTS = {
     "RunFolder": "fedcir.engine.folder",
     "compare": "fedcir.insight.comparison",
     "diagnose": "fedcir.insight.diagnose",
+    "evaluate": "fedcir.insight.evaluation",
+    "export": "fedcir.use.export",
     "init": "fedcir.insight.starter",
     "load_run": "fedcir.runs.run",
     "recommend": "fedcir.insight.recommend",
@@ -78,6 +82,7 @@ if TYPE_CHECKING:  # for editors and type checkers; a method that is not here is
     from fedcir.engine.train import train as train
     from fedcir.insight.comparison import compare as compare
     from fedcir.insight.diagnose import diagnose as diagnose
+    from fedcir.insight.evaluation import evaluate as evaluate
     from fedcir.insight.recommend import recommend as recommend
     from fedcir.insight.report.write import report as report
     from fedcir.insight.reproduction import reproduce as reproduce
@@ -90,6 +95,9 @@ if TYPE_CHECKING:  # for editors and type checkers; a method that is not here is
     from fedcir.types import Losses as Losses
     from fedcir.types import RoundRecord as RoundRecord
     from fedcir.types import RunError as RunError
+    from fedcir.use.export import export as export
+    from fedcir.use.predictor import Prediction as Prediction
+    from fedcir.use.predictor import Predictor as Predictor
 
 
 def __getattr__(name: str) -> Any:

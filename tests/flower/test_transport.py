@@ -106,6 +106,14 @@ def test_a_run_across_nodes_is_bit_for_bit_the_run_in_process(
     assert dropped(tmp_path / "two") == [{}, {}]
 
 
+def test_the_calibration_across_nodes_is_that_in_process(tiny: Tiny, train: Train, tmp_path: Path) -> None:
+    config = tiny("fedavg", "server.rounds=1", "run.workers=1", "data.val_fraction=0.25")
+    one = train(config, tmp_path / "one")
+    across(shares(tmp_path, (9, 8, 7)), config, tmp_path / "two", sites=3)
+    assert (tmp_path / "two" / "calibration.json").read_bytes() == (one / "calibration.json").read_bytes()
+    assert dropped(tmp_path / "two") == [{}]
+
+
 @pytest.mark.parametrize("name", ["scaffold", "moon", "feddyn", "fedbn"])
 def test_what_a_client_keeps_across_nodes_is_what_it_keeps_in_process(
     tiny: Tiny, train: Train, tmp_path: Path, name: str

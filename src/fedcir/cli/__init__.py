@@ -12,9 +12,12 @@ from fedcir.cli.app import App
 from fedcir.cli.data import data
 from fedcir.cli.deploy import deploy
 from fedcir.cli.diagnose import diagnose
+from fedcir.cli.evaluate import evaluate
+from fedcir.cli.export import export
 from fedcir.cli.failure import DEBUG, fail
 from fedcir.cli.init import init
 from fedcir.cli.methods import algorithms
+from fedcir.cli.predict import predict
 from fedcir.cli.recommend import recommend
 from fedcir.cli.report import report
 from fedcir.cli.reproduce import reproduce
@@ -56,6 +59,9 @@ app.command()(diagnose)
 app.command()(recommend)
 app.command()(tune)
 app.command()(report)
+app.command()(evaluate)
+app.command()(predict)
+app.command()(export)
 app.add_typer(data, name="data")
 app.add_typer(deploy, name="deploy")
 

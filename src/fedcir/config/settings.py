@@ -39,7 +39,7 @@ class DataConfig:
     test_fraction: float = 0.2
     """Share of each domain that is set aside for testing, if the dataset has no split of its own."""
     val_fraction: float = 0.0
-    """Share of each domain's training images that is set aside to pick the best round on."""
+    """Share of each domain's training images that is set aside, to pick the best round and to calibrate the model."""
 
     def __post_init__(self) -> None:
         require_at_least("data.train_per_domain", self.train_per_domain, 1)

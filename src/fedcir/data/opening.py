@@ -26,13 +26,13 @@ from fedcir.data.split import Splitting, split_items, with_validation
 from fedcir.types import InputError
 
 
-def open_dataset(data: DataConfig, seed: int, on_file: OnFile | None = None) -> Domains:
-    """The configured dataset, checked to be one that can be trained on."""
+def open_dataset(data: DataConfig, seed: int, on_file: OnFile | None = None, to_train: bool = True) -> Domains:
+    """The configured dataset, checked to be one that can be trained on unless it is only looked at."""
     with _without_collection():
-        return _open(data, seed, on_file)
+        return _open(data, seed, on_file, to_train)
 
 
-def _open(data: DataConfig, seed: int, on_file: OnFile | None) -> Domains:
+def _open(data: DataConfig, seed: int, on_file: OnFile | None, to_train: bool) -> Domains:
     source, root = find(data)
     if source.pictures is not None:
         pictures, notes, _ = pictures_of(source, root, data)
@@ -51,6 +51,8 @@ def _open(data: DataConfig, seed: int, on_file: OnFile | None) -> Domains:
                 f"data.channels is {data.channels}, but the images of {data.name} have {domains.image_shape[-1]} "
                 "channels, which they keep: leave data.channels out"
             )
+    if not to_train:
+        return domains
     check_classes(domains, f"in any domain of {data.name}")
     domains = _held_back(domains, data, seed)
     if data.train_per_domain is not None:

@@ -16,6 +16,7 @@ from fedcir.config import LocalConfig
 from fedcir.data.augment import augment
 from fedcir.data.examples import Examples
 from fedcir.data.federation import Client
+from fedcir.engine.calibration import calibration_sums
 from fedcir.engine.cost import step_flops
 from fedcir.engine.store import ClientStore
 from fedcir.losses import balanced_cross_entropy, class_weighted_cross_entropy
@@ -146,6 +147,9 @@ def evaluate(bench: Workbench, client: Client, received: Groups, kept: Groups, r
     if client.validation is not None:
         aside = _tested(bench, client.validation, ctx)
         metrics |= {f"validation/{name}": value for name, value in aside.items()}
+        if round == bench.total_rounds:
+            model, images = bench.modules["model"], in_order(bench, client.validation)
+            metrics |= calibration_sums(model, images, len(client.validation))
     return ClientReply(client.id, len(client.test), {}, metrics)
 
 

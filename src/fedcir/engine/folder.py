@@ -18,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save
 
 from fedcir.config import Config, config_from, config_tables, dump_toml, read_toml, typed
+from fedcir.engine.calibration import Calibration, Saved
 from fedcir.engine.files import RESTORE, file_hash, naming, pack, read_json, reading, unpack, unshared, write
 from fedcir.engine.store import GENERATIONS
 from fedcir.types import Arrays, InputError, RoundRecord, ServerState
@@ -29,6 +30,7 @@ LOCK_PATIENCE = 3.0
 
 REWRITE = "delete summary.json there and resume the run, which writes the summary and the model again"
 REMAKE = "resume the run, which writes it again from the last checkpoint"
+DROP = "delete it, and probabilities are not calibrated"
 REDO = "delete this line and all lines after it and resume the run, which repeats their rounds"
 
 
@@ -217,6 +219,19 @@ class RunFolder:
         # One metadata key, since safetensors writes several in no fixed order and equal runs are to be equal files.
         about = {"fedcir": json.dumps({"format": FORMAT, **card}, sort_keys=True, ensure_ascii=False)}
         write(self.path / "model.safetensors", save(unshared(model), about))
+
+    def save_calibration(self, calibration: Calibration) -> None:
+        write(self.path / "calibration.json", json.dumps(calibration.to_json(), indent=1) + "\n")
+
+    def calibration(self) -> Calibration | None:
+        """What the clients' validation images told of the last model; None where there were none."""
+        path = self.path / "calibration.json"
+        if not path.exists():
+            return None
+        values = read_json(path, Saved, DROP)
+        with reading(path, DROP):
+            found = Calibration.from_json(values)
+        return found if found.round == self.summary()["rounds"] else None  # or of a run that was extended
 
     def has_model(self) -> bool:
         """Whether the model is there and whole."""

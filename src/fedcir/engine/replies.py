@@ -88,6 +88,8 @@ class Tests:
     """Of the validation images."""
     risk: dict[str, float] = field(default_factory=dict)
     """Mean loss on the test images."""
+    sums: list[Mapping[str, float]] = field(default_factory=list)
+    """What each client told, sums for the calibration among it."""
 
     def accuracy(self) -> dict[str, float]:
         return {domain: correct / count for domain, (correct, count) in self.counts.items()}
@@ -123,6 +125,7 @@ def tally(evaluators: Mapping[int, str], replies: Iterable[ClientReply | Dropped
             tests.risk[domain] = loss
         if "validation/count" in metrics:
             tests.aside[domain] = int(metrics["validation/correct"]), int(metrics["validation/count"])
+        tests.sums.append(metrics)
     return tests
 
 

@@ -5,6 +5,7 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import Any, Protocol
 
+from fedcir.engine.calibration import Calibration
 from fedcir.engine.cost import ledger
 from fedcir.engine.replies import Collected, Tests, tally
 from fedcir.engine.session import Session
@@ -37,7 +38,7 @@ def run(session: Session, transport: Transport) -> Rounds:
     try:
         while not session.finished:
             started = time.perf_counter()
-            record, state = _round(session, transport)
+            record, state, calibration = _round(session, transport)
             writing = time.perf_counter()
             if folder is not None and (state.round % server.checkpoint_every == 0 or state.round == server.rounds):
                 folder.save_checkpoint(state)
@@ -47,6 +48,8 @@ def run(session: Session, transport: Transport) -> Rounds:
             _add(record.seconds, "total", started, less=-record.seconds["load"])
             session.peak_memory = max(session.peak_memory, transport.peak_memory())
             if folder is not None:
+                if calibration is not None:
+                    folder.save_calibration(calibration)
                 folder.append(record)
             session.state = state
             session.records.append(record)
@@ -98,7 +101,7 @@ def take_step(
     return state, collected
 
 
-def _round(session: Session, transport: Transport) -> tuple[RoundRecord, ServerState]:
+def _round(session: Session, transport: Transport) -> tuple[RoundRecord, ServerState, Calibration | None]:
     server, before = session.config.server, session.state
     round = before.round + 1
     cohort = session.cohort(round)
@@ -125,7 +128,7 @@ def _round(session: Session, transport: Transport) -> tuple[RoundRecord, ServerS
         validation={domain: correct / count for domain, (correct, count) in tests.aside.items()} or None,
         risk=tests.risk or None,
     )
-    return record, state
+    return record, state, Calibration.of(tests.sums, round)
 
 
 def _timed(replies: Iterable[ClientReply | Dropped], seconds: dict[str, float]) -> Iterator[ClientReply | Dropped]:

@@ -87,7 +87,7 @@ def _here(
         for start in range(0, len(rows), TOGETHER):
             some = {}
             for row, path in zip(rows[start : start + TOGETHER], paths[start : start + TOGETHER], strict=True):
-                some[row], pixels = _decode(path, size, channels)
+                some[row], pixels = decode_file(path, size, channels)
                 if into is not None and images is not None and pixels:
                     into.seek(images.offset + row * len(pixels))
                     into.write(pixels)
@@ -96,7 +96,8 @@ def _here(
             os.fsync(into.fileno())
 
 
-def _decode(path: str, size: int, channels: int) -> tuple[Look, bytes]:
+def decode_file(path: str, size: int, channels: int) -> tuple[Look, bytes]:
+    """What was seen in a file, and its square; without one if something is wrong with it."""
     try:
         with open(path, "rb") as file:
             encoded = file.read()

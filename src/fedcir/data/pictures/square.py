@@ -26,10 +26,16 @@ def read_picture(encoded: bytes, size: int, channels: int = RGB) -> tuple[Image.
         return _square(shown, size, MODES[channels]), shown.size
     with Image.open(io.BytesIO(encoded)) as opened:
         stored = opened.size
-        opened.draft(MODES[channels], (size, size))  # a JPEG much larger than asked for is decoded smaller, and faster
-        plain = opened.format == "JPEG" and "exif" not in opened.info  # most are, and looking takes time
-        picture: Any = opened if plain else ImageOps.exif_transpose(opened)
-        return _square(picture, size, MODES[channels]), stored
+        return square(opened, size, channels), stored
+
+
+def square(opened: Image.Image, size: int, channels: int = RGB) -> Image.Image:
+    """The same of an image that is opened."""
+    mode = MODES[channels]
+    opened.draft(mode, (size, size))  # a JPEG much larger than asked for is decoded smaller, and faster
+    plain = opened.format == "JPEG" and "exif" not in opened.info  # most are, and looking takes time
+    picture: Any = opened if plain else ImageOps.exif_transpose(opened)
+    return _square(picture, size, mode)
 
 
 def _square(picture: Image.Image, size: int, mode: str) -> Image.Image:

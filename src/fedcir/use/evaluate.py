@@ -1,0 +1,174 @@
+"""The model of a run tested on labelled images, domain by domain."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedcir.analysis.views import data_of_run, drawn
+from fedcir.config import config_from, config_tables, merged, nearest, parse_assignment
+from fedcir.data.domains import Domain, Domains, Split
+from fedcir.data.opening import open_dataset
+from fedcir.data.pictures.decode import OnFile
+from fedcir.runs.run import Run, Source, as_run
+from fedcir.types import InputError
+from fedcir.use.adapt import adapted, statistics_layers
+from fedcir.use.evaluation import Evaluation, Judged
+from fedcir.use.trained import UNCALIBRATED, Given, Trained, has_own_parts, method_of, open_trained
+
+Which = Literal["test", "all"]
+BATCH = 256
+ADAPTED_ON = 1024
+"""Images of a domain that its statistics are taken from, at most."""
+
+OnDomain = Callable[[int, int], None]
+
+
+def evaluate_run(
+    source: Source,
+    *,
+    dataset: str | None = None,
+    data_root: str | Path | None = None,
+    split: Which = "test",
+    adapt: bool = False,
+    site: str | None = None,
+    algorithm: Given | None = None,
+    device: str = "auto",
+    set: Sequence[str] = (),
+    on_domain: OnDomain | None = None,
+    on_file: OnFile | None = None,
+) -> Evaluation:
+    """Test the model of a finished run, on its own test images unless other data are named.
+
+    With `adapt`, BatchNorm statistics are first taken from each domain's images, without their labels.
+    """
+    if split not in get_args(Which):
+        raise InputError(f"split cannot be {split!r}; {nearest(str(split), get_args(Which))}")
+    run = as_run(source)
+    own = has_own_parts(run, method_of(run, algorithm)) and site is None
+    here = {client["domain"] for client in run.manifest["clients"] if client.get("train")}
+    first = open_trained(run, site=min(here) if own else site, algorithm=algorithm, device=device)
+    domains = _data(run, first, dataset, data_root, set, on_file)
+    numbers = np.array([first.classes.index(name) for name in _known(domains, first)])
+    notes = [*domains.notes, *_leaked(run, domains, split)]
+    if not first.calibrated:
+        notes.append(UNCALIBRATED)
+    if adapt and not statistics_layers(first.network):
+        notes.append("the model has no BatchNorm statistics, so there is nothing to adapt")
+        adapt = False
+    tested = []
+    for number, domain in enumerate(domains, start=1):
+        trained = first
+        if own:
+            if domain.name not in here:
+                raise InputError(
+                    f"no client of {run.path} trained on {domain.name!r}, so it has no model of its own: choose one "
+                    f"with site (--site) from {', '.join(sorted(here))}"
+                )
+            trained = open_trained(run, site=domain.name, algorithm=algorithm, device=device)
+        images = _images(domain, split)
+        if len(images):
+            tested.append(_tested(trained, domain, images, numbers, adapt, split, domain.name in here))
+        if on_domain is not None:
+            on_domain(number, len(domains))
+    if not tested:
+        raise InputError(f"{domains.name} has no images to evaluate on")
+    temperature = first.calibration.temperature if first.calibrated else None
+    name = run.path.resolve().name
+    return Evaluation(name, domains.name, split, first.classes, tuple(tested), temperature, tuple(notes))
+
+
+def _data(
+    run: Run,
+    trained: Trained,
+    dataset: str | None,
+    data_root: str | Path | None,
+    set: Sequence[str],
+    on_file: OnFile | None,
+) -> Domains:
+    """The run's own data, or those that are named, at the size that the model takes."""
+    if dataset is None and data_root is None and not set:
+        return data_of_run(run)[1]
+    own = dataset in (None, run.config.data.name)
+    data = {**(config_tables(run.config)["data"] if own else {"name": dataset}), "image_size": trained.size}
+    tables: dict[str, Any] = {"data": data if data_root is None else {**data, "root": str(data_root)}}
+    for assignment in set:
+        section, _, _ = assignment.partition(".")
+        if section != "data":
+            raise InputError(f"set takes settings of the data only, such as data.classes=..., got {assignment!r}")
+        tables = merged(tables, parse_assignment(assignment))
+    asked = config_from(tables).data
+    domains = open_dataset(replace(asked, val_fraction=0.0, train_per_domain=None), run.config.run.seed, on_file, False)
+    height, width, channels = domains.image_shape
+    if (height, width, channels) != (trained.size, trained.size, trained.channels):
+        raise InputError(
+            f"the model takes images of {trained.size}x{trained.size} with {trained.channels} channels, "
+            f"but {domains.name} gives {height}x{width} with {channels}"
+        )
+    return domains
+
+
+def _known(domains: Domains, trained: Trained) -> tuple[str, ...]:
+    """The dataset's classes, each of which the model must know."""
+    unknown = [name for name in domains.classes if name not in trained.classes]
+    if unknown:
+        many = "classes" if len(unknown) > 1 else "class"
+        raise InputError(
+            f"the model does not know the {many} {', '.join(map(repr, unknown[:5]))} of {domains.name}; it knows "
+            f"{', '.join(trained.classes)}: leave the others out with --set data.classes=..."
+        )
+    return domains.classes
+
+
+def _leaked(run: Run, domains: Domains, split: Which) -> list[str]:
+    """A word if the model was trained on some of these images."""
+    held = [c["train"] for c in run.manifest["clients"] if isinstance(c.get("train"), list)]
+    if domains.name != run.config.data.name or split == "test":
+        return []
+    trained = {name for names in held for name in names}
+    count = sum(name in trained for domain in domains for name in _images(domain, split).ids)
+    return [f"the model was trained on {count:,} of these images, so accuracies are too high"] if count else []
+
+
+def _images(domain: Domain, split: Which) -> Split:
+    if split == "test":
+        return domain.test
+    parts = [part for part in (domain.train, domain.validation, domain.test) if part is not None]
+    images = np.concatenate([part.where for part in parts])
+    if all(part.images is parts[0].images for part in parts):
+        labels = np.concatenate([part.labels for part in parts])
+        return Split(parts[0].images, labels, [name for part in parts for name in part.ids], images)
+    pixels = np.concatenate([part.pixels(np.arange(len(part))) for part in parts])
+    return Split(pixels, np.concatenate([p.labels for p in parts]), [name for part in parts for name in part.ids])
+
+
+def _tested(
+    trained: Trained, domain: Domain, images: Split, numbers: Any, adapt: bool, split: Which, trained_on: bool
+) -> Judged:
+    probabilities = _probabilities(trained, images)
+    before = None
+    if adapt:
+        before = probabilities.argmax(axis=1)
+        unlabelled = domain.train if split == "test" and len(domain.train) else images
+        network = adapted(trained.network, _inputs(trained, unlabelled))
+        probabilities = _probabilities(trained.with_network(network), images)
+    return Judged(domain.name, numbers[images.labels], probabilities, trained_on, before)
+
+
+def _inputs(trained: Trained, images: Split) -> Iterator[Tensor]:
+    rows = drawn(len(images), ADAPTED_ON, 0, "adapt")
+    for start in range(0, len(rows), BATCH):
+        if len(some := rows[start : start + BATCH]) > 1 or len(rows) == 1:  # BatchNorm needs two
+            yield trained.inputs(images.pixels(some))
+
+
+def _probabilities(trained: Trained, images: Split) -> Any:
+    parts = [
+        trained.judged(images.pixels(np.arange(start, min(start + BATCH, len(images)))))[0]
+        for start in range(0, len(images), BATCH)
+    ]
+    return torch.cat(parts).numpy()

@@ -1,0 +1,208 @@
+"""A run's model as one file for other programs. Before it is written, it is checked against the run."""
+
+import copy
+import io
+import json
+import logging
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import load, save
+from torch.export import Dim, ExportedProgram
+
+from fedcir.analysis.views import data_of_run
+from fedcir.config import nearest
+from fedcir.engine.files import unshared, write
+from fedcir.rng import numpy_rng
+from fedcir.runs.run import Source
+from fedcir.types import InputError, RunError
+from fedcir.use.card import CARD, model_card
+from fedcir.use.deployed import Deployed
+from fedcir.use.trained import Given, Trained, open_trained
+
+Format = Literal["onnx", "torch", "safetensors"]
+Pixels = NDArray[np.uint8]
+Predict = Callable[[Pixels], NDArray[np.float32]]
+
+TOLERANCE = 1e-4
+BATCHES = (1, 7)
+CHECKED = 70
+"""Images that an export is checked on, at most."""
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written, and how it was checked."""
+
+    path: Path
+    card: Path
+    new_card: bool
+    """Whether the card is new; one that is there already is kept."""
+    difference: float
+    """The largest between a probability of the file and of the run."""
+    images: int
+    real: bool
+    """Whether these were images of the run's data, and not random ones."""
+
+
+def export(
+    run: Source,
+    out: str | Path,
+    *,
+    format: Format = "onnx",
+    site: str | None = None,
+    algorithm: Given | None = None,
+    data_root: str | Path | None = None,
+) -> Exported:
+    """Write the model of a finished run to a file, and a MODEL_CARD.md beside it.
+
+    `onnx` and `torch` (a torch.export program, .pt2) take uint8 RGB (batch, height, width, 3) and give probabilities;
+    `safetensors` holds the weights. `data_root` holds the run's data now, if they were moved.
+    """
+    path = Path(out)
+    if format not in get_args(Format):
+        raise InputError(f"there is no format {format!r}; {nearest(str(format), get_args(Format))}")
+    _check_place(path)
+    if format == "onnx" and (
+        missing := next((p for p in ("onnx", "onnxscript", "onnxruntime") if not find_spec(p)), "")
+    ):
+        raise InputError(f"format onnx needs {missing}: pip install 'fedcir[onnx]'")
+    trained = open_trained(run, site=site, algorithm=algorithm, device="cpu")
+    data, predict = {"onnx": _onnx, "torch": _torch, "safetensors": _safetensors}[format](trained)
+    images, real = _to_check_on(trained, data_root)
+    difference = _compare(trained, predict, images)
+    write(path, data)
+    card = path.parent / CARD
+    new = not card.exists()
+    if new:
+        write(card, model_card(trained, path.name, format))
+    return Exported(path, card, new, difference, len(images), real)
+
+
+def about(trained: Trained) -> dict[str, str]:
+    """What a program that uses the file must know."""
+    card = trained.card
+    return {
+        "classes": json.dumps(card["classes"], ensure_ascii=False),
+        "image_size": str(trained.size),
+        "channels": str(trained.channels),
+        "mean": json.dumps(card["mean"]),
+        "std": json.dumps(card["std"]),
+        "temperature": repr(trained.calibration.temperature),
+        "calibrated_on": str(trained.calibration.images),
+        "algorithm": str(card["algorithm"]["name"]),
+        "input": "images: uint8 (batch, height, width, channels), RGB, resized to image_size; normalised inside",
+        "output": "probabilities: float32 (batch, classes)",
+    }
+
+
+def _check_place(path: Path) -> None:
+    if path.is_dir():
+        raise InputError(f"{path} is a folder: name a file, such as {path / 'model.onnx'}")
+    if not path.parent.is_dir():
+        raise InputError(f"{path}: there is no folder {path.parent}")
+    if not os.access(path.parent, os.W_OK):
+        raise InputError(f"{path}: the folder {path.parent} cannot be written to")
+
+
+def _onnx(trained: Trained) -> tuple[bytes, Predict]:
+    import onnxruntime
+
+    with _quietly():
+        made: Any = torch.onnx.export(
+            _program(trained), input_names=["images"], output_names=["probabilities"], verbose=False
+        )
+    proto = made.model_proto
+    for name, value in about(trained).items():
+        entry = proto.metadata_props.add()
+        entry.key, entry.value = name, value
+    data: bytes = proto.SerializeToString()
+    session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
+    return data, lambda images: session.run(["probabilities"], {"images": images})[0]
+
+
+def _torch(trained: Trained) -> tuple[bytes, Predict]:
+    file = io.BytesIO()
+    with _quietly():
+        torch.export.save(_program(trained), file, extra_files={"fedcir.json": json.dumps(about(trained))})
+        module = torch.export.load(io.BytesIO(file.getvalue())).module()
+
+    def predict(images: Pixels) -> NDArray[np.float32]:
+        with torch.inference_mode():
+            return module(torch.from_numpy(images)).numpy()  # type: ignore[no-any-return]
+
+    return file.getvalue(), predict
+
+
+def _safetensors(trained: Trained) -> tuple[bytes, Predict]:
+    arrays = {name: tensor.cpu() for name, tensor in trained.network.state_dict().items()}
+    told = {**trained.card, "temperature": trained.calibration.temperature}
+    data = save(unshared(arrays), {"fedcir": json.dumps(told, sort_keys=True, ensure_ascii=False)})
+    read = copy.deepcopy(trained.network)
+    read.load_state_dict(load(data))
+    again = trained.with_network(read)
+    return data, lambda images: again.judged(images)[0].float().numpy()
+
+
+def _program(trained: Trained) -> ExportedProgram:
+    example = torch.zeros(2, trained.size, trained.size, trained.channels, dtype=torch.uint8)
+    network = copy.deepcopy(trained.network).to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+    plain = Deployed(trained.with_network(network))
+    with _quietly():
+        return torch.export.export(plain.eval(), (example,), dynamic_shapes=({0: Dim("batch")},))
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Torch's exporter tells of packages that it would not need, and warns of its own internals."""
+    logger = logging.getLogger("torch.onnx")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(before)
+
+
+def _to_check_on(trained: Trained, data_root: str | Path | None) -> tuple[Pixels, bool]:
+    """Test images of the run, some of each domain; random ones if the data cannot be opened."""
+    try:
+        _, domains, _ = data_of_run(trained.run, None if data_root is None else str(data_root))
+    except (InputError, OSError):
+        if data_root is not None:
+            raise
+        shape = CHECKED, trained.size, trained.size, trained.channels
+        return numpy_rng(0, "export").integers(0, 256, shape, dtype=np.uint8), False
+    each = -(-CHECKED // len(domains))
+    some = [
+        domain.test.pixels(np.linspace(0, len(domain.test) - 1, min(each, len(domain.test))).astype(np.int64))
+        for domain in domains
+    ]
+    return np.concatenate(some)[:CHECKED], True
+
+
+def _compare(trained: Trained, predict: Predict, images: Pixels) -> float:
+    expected = trained.judged(images)[0].numpy()
+    largest = 0.0
+    for size in BATCHES:
+        rows = range(0, len(images), size) if size > 1 else range(min(7, len(images)))
+        for start in rows:
+            some = np.ascontiguousarray(images[start : start + size])
+            largest = max(largest, float(np.abs(predict(some) - expected[start : start + size]).max()))
+    if not largest <= TOLERANCE:
+        raise RunError(
+            f"nothing was written: the exported model's probabilities differ from the run's by up to {largest:.2g}, "
+            f"more than {TOLERANCE:g}; please report it"
+        )
+    return largest

@@ -1,0 +1,189 @@
+"""What clients tell of the images that they set aside, and what becomes of it."""
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from fedcir.algorithms.fedavg import FedAvg
+from fedcir.algorithms.fedcir import FedCiR
+from fedcir.config import Config
+from fedcir.data.federation import open_federation
+from fedcir.engine.calibration import BETAS, BINS, PREFIX, Calibration, calibration_sums, crossing, judge, loss_slopes
+from fedcir.engine.client import in_order
+from fedcir.engine.folder import RunFolder
+from fedcir.engine.session import open_session
+from fedcir.models.task import Task
+from fedcir.types import InputError
+
+Tiny = Callable[..., Config]
+Train = Callable[..., Path]
+ASIDE = "data.val_fraction=0.25"
+
+
+def logits_of(seed: int, sharper: float, samples: int = 400) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits that are `sharper` times what they should be: labels are drawn from the true probabilities."""
+    rng = torch.Generator().manual_seed(seed)
+    true = torch.randn(samples, 4, generator=rng) * 2
+    labels = torch.multinomial(true.softmax(-1), 1, generator=rng)[:, 0]
+    return true * sharper, labels
+
+
+def test_the_slope_is_the_derivative_of_the_log_loss() -> None:
+    logits, labels = logits_of(0, 1.0, 20)
+    for beta, slope in zip(BETAS, loss_slopes(logits, labels), strict=True):
+        at = torch.tensor(beta, dtype=torch.float64, requires_grad=True)
+        F.cross_entropy(at * logits.double(), labels, reduction="sum").backward()
+        assert float(slope) == pytest.approx(float(at.grad), rel=1e-6)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("sharper", [0.5, 1.0, 4.0])
+def test_the_temperature_undoes_what_makes_logits_too_sharp_and_lowers_the_loss_on_other_images(sharper: float) -> None:
+    logits, labels = logits_of(0, sharper, 4000)
+    temperature = 1 / crossing(loss_slopes(logits, labels).numpy())
+    assert temperature == pytest.approx(sharper, rel=0.1)
+    other, right = logits_of(1, sharper)
+    if sharper != 1.0:
+        assert F.cross_entropy(other / temperature, right) < F.cross_entropy(other, right)
+
+
+def test_the_temperature_is_near_the_best_of_all() -> None:
+    logits, labels = logits_of(0, 3.0)
+    found = 1 / crossing(loss_slopes(logits, labels).numpy())
+    tried = np.geomspace(1, 9, 2000)
+    losses = [float(F.cross_entropy(logits / each, labels)) for each in tried]
+    assert found == pytest.approx(tried[int(np.argmin(losses))], rel=0.01)
+
+
+def test_where_every_image_is_right_or_wrong_the_temperature_stays_in_range() -> None:
+    logits = torch.eye(3) * 5
+    assert crossing(loss_slopes(logits, torch.arange(3)).numpy()) == pytest.approx(BETAS[-1])
+    assert crossing(loss_slopes(logits, torch.tensor([1, 2, 0])).numpy()) == pytest.approx(BETAS[0])
+
+
+def test_a_model_that_is_right_about_few_images_is_not_certain() -> None:
+    """Of smoothed labels with a share s, the best probability is 1 - s * 2/3: here 1 - 1/5 * 2/3."""
+    logits = torch.eye(3) * 5
+    beta = crossing(loss_slopes(logits, torch.arange(3), smoothing=1 / 5).numpy())
+    assert float((beta * logits).softmax(-1).max()) == pytest.approx(1 - 2 / 15, abs=2e-3)
+
+
+def test_a_share_is_that_of_images_that_score_lower_and_never_saturates() -> None:
+    counts = [0] * BINS
+    counts[10], counts[20] = 3, 6
+    known = Calibration(1.0, tuple(counts))
+    scores = torch.tensor([0.0, 0.21, 0.3, 0.41, 0.5, 0.9, 0.91, 1.0])
+    shares = known.share(scores)
+    assert shares.diff().min() > 0
+    assert shares[2] == pytest.approx(0.3, abs=0.04)  # 3 of 9, and an image that is everywhere
+    assert shares[4] == pytest.approx(0.95, abs=0.01)
+    assert shares[-1] == pytest.approx(1.0)
+
+
+def test_without_images_a_share_is_the_score_and_the_temperature_1() -> None:
+    scores = torch.linspace(0, 1, 7, dtype=torch.float64)
+    assert np.allclose(Calibration().share(scores), scores)
+    assert Calibration().temperature == 1.0
+
+
+def test_an_image_is_unlike_where_its_features_point_away_from_every_class() -> None:
+    task = Task(2, 2, 2, 0, torch.nn.Identity)
+    for method in (FedAvg(), FedCiR()):
+        model = method.build(task)["model"]
+        with torch.no_grad():
+            model.head.weight.copy_(torch.tensor([[1.0, 0.0], [0.0, 1.0]]))
+        logits, unlike = judge(model, torch.tensor([[5.0, 0.0], [1.0, 1.0], [-1.0, -1.0]]))
+        assert unlike.tolist() == pytest.approx([0.0, (1 - math.sqrt(0.5)) / 2, (1 + math.sqrt(0.5)) / 2], abs=1e-6)
+        assert torch.equal(logits, model(torch.tensor([[5.0, 0.0], [1.0, 1.0], [-1.0, -1.0]])))
+
+
+@pytest.fixture(scope="module")
+def run(tiny: Tiny, train: Train, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train(tiny("fedavg", ASIDE, "run.workers=1"), tmp_path_factory.mktemp("runs") / "run")
+
+
+def test_a_run_writes_what_all_clients_together_would(tiny: Tiny, run: Path) -> None:
+    config = tiny("fedavg", ASIDE)
+    federation = open_federation(config)
+    bench = open_session(config, FedAvg(), federation).workbench()
+    bench.modules["model"].load_state_dict(RunFolder(run).weights())
+    bench.modules["model"].eval()
+    model, aside = bench.modules["model"], [c.validation for c in federation.clients if c.validation is not None]
+    sums = [calibration_sums(model, in_order(bench, each), len(each)) for each in aside]
+    expected, found = Calibration.of(sums, 3), RunFolder(run).calibration()
+    assert found is not None
+    assert expected is not None
+    assert found.images == 18  # six of each of three domains
+    assert found.unlike == expected.unlike
+    assert found.temperature == pytest.approx(expected.temperature)
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_it_does_not_depend_on_the_number_of_workers(
+    tiny: Tiny, train: Train, run: Path, tmp_path: Path, workers: int
+) -> None:
+    other = train(tiny("fedavg", ASIDE, f"run.workers={workers}"), tmp_path / "run")
+    assert (other / "calibration.json").read_bytes() == (run / "calibration.json").read_bytes()
+
+
+def test_a_run_that_was_stopped_or_extended_has_the_calibration_of_its_last_round(
+    tiny: Tiny, train: Train, run: Path, tmp_path: Path
+) -> None:
+    out = train(tiny("fedavg", ASIDE, "server.rounds=2"), tmp_path / "run")
+    first = RunFolder(out).calibration()
+    assert first is not None
+    assert first.round == 2
+    train(tiny("fedavg", ASIDE), out, resume=True, until=3)
+    (out / "summary.json").unlink(missing_ok=True)  # killed before the summary
+    train(tiny("fedavg", ASIDE), out, resume=True)
+    assert (out / "calibration.json").read_bytes() == (run / "calibration.json").read_bytes()
+
+
+def test_that_of_an_earlier_round_does_not_count(tiny: Tiny, train: Train, tmp_path: Path) -> None:
+    out = train(tiny("fedavg", ASIDE), tmp_path / "run")
+    values = json.loads((out / "calibration.json").read_text())
+    (out / "calibration.json").write_text(json.dumps({**values, "round": 2}))
+    assert RunFolder(out).calibration() is None
+
+
+def test_without_images_set_aside_there_is_none(tiny: Tiny, train: Train, tmp_path: Path) -> None:
+    out = train(tiny("fedavg"), tmp_path / "run")
+    assert not (out / "calibration.json").exists()
+    assert RunFolder(out).calibration() is None
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        {f"{PREFIX}slope/3": math.nan},
+        {f"{PREFIX}unlike/0": -1.0},
+        {f"{PREFIX}unlike/0": 0.5},
+        {f"{PREFIX}slope/3": None},
+    ],
+)
+def test_sums_that_cannot_be_are_left_out(spoil: dict[str, float | None]) -> None:
+    good = {f"{PREFIX}slope/{n}": float(n - 5) for n in range(len(BETAS))}
+    good |= {f"{PREFIX}unlike/{n}": 1.0 for n in range(BINS)}
+    bad = {name: value for name, value in {**good, **spoil}.items() if value is not None}
+    found = Calibration.of([good, bad], 1)
+    assert found is not None
+    assert found.images == BINS
+    assert found.temperature == pytest.approx(1 / BETAS[5])
+    assert Calibration.of([bad, {}], 1) is None
+
+
+@pytest.mark.parametrize("values", ["{", '{"round": 3}', "temperature", "unlike"])
+def test_a_damaged_file_is_named_in_one_line(run: Path, tmp_path: Path, values: str) -> None:
+    for name in ("calibration.json", "summary.json"):
+        (tmp_path / name).write_bytes((run / name).read_bytes())
+    if values in ("temperature", "unlike"):
+        whole = json.loads((run / "calibration.json").read_text())
+        values = json.dumps({**whole, **{"temperature": {"temperature": -1.0}, "unlike": {"unlike": [1]}}[values]})
+    (tmp_path / "calibration.json").write_text(values)
+    with pytest.raises(InputError, match=r"cannot read .*calibration.json: .*delete it"):
+        RunFolder(tmp_path).calibration()

@@ -1,0 +1,172 @@
+"""A run's model as a file for other programs."""
+
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+
+import fedcir
+from fedcir import InputError, RunError
+from fedcir.config import Config
+from fedcir.data.federation import deal
+from fedcir.models.encoder import Classifier
+from fedcir.use import export as exporting
+from fedcir.use.card import CARD
+from fedcir.use.export import export
+from fedcir.use.trained import open_trained
+
+Settings = Callable[..., Config]
+
+
+@pytest.fixture(scope="module")
+def onnx_file(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("onnxscript")
+    return export(run, tmp_path_factory.mktemp("onnx") / "model.onnx").path
+
+
+def probabilities(file: Path, images: Any) -> Any:
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
+    return session.run(["probabilities"], {"images": images})[0]
+
+
+@pytest.mark.parametrize("batch", [1, 7])
+def test_onnx_agrees_on_every_test_image(onnx_file: Path, run: Path, settings: Settings, batch: int) -> None:
+    test = deal(settings())[0]["day"].test
+    images = test.pixels(np.arange(len(test)))
+    expected = open_trained(run, device="cpu").judged(images)[0].numpy()
+    for start in range(0, len(images), batch):
+        found = probabilities(onnx_file, images[start : start + batch])
+        assert np.abs(found - expected[start : start + batch]).max() < 1e-4
+
+
+def test_onnx_tells_what_a_program_must_know(onnx_file: Path, run: Path) -> None:
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(onnx_file, providers=["CPUExecutionProvider"])
+    (given,), (gives,) = session.get_inputs(), session.get_outputs()
+    assert (given.name, given.type, given.shape[1:]) == ("images", "tensor(uint8)", [8, 8, 3])
+    assert isinstance(given.shape[0], str)  # any number
+    assert (gives.name, gives.shape[1]) == ("probabilities", 3)
+    about = session.get_modelmeta().custom_metadata_map
+    assert json.loads(about["classes"]) == ["high", "low", "middle"]
+    assert about["image_size"] == "8"
+    assert json.loads(about["mean"]) == fedcir.load_run(run).card["mean"]
+    assert about["algorithm"] == "fedavg"
+    assert float(about["temperature"]) == open_trained(run).calibration.temperature
+
+
+def test_a_torch_program_agrees_and_takes_any_number_of_images(run: Path, tmp_path: Path) -> None:
+    export(run, tmp_path / "model.pt2", format="torch")
+    about = {"fedcir.json": ""}
+    model = torch.export.load(io.BytesIO((tmp_path / "model.pt2").read_bytes()), extra_files=about).module()
+    images = np.random.default_rng(0).integers(0, 256, (5, 8, 8, 3), dtype=np.uint8)
+    assert np.allclose(model(torch.from_numpy(images)), open_trained(run).judged(images)[0], atol=1e-5)
+    assert json.loads(json.loads(about["fedcir.json"])["classes"]) == ["high", "low", "middle"]
+
+
+def test_safetensors_holds_the_weights_and_the_card(run: Path, tmp_path: Path) -> None:
+    made = export(run, tmp_path / "model.safetensors", format="safetensors")
+    assert made.real
+    assert made.difference < 1e-6
+    with safe_open(made.path, framework="pt") as file:
+        about = json.loads(file.metadata()["fedcir"])
+        weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    assert about["classes"] == ["high", "low", "middle"]
+    assert about["temperature"] == open_trained(run).calibration.temperature
+    own = fedcir.load_run(run).weights()
+    assert weights.keys() == own.keys()
+    assert all(torch.equal(weights[name], own[name]) for name in own)
+
+
+def test_a_sites_own_model_is_exported_by_name(apart: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="--site"):
+        export(apart, tmp_path / "model.safetensors", format="safetensors")
+    export(apart, tmp_path / "model.safetensors", format="safetensors", site="night")
+    with safe_open(tmp_path / "model.safetensors", framework="pt") as file:
+        bias = file.get_tensor("encoder.norms.0.bias")
+    assert torch.equal(bias, fedcir.load_run(apart).model(domain="night").state_dict()["encoder.norms.0.bias"])
+
+
+def test_without_the_runs_data_random_images_are_checked_on(run: Path, pictures: Path, tmp_path: Path) -> None:
+    away = pictures.with_name("away")
+    pictures.rename(away)
+    try:
+        assert not export(run, tmp_path / "a.safetensors", format="safetensors").real
+        with pytest.raises(InputError, match="nowhere"):
+            export(run, tmp_path / "b.safetensors", format="safetensors", data_root="nowhere")
+        assert not (tmp_path / "b.safetensors").exists()
+        assert export(run, tmp_path / "c.safetensors", format="safetensors", data_root=away).real
+    finally:
+        away.rename(pictures)
+
+
+def test_a_disagreement_is_an_error_and_nothing_is_written(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forward = exporting.Deployed.forward
+    monkeypatch.setattr(exporting.Deployed, "forward", lambda self, images: forward(self, images) * 0.999)
+    with pytest.raises(RunError, match="nothing was written: the exported model's probabilities differ"):
+        export(run, tmp_path / "model.pt2", format="torch")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_card_says_what_a_stranger_must_know(run: Path, tmp_path: Path) -> None:
+    yaml = pytest.importorskip("yaml")
+    text = export(run, tmp_path / "model.safetensors", format="safetensors").card.read_text(encoding="utf-8")
+    front = yaml.safe_load(text.split("---")[1])
+    assert front["license"] == "unknown"
+    assert front["library_name"] == "fedcir"
+    assert front["pipeline_tag"] == "image-classification"
+    final = fedcir.load_run(run).final
+    values = [each["metrics"][0]["value"] for each in front["model-index"][0]["results"]]
+    assert values == pytest.approx([final["accuracy_mean"], *final["accuracy"].values()], abs=1e-4)
+    for section in ("Training data", "Method", "Accuracy", "Calibration", "Limits", "How to use it"):
+        assert f"## {section}\n" in text
+    assert "fitted on" in text
+    assert str(run.parent) not in text
+
+
+def test_a_card_that_is_there_already_is_kept(plain: Path, tmp_path: Path) -> None:
+    (tmp_path / CARD).write_text("license: mit")
+    made = export(plain, tmp_path / "model.safetensors", format="safetensors")
+    assert not made.new_card
+    assert (tmp_path / CARD).read_text() == "license: mit"
+
+
+@pytest.mark.parametrize(
+    ("out", "options", "message"),
+    [
+        ("model.onnx", {"format": "onx"}, "no format 'onx'; did you mean 'onnx'"),
+        (".", {}, "is a folder: name a file"),
+        ("nowhere/model.onnx", {}, "there is no folder"),
+    ],
+)
+def test_what_cannot_be_written_is_named_before_the_work(
+    run: Path, tmp_path: Path, out: str, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        export(run, tmp_path / out, **options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("norm", ["batch", "group", "invariant", "standardised"])
+@pytest.mark.parametrize(("model", "size"), [("cnn", 18), ("resnet18", 32)])
+def test_onnx_agrees_for_every_network_and_norm(
+    settings: Settings, train: Callable[..., Path], tmp_path: Path, model: str, size: int, norm: str
+) -> None:
+    options = [f"model.name={model}", f"model.norm={norm}", f"data.image_size={size}", "server.rounds=1"]
+    made = export(train(settings("fedcir", *options), tmp_path / "run"), tmp_path / "model.onnx")
+    assert made.real
+    assert made.difference < 1e-4
+
+
+def test_the_parts_of_a_network_are_where_the_score_looks(run: Path) -> None:
+    assert isinstance(open_trained(run).network, Classifier)
