@@ -88,7 +88,8 @@ def test_a_run_stopped_after_every_round_ends_as_if_it_had_not_been(
 
 
 def start(options: list[str], out: Path, *more: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "fedcir", "run", *options, "--set", "algorithm.hidden=8", *more]
+    command = [sys.executable, "-m", "fedcir", "run", *options, "--algorithm", "fedcir", *more]
+    command += ["--set", "algorithm.hidden=8"]
     command += ["--out", str(out), *(["--resume"] if RunFolder(out).exists else [])]
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
 
