@@ -124,7 +124,7 @@ def test_a_model_of_grey_images_takes_colours(
 
 
 def test_where_clients_have_parts_of_their_own_a_site_is_asked_for(apart: Path, pictures: Path) -> None:
-    with pytest.raises(InputError, match=r"with fedbn .* choose one with site \(--site\) from day, night"):
+    with pytest.raises(InputError, match=r"with fedbn .* choose one as site, from day, night"):
         Predictor(apart)
     with pytest.raises(InputError, match="no domain 'dusk'"):
         Predictor(apart, site="dusk")

@@ -93,7 +93,7 @@ def _check_place(folder: Path) -> None:
     if not there.is_dir():
         raise InputError(f"{there} is a file: name a folder")
     if not os.access(there, os.W_OK):
-        raise InputError(f"the folder {there} cannot be written to: name another with out (--out)")
+        raise InputError(f"the folder {there} cannot be written to: name another one")
 
 
 def rows_by_domain(found: Evaluation) -> Rows:
