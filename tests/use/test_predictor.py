@@ -184,3 +184,15 @@ def test_folders_are_searched_to_the_bottom_and_in_order(pictures: Path, tmp_pat
 def _empty(place: Path) -> Path:
     (place / "empty").mkdir()
     return place / "empty"
+
+
+def test_a_run_of_an_algorithm_of_ones_own_needs_its_file(
+    settings: Settings, train: Callable[..., Path], pictures: Path, tmp_path: Path
+) -> None:
+    mine = tmp_path / "mine.py"
+    mine.write_text("import fedcir\n\n\nclass Mine(fedcir.FedAvg):\n    '''Nobody.'''\n", encoding="utf-8")
+    out = train(settings(str(mine), "server.rounds=1"), tmp_path / "run")
+    with pytest.raises(InputError, match=r"was trained by .*mine.py, .* name its file as algorithm"):
+        Predictor(out)
+    (said,) = Predictor(out, algorithm=mine, device="cpu")(pictures / "day" / "low" / "0.png")
+    assert said.label in ("high", "low", "middle")
