@@ -169,7 +169,9 @@ def test_a_run_error_ends_the_command_with_1_and_an_option_is_named_behind_its_s
     assert said.err.endswith("(--lr)\n")
 
 
-@pytest.mark.parametrize("room", ["config", "models", "algorithms", "data", "engine", "runs", "analysis", "insight"])
+@pytest.mark.parametrize(
+    "room", ["config", "models", "algorithms", "data", "engine", "runs", "analysis", "use", "insight"]
+)
 def test_errors_of_the_package_name_no_option_of_the_command_line(room: str) -> None:
     for file in (SOURCE / room).rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):

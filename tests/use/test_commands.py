@@ -122,7 +122,7 @@ def test_a_run_without_images_set_aside_says_what_to_do(fedcir: Command, plain: 
         (["RUN", "PICTURE", "--device", "abacus"], "'abacus' is not available here"),
         (["nowhere", "PICTURE"], "nowhere is not a run"),
         (["UNFINISHED", "PICTURE"], "holds no finished run: resume it to finish it"),
-        (["APART", "PICTURE"], "choose one with site (--site) from day, night"),
+        (["APART", "PICTURE"], "choose one as site, from day, night"),
         (["RUN"], "is missing: images, folders of images"),
     ],
 )

@@ -122,7 +122,7 @@ def test_each_domain_is_tested_with_its_own_model(apart: Path, elsewhere: Path) 
     found = evaluate_run(apart, device="cpu")
     final = fedcir.load_run(apart).final
     assert {each.tested.domain: each.accuracy.value for each in found} == pytest.approx(final["accuracy"])
-    with pytest.raises(InputError, match=r"no client of .* trained on 'dusk'.*--site\) from day, night"):
+    with pytest.raises(InputError, match=r"no client of .* trained on 'dusk'.* choose one as site, from day, night"):
         evaluate_run(apart, data_root=elsewhere)
     assert len(evaluate_run(apart, data_root=elsewhere, site="day", device="cpu").tested) == 2
 

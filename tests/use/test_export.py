@@ -87,7 +87,7 @@ def test_safetensors_holds_the_weights_and_the_card(run: Path, tmp_path: Path) -
 
 
 def test_a_sites_own_model_is_exported_by_name(apart: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="--site"):
+    with pytest.raises(InputError, match="choose one as site"):
         export(apart, tmp_path / "model.safetensors", format="safetensors")
     export(apart, tmp_path / "model.safetensors", format="safetensors", site="night")
     with safe_open(tmp_path / "model.safetensors", framework="pt") as file:

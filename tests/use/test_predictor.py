@@ -124,7 +124,7 @@ def test_a_model_of_grey_images_takes_colours(
 
 
 def test_where_clients_have_parts_of_their_own_a_site_is_asked_for(apart: Path, pictures: Path) -> None:
-    with pytest.raises(InputError, match=r"with fedbn .* choose one with site \(--site\) from day, night"):
+    with pytest.raises(InputError, match=r"with fedbn .* choose one as site, from day, night"):
         Predictor(apart)
     with pytest.raises(InputError, match="no domain 'dusk'"):
         Predictor(apart, site="dusk")
@@ -184,3 +184,15 @@ def test_folders_are_searched_to_the_bottom_and_in_order(pictures: Path, tmp_pat
 def _empty(place: Path) -> Path:
     (place / "empty").mkdir()
     return place / "empty"
+
+
+def test_a_run_of_an_algorithm_of_ones_own_needs_its_file(
+    settings: Settings, train: Callable[..., Path], pictures: Path, tmp_path: Path
+) -> None:
+    mine = tmp_path / "mine.py"
+    mine.write_text("import fedcir\n\n\nclass Mine(fedcir.FedAvg):\n    '''Nobody.'''\n", encoding="utf-8")
+    out = train(settings(str(mine), "server.rounds=1"), tmp_path / "run")
+    with pytest.raises(InputError, match=r"was trained by .*mine.py, .* name its file as algorithm"):
+        Predictor(out)
+    (said,) = Predictor(out, algorithm=mine, device="cpu")(pictures / "day" / "low" / "0.png")
+    assert said.label in ("high", "low", "middle")

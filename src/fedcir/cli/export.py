@@ -17,7 +17,7 @@ def export(
     algorithm: OwnAlgorithm = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print only errors.")] = False,
 ) -> None:
-    """Write the model of a run to a file, with a MODEL_CARD.md beside it. Checks it against the run first."""
+    """Write the model of a run to a file. Checks it against the run first, and writes a MODEL_CARD.md beside it."""
     from fedcir.use.export import export as write
 
     kind: Any = format

@@ -84,7 +84,7 @@ def evaluation_page(found: Evaluation, hidden: Sequence[str] = ()) -> str:
     """The page's HTML. Paths of this machine are `hidden`."""
     sections = [_results(found, hidden), _calibration(found), _classes(found)]
     lead = f"{found.name} on {found.all.images:,} images of {found.dataset} ({found.split})."
-    return page(f"{found.dataset}: evaluation", lead, sections, [found.name])
+    return page(f"{found.dataset}: evaluation", lead, sections, [])  # there is nothing to switch on and off
 
 
 def _check_place(folder: Path) -> None:
@@ -93,7 +93,7 @@ def _check_place(folder: Path) -> None:
     if not there.is_dir():
         raise InputError(f"{there} is a file: name a folder")
     if not os.access(there, os.W_OK):
-        raise InputError(f"the folder {there} cannot be written to: name another with out (--out)")
+        raise InputError(f"the folder {there} cannot be written to: name another one")
 
 
 def rows_by_domain(found: Evaluation) -> Rows:
@@ -164,9 +164,9 @@ def _calibration(found: Evaluation) -> Section:
         charts[name] = Lines("", "probability of the predicted class", "share that is right", (ours, ideal))
     note = "Below the straight line the model is too sure of itself, above it not sure enough. Empty bins are left out."
     words = (
-        f"The expected calibration error (ECE) over all images is {found.all.calibration_error:.3f}: by so much, on "
+        f"The expected calibration error (ECE) over all images is {found.all.calibration_error:.3f}: on average, the "
+        "probability of the predicted class differs by this much from the share of correct answers."
     )
-    words += "average, the probability of the predicted class is off the share that is right."
     return Section("Calibration", (Words((words,)), Figure("Reliability", charts, note)))
 
 

@@ -67,7 +67,7 @@ def evaluate_run(
             if domain.name not in here:
                 raise InputError(
                     f"no client of {run.path} trained on {domain.name!r}, so it has no model of its own: choose one "
-                    f"with site (--site) from {', '.join(sorted(here))}"
+                    f"as site, from {', '.join(sorted(here))}"
                 )
             trained = open_trained(run, site=domain.name, algorithm=algorithm, device=device)
         images = _images(domain, split)
@@ -119,7 +119,7 @@ def _known(domains: Domains, trained: Trained) -> tuple[str, ...]:
         many = "classes" if len(unknown) > 1 else "class"
         raise InputError(
             f"the model does not know the {many} {', '.join(map(repr, unknown[:5]))} of {domains.name}; it knows "
-            f"{', '.join(trained.classes)}: leave the others out with --set data.classes=..."
+            f"{', '.join(trained.classes)}: leave the others out with data.classes"
         )
     return domains.classes
 

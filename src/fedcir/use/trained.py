@@ -97,7 +97,7 @@ def open_trained(
         domains = dict.fromkeys(client["domain"] for client in run.manifest["clients"])
         raise InputError(
             f"with {own_batchnorm(run.config, method) or run.config.algorithm.name} each client has a model of its "
-            f"own: choose one with site (--site) from {', '.join(domains)}"
+            f"own: choose one as site, from {', '.join(domains)}"
         )
     place = pick_device(device)
     layout = torch.channels_last if run.config.run.layout == "channels_last" else torch.contiguous_format
@@ -116,8 +116,5 @@ def method_of(run: Run, algorithm: Given | None) -> Algorithm:
     """The method that trained a run. One that fedcir does not bring must be given."""
     name = run.config.algorithm.name
     if algorithm is None and name not in names():
-        raise InputError(
-            f"{run.path} was trained by {name}, which is not part of fedcir: name its file "
-            "with algorithm (--algorithm ./mine.py)"
-        )
+        raise InputError(f"{run.path} was trained by {name}, which is not part of fedcir: name its file as algorithm")
     return named_algorithm(name if algorithm is None else algorithm)[1]
