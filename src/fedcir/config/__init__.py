@@ -2,10 +2,12 @@
 
 from fedcir.config.asked import Asked
 from fedcir.config.cores import cores
+from fedcir.config.nearest import nearest
 from fedcir.config.options import OPTIONS
 from fedcir.config.settings import (
     DEFAULT_ALGORITHM,
     DEFAULT_COMPARISON,
+    OWN_MODELS,
     PATHS,
     SECTIONS,
     AlgorithmConfig,
@@ -28,7 +30,6 @@ from fedcir.config.tables import (
     differing,
     dump_toml,
     merged,
-    nearest,
     parse_assignment,
     read_toml,
     typed,
@@ -38,6 +39,7 @@ __all__ = [
     "DEFAULT_ALGORITHM",
     "DEFAULT_COMPARISON",
     "OPTIONS",
+    "OWN_MODELS",
     "PATHS",
     "SECTIONS",
     "AlgorithmConfig",
