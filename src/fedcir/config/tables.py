@@ -63,7 +63,9 @@ def config_from(tables: Mapping[str, Any]) -> Config:
 def config_tables(config: Config) -> dict[str, dict[str, Any]]:
     """The inverse of `config_from`; fields that are None or an empty table are left out: TOML has no None."""
     tables = {
-        name: {key: value for key, value in dataclasses.asdict(getattr(config, name)).items() if value not in (None, {})}
+        name: {
+            key: value for key, value in dataclasses.asdict(getattr(config, name)).items() if value not in (None, {})
+        }
         for name in SECTIONS
     }
     tables["algorithm"] = {"name": config.algorithm.name, **config.algorithm.fields}
