@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedcir.algorithms import algorithm_class, make_algorithm, names
+from fedcir.algorithms import algorithm_class, asked_config, make_algorithm, names
 from fedcir.config import Asked, Config
 from fedcir.data import features
 from fedcir.data.examples import Examples, ImageExamples, Normalisation, Positions
@@ -200,14 +200,15 @@ def test_an_encoder_that_fails_leaves_nothing_in_the_cache(tiny: Tiny, own_cache
     assert [path.suffix for path in own_cache.iterdir()] == [".lock"]
 
 
-def test_the_norm_of_fedcirplus_is_left_out_where_the_encoder_is_frozen(data_root: Path) -> None:
-    from fedcir.algorithms import asked_config
-
+def test_the_norm_of_fedcirplus_is_left_out_where_the_encoder_is_frozen_or_pretrained() -> None:
     def norm(*assignments: str) -> str:
         return asked_config(Asked(options={"algorithm": "fedcirplus"}, assignments=assignments)).model.norm
 
     assert norm() == "invariant"
     assert norm(FREEZE) == norm("model.batchnorm=frozen") == "batch"
+    assert norm("model.name=efficientnet-lite0") == norm("model.weights=resnet18.pth") == "batch"
+    assert norm("model.name=efficientnet-lite0", "model.norm=invariant") == "invariant"
+    assert norm("model.name=monai.networks.nets:DenseNet121") == "invariant"
     with pytest.raises(InputError, match=r"model\.freeze=true keeps .* model\.norm=invariant"):
         norm(FREEZE, "model.norm=invariant")
     assert algorithm_class("fedcirplus").defaults["model"] == {"norm": "invariant"}

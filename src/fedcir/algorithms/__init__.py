@@ -51,11 +51,12 @@ def make_algorithm(config: AlgorithmConfig) -> Algorithm:
 def asked_config(asked: Asked, under: Mapping[str, Any] | None = None) -> Config:
     """The settings asked for, over the defaults of the method that they name, which count over a preset.
 
-    `under` lies between those defaults and the file. An encoder whose norms must stay keeps them.
+    `under` lies between those defaults and the file. A pretrained encoder keeps its norms unless the user replaces
+    them: without its statistics it has to learn anew.
     """
     first = asked.config(under)
     defaults = {section: dict(values) for section, values in algorithm_class(first.algorithm.name).defaults.items()}
-    if first.model.keeps_norm:
+    if first.model.keeps_norm or first.model.pretrained:
         defaults.get("model", {}).pop("norm", None)
     return asked.config(merged(defaults, under or {}))
 

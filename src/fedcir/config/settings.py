@@ -147,6 +147,11 @@ class ModelConfig:
         return Path(module) if module.endswith(".py") else None
 
     @property
+    def pretrained(self) -> bool:
+        """Whether it is known to start from trained weights."""
+        return self.weights is not None or self.name not in OWN_MODELS and not self.foreign
+
+    @property
     def keeps_norm(self) -> bool:
         """Whether the norms that the encoder comes with must stay."""
         return self.freeze or self.batchnorm == "frozen"
