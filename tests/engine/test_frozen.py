@@ -14,7 +14,8 @@ from fedcir.algorithms import algorithm_class, asked_config, make_algorithm, nam
 from fedcir.config import Asked, Config
 from fedcir.data import features
 from fedcir.data.examples import Examples, ImageExamples, Normalisation, Positions
-from fedcir.data.features import BATCH, FeatureExamples, features_of
+from fedcir.data.extraction import BATCH, compute, features_of
+from fedcir.data.features import FeatureExamples
 from fedcir.data.federation import Client, Federation, deal, federation_from, open_federation, pooled
 from fedcir.data.pictures.cache import cache_entries
 from fedcir.engine.rounds import run
@@ -163,7 +164,6 @@ def test_features_are_computed_once_for_a_dataset_an_encoder_and_a_normalisation
     tiny: Tiny, own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int] = []
-    compute = features.compute
     monkeypatch.setattr(features, "compute", lambda *given: (asked.append(1), compute(*given)))
     same = [(), ("partition.scheme=dirichlet",), ("model.hidden=4",), ("algorithm.name=fedprox",)]
     for more in same:
@@ -186,7 +186,7 @@ def test_several_processes_write_the_same_features(tiny: Tiny, tmp_path: Path) -
     assert isinstance(test, FeatureExamples)
     images = ImageExamples(test.split, Normalisation.of_channels(3))
     for workers in (1, 3):
-        features.compute(network, [images, images], tmp_path / f"{workers}.npy", workers)
+        compute(network, [images, images], tmp_path / f"{workers}.npy", workers)
     assert np.array_equal(np.load(tmp_path / "1.npy"), np.load(tmp_path / "3.npy"))
 
 

@@ -149,7 +149,7 @@ class ModelConfig:
     @property
     def pretrained(self) -> bool:
         """Whether it is known to start from trained weights."""
-        return self.weights is not None or self.name not in OWN_MODELS and not self.foreign
+        return self.weights is not None or (self.name not in OWN_MODELS and not self.foreign)
 
     @property
     def keeps_norm(self) -> bool:

@@ -1,37 +1,27 @@
-"""The features of a frozen encoder: computed once per image, kept in the cache, and read in the place of images.
-
-They depend on nothing but the image and the encoder: they are computed on the CPU, by one thread, in evaluation mode
-and in batches of one shape.
-"""
+"""The features of a frozen encoder: computed once per image, kept in the cache, and read in the place of images."""
 
 import hashlib
 import json
 import os
 import shutil
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedcir.config import ModelConfig, cores
 from fedcir.data.domains import Domains, Images, Indices, Split
 from fedcir.data.examples import Examples, ImageExamples, Normalisation, Positions
+from fedcir.data.extraction import Values, compute
 from fedcir.data.pictures.cache import alone, cache_folder, writing
 from fedcir.data.pictures.decode import OnFile
 from fedcir.models.tensors import snapshot
-from fedcir.models.threads import threads
 
 VERSION = 1  # of how features are computed: another version is another cache
-BATCH = 8
-"""Images that the encoder sees at a time, always as many, since bits depend on it. More are no faster on a CPU."""
-
-Values = NDArray[np.float32]
 
 
 class FeatureExamples:
@@ -103,71 +93,6 @@ def feature_examples(
     return examples
 
 
-def features_of(network: nn.Module, examples: Examples, positions: Positions) -> Tensor:
-    """The features of these examples, at most BATCH; the encoder always sees a full batch."""
-    full = np.concatenate([positions, np.repeat(positions[-1:], BATCH - len(positions))])
-    x, _ = examples.batch(full, torch.device("cpu"), torch.contiguous_format)
-    with torch.inference_mode():
-        features: Tensor = network(x)
-    return features[: len(positions)].float()
-
-
-def compute(
-    network: nn.Module, parts: Sequence[Examples], place: Path, workers: int = 1, on_file: OnFile | None = None
-) -> None:
-    """Write the features of all examples into a .npy file, by several processes where they can be forked."""
-    network = network.eval()
-    total = sum(len(part) for part in parts)
-    with threads(1):
-        width = features_of(network, parts[0], np.zeros(1, dtype=np.int64)).shape[1]
-        values = np.lib.format.open_memmap(place, mode="w+", dtype=np.float32, shape=(total, width))
-        if hasattr(os, "posix_fallocate"):
-            with open(place, "r+b") as file:  # a full disk is an error now, not a crash later
-                os.posix_fallocate(file.fileno(), 0, values.offset + values.nbytes)
-        batches = list(_batches(parts))
-        # Other threads might hold a lock that a forked process would wait for in vain.
-        crew = min(workers, len(batches)) if hasattr(os, "fork") and threading.active_count() == 1 else 1
-        shares = [batches[first::crew] for first in range(crew)]
-        helpers = [_forked(network, values, share) for share in shares[1:]]
-        done = 0
-        for begin, part, positions in shares[0]:
-            values[begin : begin + len(positions)] = features_of(network, part, positions).numpy()
-            done += crew * BATCH
-            if on_file is not None:
-                on_file(min(done, total), total)
-        for share, helper in zip(shares[1:], helpers, strict=True):
-            if os.waitpid(helper, 0)[1] != 0:  # repeated here, where an error is told
-                _fill(network, values, share)
-        values.flush()
-
-
-def _batches(parts: Sequence[Examples]) -> Iterator[tuple[int, Examples, Positions]]:
-    """Positions of every part in batches, each with the row that its first has in the file."""
-    begin = 0
-    for part in parts:
-        for start in range(0, len(part), BATCH):
-            yield begin + start, part, np.arange(start, min(start + BATCH, len(part)))
-        begin += len(part)
-
-
-def _fill(network: nn.Module, values: Values, share: Sequence[tuple[int, Examples, Positions]]) -> None:
-    for begin, part, positions in share:
-        values[begin : begin + len(positions)] = features_of(network, part, positions).numpy()
-
-
-def _forked(network: nn.Module, values: Values, share: Sequence[tuple[int, Examples, Positions]]) -> int:
-    """A process that fills its share of the file, which both have mapped."""
-    child = os.fork()
-    if child:
-        return child
-    failed = 1
-    try:
-        _fill(network, values, share)
-        failed = 0
-    finally:
-        os._exit(failed)
-
-
 def _unlabelled(used: Used) -> Split:
     count = len(used.rows)
     return Split(used.images, np.zeros(count, dtype=np.int64), range(count), used.rows)  # type: ignore[arg-type]
@@ -193,19 +118,30 @@ def _kept(key: str, about: dict[str, Any], build: Callable[[Path], None]) -> Val
     """The features of this key, mapped from the cache; built beside and moved there if they are not in it."""
     folder = cache_folder()
     place, beside = folder / f"features-{key}", folder / f"build-{key}"
-    if not (place / "features.npy").is_file():
-        with writing(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-            with alone(folder / f"build-{key}.lock"):
-                if not (place / "features.npy").is_file():  # another process may have built it while this one waited
+    if (values := _read(place)) is not None:
+        return values
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        with alone(folder / f"build-{key}.lock"):
+            if _read(place) is None:  # another process may have built it while this one waited
+                shutil.rmtree(beside, ignore_errors=True)  # of a process that was killed
+                beside.mkdir()
+                try:
+                    (beside / "about.json").write_text(json.dumps(about), encoding="utf-8")
+                    build(beside / "features.npy")
+                    shutil.rmtree(place, ignore_errors=True)  # of a disk that lost something
+                    os.rename(beside, place)
+                finally:
                     shutil.rmtree(beside, ignore_errors=True)
-                    beside.mkdir()
-                    try:
-                        (beside / "about.json").write_text(json.dumps(about), encoding="utf-8")
-                        build(beside / "features.npy")
-                        shutil.rmtree(place, ignore_errors=True)
-                        os.rename(beside, place)
-                    finally:
-                        shutil.rmtree(beside, ignore_errors=True)
-    values: Values = np.load(place / "features.npy", mmap_mode="r")
+    values = _read(place)
+    assert values is not None
+    return values
+
+
+def _read(place: Path) -> Values | None:
+    """What lies there, if all of it does."""
+    try:
+        values: Values = np.load(place / "features.npy", mmap_mode="r")
+    except (OSError, ValueError, EOFError):
+        return None
     return values

@@ -81,7 +81,10 @@ def own_files(config: Config) -> dict[str, Path]:
     """The user's files that hold the algorithm or the model, which a run keeps a copy of."""
     algorithm = Path(config.algorithm.name)
     files = {"algorithm": algorithm if algorithm.suffix == ".py" else None, "model": config.model.file}
-    return {what: file for what, file in files.items() if file is not None}
+    found = {what: file for what, file in files.items() if file is not None}
+    if len({file.name for file in found.values()}) < len({file.resolve() for file in found.values()}):
+        raise InputError(f"the files of algorithm and model are both called {algorithm.name}: rename one of them")
+    return found
 
 
 class RunFolder:
@@ -115,6 +118,8 @@ class RunFolder:
         (self.path / "checkpoint").mkdir(parents=True, exist_ok=True)
         write(self.path / "manifest.json", json.dumps(manifest, indent=1, ensure_ascii=False))
         about = {"format": FORMAT, "version": __version__, "torch": torch.__version__}
+        if config.model.freeze and config.model.weights is not None:  # they are in no checkpoint
+            about["weights"] = file_hash(Path(config.model.weights))
         for what, source in own_files(config).items():
             about[what] = file_hash(source)
             write(self.path / source.name, source.read_bytes())

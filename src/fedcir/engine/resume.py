@@ -81,6 +81,9 @@ def check_data(folder: RunFolder, config: Config, roster: Roster) -> None:
 
 def _check_files(folder: RunFolder, config: Config) -> None:
     """Refuse a user's algorithm or model that has changed since the run's first round; its file may have moved."""
+    begun, weights = folder.file_hash("weights"), config.model.weights
+    if begun is not None and weights is not None and file_hash(Path(weights)) != begun:
+        raise InputError(f"{weights} has changed since {folder.path} was started: choose another folder")
     for what, path in own_files(config).items():
         begun = folder.file_hash(what)
         if begun is not None and path.is_file() and file_hash(path) != begun and folder.records():
