@@ -197,7 +197,7 @@ def test_the_model_says_how_to_use_it(finished: Path) -> None:
     assert card["classes"] == ["0", "1", "2"]
     assert (card["image_size"], card["channels"]) == (8, 3)
     assert (card["mean"], card["std"]) == ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
-    assert card["model"] == {"name": "cnn", "width": 2, "norm": "batch", "batchnorm": "average"}
+    assert card["model"] == {"name": "cnn", "width": 2, "norm": "batch", "batchnorm": "average", "freeze": False}
     assert card["algorithm"]["name"] == "fedcir"
 
 

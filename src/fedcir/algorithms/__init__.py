@@ -1,7 +1,6 @@
 """One file a method: `fedprox.py` holds `FedProx`, which is called "fedprox". There is no list to edit."""
 
 import importlib
-import importlib.util
 import inspect
 import os
 import pkgutil
@@ -15,10 +14,8 @@ from typing import Any
 
 from fedcir.algorithms.algorithm import Algorithm
 from fedcir.config import AlgorithmConfig, Asked, Config, build, merged, nearest
+from fedcir.config.own_file import OWN, import_file
 from fedcir.types import InputError
-
-_OWN = "fedcir_file_"
-"""Begins the name of the module that a user's file is: never that of another."""
 
 
 def names() -> list[str]:
@@ -29,7 +26,7 @@ def names() -> list[str]:
 def algorithm_class(name: str) -> type[Algorithm]:
     """The class of a method by its name, or the one that a file such as ./mine.py defines."""
     if name.endswith(".py"):
-        return _only_algorithm(_import_file(Path(name)), name)
+        return _only_algorithm(import_file(Path(name), "algorithm"), name)
     if name not in names():
         raise InputError(f"no algorithm {name!r}; {nearest(name, names())}")
     return _only_algorithm(importlib.import_module(f"{__name__}.{name}"), name)
@@ -54,15 +51,19 @@ def make_algorithm(config: AlgorithmConfig) -> Algorithm:
 def asked_config(asked: Asked, under: Mapping[str, Any] | None = None) -> Config:
     """The settings asked for, over the defaults of the method that they name, which count over a preset.
 
-    `under` lies between those defaults and the file.
+    `under` lies between those defaults and the file. A pretrained encoder keeps its norms unless the user replaces
+    them: without its statistics it has to learn anew.
     """
-    chosen = asked.config(under).algorithm.name
-    return asked.config(merged(algorithm_class(chosen).defaults, under or {}))
+    first = asked.config(under)
+    defaults = {section: dict(values) for section, values in algorithm_class(first.algorithm.name).defaults.items()}
+    if first.model.keeps_norm or first.model.pretrained:
+        defaults.get("model", {}).pop("norm", None)
+    return asked.config(merged(defaults, under or {}))
 
 
 def own_files() -> list[str]:
     """The files of users' methods that are loaded, as one would name them here."""
-    files = [module.__file__ for name, module in sys.modules.items() if name.startswith(_OWN)]
+    files = [module.__file__ for name, module in sys.modules.items() if name.startswith(OWN)]
     return [_as_named(file) for file in files if file is not None]
 
 
@@ -71,7 +72,7 @@ def line_of_own(error: BaseException) -> str | None:
     place = None
     for frame, line in traceback.walk_tb(error.__traceback__):
         module = frame.f_globals.get("__name__", "")
-        if module.startswith(_OWN):
+        if module.startswith(OWN):
             place = f"{_as_named(frame.f_code.co_filename)}, line {line}, in {frame.f_code.co_name}"
         elif module == "fedcir.engine.replies":  # a line that takes replies is not where clients went wrong
             place = None
@@ -81,22 +82,6 @@ def line_of_own(error: BaseException) -> str | None:
 def _as_named(file: str) -> str:
     path = os.path.relpath(file)
     return file if path.startswith("..") else f"./{path}"
-
-
-def _import_file(path: Path) -> ModuleType:
-    if not path.is_file():
-        raise InputError(f"no algorithm file {path}")
-    name = f"{_OWN}{path.stem}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look their module up
-    try:
-        spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
-        raise InputError(f"{path} cannot be imported: {type(error).__name__}: {error}") from error
-    return module
 
 
 def _only_algorithm(module: ModuleType, name: str) -> type[Algorithm]:

@@ -15,7 +15,7 @@ from fedcir.analysis.diagnosis import UNTRAINED, Diagnosis, Pixels
 from fedcir.analysis.divergence import LEAST, NOWHERE, divergences
 from fedcir.analysis.views import SEED, data_of_run, to_look, views_of, views_under
 from fedcir.analysis.words import verdict
-from fedcir.config import Config
+from fedcir.config import OWN_MODELS, Config, ModelConfig
 from fedcir.data.domains import Domains
 from fedcir.data.federation import deal, federation_from
 from fedcir.data.partition import Share
@@ -59,13 +59,19 @@ def diagnose_domains(
         apart,
         labels,
         pixels,
-        encoder=UNTRAINED if config.model.weights is None else f"the encoder of {config.model.weights}",
+        encoder=_encoder(config.model),
         notes=_notes(domains, names),
         seed=seed,
         domain_of=names,
         sample=views,
         unseen=federation.unseen,
     )
+
+
+def _encoder(model: ModelConfig) -> str:
+    if model.weights is None and model.name in OWN_MODELS:
+        return UNTRAINED
+    return f"the encoder of {model.weights or model.name}"
 
 
 def diagnose_run(

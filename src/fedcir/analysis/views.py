@@ -113,6 +113,8 @@ def views_under(run: Run, config: Config, federation: Federation, shared: Groups
     received = {}
     if algorithm.one_model:
         model, weights, kept = bench.modules["model"], run.weights(), run.path / "clients"
+        if federation.task.frozen is not None:  # the federation has its features
+            weights = {name: tensor for name, tensor in weights.items() if name in model.state_dict()}
         own = {name: tensor for name, tensor in model.state_dict().items() if name in bench.own and kept.is_dir()}
         run.fitting(model, {**own, **weights})
         received = {"model": weights}

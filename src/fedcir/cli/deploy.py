@@ -49,7 +49,7 @@ def local(
         with open_track(options.track, out, print_note):  # it may not know all of it
             pass
     else:
-        with Meter("decoding images", options.quiet) as meter:
+        with Meter("preparing images", options.quiet) as meter:
             rounds = run_locally(config, out, options.resume, sites, timeout, meter.show, tell)
             with (
                 Display(options.quiet, every=True) as display,

@@ -41,7 +41,7 @@ def run(
     config, out = options.to_run(algorithm, seed)
     name = run_name(config)
     with (
-        Meter("decoding images", options.quiet) as meter,
+        Meter("preparing images", options.quiet) as meter,
         open_run(config, out, options.resume, meter.show) as (session, rounds),
     ):
         meter.close()

@@ -2,11 +2,13 @@
 
 from fedcir.config.asked import Asked
 from fedcir.config.cores import cores
+from fedcir.config.nearest import nearest
 from fedcir.config.options import OPTIONS
 from fedcir.config.ranges import Choices, Range, Span, parse_range
 from fedcir.config.settings import (
     DEFAULT_ALGORITHM,
     DEFAULT_COMPARISON,
+    OWN_MODELS,
     PATHS,
     SECTIONS,
     AlgorithmConfig,
@@ -29,7 +31,6 @@ from fedcir.config.tables import (
     differing,
     dump_toml,
     merged,
-    nearest,
     nested,
     parse_assignment,
     read_toml,
@@ -40,6 +41,7 @@ __all__ = [
     "DEFAULT_ALGORITHM",
     "DEFAULT_COMPARISON",
     "OPTIONS",
+    "OWN_MODELS",
     "PATHS",
     "SECTIONS",
     "AlgorithmConfig",

@@ -5,10 +5,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from fedcir.config.nearest import nearest
 from fedcir.config.options import OPTIONS
 from fedcir.config.presets import read_preset
 from fedcir.config.settings import Config
-from fedcir.config.tables import assigned, config_from, config_tables, merged, nearest, parse_assignment, read_toml
+from fedcir.config.tables import assigned, config_from, config_tables, merged, parse_assignment, read_toml
 from fedcir.types import InputError
 
 OWN_DATA = ("arrays", "folders", "hub", "table")

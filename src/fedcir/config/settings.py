@@ -4,8 +4,10 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
+from fedcir.config.nearest import nearest
 from fedcir.types import InputError
 
 DEFAULT_ALGORITHM = "fedcirplus"
@@ -14,6 +16,12 @@ DEFAULT_COMPARISON = ("fedavg", "fedcir", "fedcirplus", "centralized")
 
 PATHS = {"data.root", "data.lists", "data.table", "partition.file", "model.weights"}
 """Settings that name a place on the user's machine."""
+
+OWN_MODELS = ("cnn", "resnet18")
+"""Networks of this package, whose width and norm can be set; they start from random weights."""
+MODELS = (*OWN_MODELS, "efficientnet-lite0")
+FORM = "package.module:callable"
+"""Networks that have a name; others are called by `package.module:callable` or `./mine.py:callable`."""
 
 
 @dataclass(frozen=True)
@@ -91,22 +99,75 @@ class PartitionConfig:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    name: Literal["cnn", "resnet18"] = "cnn"
-    """The backbone: `cnn` for small images, `resnet18` as in the paper."""
+    name: str = "cnn"
+    """`cnn` (small images), `resnet18` (as in the paper), `efficientnet-lite0` (pretrained), or `module:callable`."""
+    arguments: dict[str, object] = field(default_factory=dict)
+    """Keyword arguments of the callable, in a table [model.arguments]."""
     width: int | None = None
     """Channels of the network's first stage; by default 16 for cnn and 64 for resnet18."""
     latent: int | None = None
     """Dimensions of z in the probabilistic algorithms; by default as many as the features have."""
     weights: str | None = None
-    """File of weights to start from (.safetensors or torchvision's .pth); random weights if not given."""
+    """File of weights to start from (.safetensors or .pth), of this network or of one that contains it."""
+    freeze: bool = False
+    """Leave the encoder as it is: its features are computed once per image, and only what follows them trains."""
+    hidden: int | None = None
+    """Width of a hidden layer with ReLU between the features of a frozen encoder and the rest; none if not given."""
+    mean: tuple[float, ...] | None = None
+    """Mean by channel that pixel values from 0 to 1 are normalised with; by default the encoder's, or ImageNet's."""
+    std: tuple[float, ...] | None = None
+    """Standard deviation by channel, which goes with `mean`."""
     norm: Literal["batch", "group", "invariant", "standardised"] = "batch"
     """BatchNorm as in the paper; GroupNorm; InstanceNorm first, then GroupNorm; or no norm and standardised weights."""
-    batchnorm: Literal["average", "pooled", "local"] = "average"
-    """BatchNorm statistics: averaged like weights, pooled as if over all data, or kept by each client."""
+    batchnorm: Literal["average", "pooled", "local", "frozen"] = "average"
+    """BatchNorm statistics: averaged like weights, pooled as if over all data, kept by each client, or left alone."""
 
     def __post_init__(self) -> None:
-        require_at_least("model.width", self.width, 1)
-        require_at_least("model.latent", self.latent, 1)
+        for name in ("width", "latent", "hidden"):
+            require_at_least(f"model.{name}", getattr(self, name), 1)
+        if not self.foreign:
+            if self.name not in MODELS:
+                raise InputError(f"model.name cannot be {self.name!r}; {nearest(self.name, (*MODELS, FORM))}")
+            if self.name in OWN_MODELS and self.arguments:
+                raise InputError(f"{self.name} takes no model.arguments: leave them out")
+        if self.name not in OWN_MODELS and self.width is not None:
+            raise InputError(f"model.width is for {' and '.join(OWN_MODELS)}, not for {self.name}: leave it out")
+        if self.name not in OWN_MODELS and self.norm == "standardised":
+            raise InputError(f"model.norm=standardised is for {' and '.join(OWN_MODELS)}, not for {self.name}")
+        if self.hidden is not None and not self.freeze:
+            raise InputError("model.hidden follows a frozen encoder: set model.freeze=true too, or leave it out")
+        if self.keeps_norm and self.norm != "batch":
+            what = "model.freeze=true" if self.freeze else "model.batchnorm=frozen"
+            raise InputError(
+                f"{what} keeps the encoder's norms as they are, and model.norm={self.norm} replaces them: "
+                "leave out one of them"
+            )
+        if (self.mean is None) != (self.std is None) or len(self.mean or ()) != len(self.std or ()):
+            raise InputError("model.mean and model.std go together: give both, a value for each channel, or neither")
+        for value in self.std or ():
+            require_positive("model.std", value)
+
+    @property
+    def foreign(self) -> bool:
+        """Whether it is called by module and callable, and not by a name of this package."""
+        module, colon, name = self.name.rpartition(":")
+        return bool(module and colon and name)
+
+    @property
+    def file(self) -> Path | None:
+        """The user's file that makes the network, if one does."""
+        module = self.name.rpartition(":")[0]
+        return Path(module) if module.endswith(".py") else None
+
+    @property
+    def pretrained(self) -> bool:
+        """Whether it is known to start from trained weights."""
+        return self.weights is not None or (self.name not in OWN_MODELS and not self.foreign)
+
+    @property
+    def keeps_norm(self) -> bool:
+        """Whether the norms that the encoder comes with must stay."""
+        return self.freeze or self.batchnorm == "frozen"
 
 
 @dataclass(frozen=True)
@@ -204,6 +265,13 @@ class Config:
     server: ServerConfig = field(default_factory=ServerConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
     run: RunConfig = field(default_factory=RunConfig)
+
+    def __post_init__(self) -> None:
+        if self.model.freeze and self.local.augment:
+            raise InputError(
+                f"local.augment={','.join(self.local.augment)} changes images at every step, but with "
+                "model.freeze=true features are computed once: leave out one of them"
+            )
 
 
 SECTIONS: dict[str, Any] = {f.name: f.default_factory for f in dataclasses.fields(Config)}

@@ -4,29 +4,22 @@ A key that does not exist or a value of the wrong type is an error that names th
 """
 
 import dataclasses
-import difflib
 import functools
 import math
 import reprlib
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints, is_typeddict
 
 import tomli_w
 
+from fedcir.config.nearest import nearest
 from fedcir.config.settings import DEFAULT_ALGORITHM, SECTIONS, AlgorithmConfig, Config
 from fedcir.types import InputError
 
 T = TypeVar("T")
-
-
-def nearest(name: str, choices: Iterable[str]) -> str:
-    """The hint at the end of an error about a name: the nearest one if there is one, else all."""
-    names = sorted(choices)
-    close = difflib.get_close_matches(name, names, n=1)
-    return f"did you mean {close[0]!r}?" if close else f"choose from {', '.join(names)}"
 
 
 def build(cls: type[T], values: Mapping[str, Any], section: str) -> T:
@@ -68,9 +61,11 @@ def config_from(tables: Mapping[str, Any]) -> Config:
 
 
 def config_tables(config: Config) -> dict[str, dict[str, Any]]:
-    """The inverse of `config_from`; fields that are None are left out, since TOML has no such value."""
+    """The inverse of `config_from`; fields that are None or an empty table are left out: TOML has no None."""
     tables = {
-        name: {key: value for key, value in dataclasses.asdict(getattr(config, name)).items() if value is not None}
+        name: {
+            key: value for key, value in dataclasses.asdict(getattr(config, name)).items() if value not in (None, {})
+        }
         for name in SECTIONS
     }
     tables["algorithm"] = {"name": config.algorithm.name, **config.algorithm.fields}

@@ -10,7 +10,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedcir.config import ModelConfig
 from fedcir.data.domains import Split
+from fedcir.models import efficientnet
 from fedcir.types import InputError
 
 Positions = NDArray[np.int64]
@@ -43,6 +45,17 @@ class Normalisation:
     @cached_property
     def shift(self) -> Tensor:
         return torch.tensor([-m / s for m, s in zip(self.mean, self.std, strict=True)]).view(1, -1, 1, 1)
+
+    @classmethod
+    def of(cls, model: ModelConfig, channels: int) -> "Normalisation":
+        """What a configured encoder takes images in: as it is set, as the encoder was trained, or ImageNet's."""
+        if model.mean is not None and model.std is not None:
+            if len(model.mean) != channels:
+                raise InputError(f"model.mean has {len(model.mean)} values, but the images have {channels} channels")
+            return cls(model.mean, model.std)
+        if model.name == efficientnet.NAME:
+            return cls((efficientnet.MEAN,) * channels, (efficientnet.STD,) * channels)
+        return cls.of_channels(channels)
 
     @classmethod
     def of_channels(cls, channels: int) -> "Normalisation":

@@ -2,18 +2,20 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 
-from fedcir.config import Config
+from fedcir.config import OWN_MODELS, Config, ModelConfig
 from fedcir.data.datasets import examples_of
-from fedcir.data.domains import Domain, Domains
+from fedcir.data.domains import Domain, Domains, Split
 from fedcir.data.examples import Examples, ImageExamples, Normalisation, PooledExamples
+from fedcir.data.features import feature_examples
 from fedcir.data.opening import open_dataset
 from fedcir.data.partition import Share, partition, read_owners
 from fedcir.data.pictures.decode import OnFile
@@ -120,32 +122,41 @@ def deal(config: Config, on_file: OnFile | None = None) -> tuple[Domains, list[S
 
 def open_federation(config: Config, on_file: OnFile | None = None) -> Federation:
     """Open the configured dataset and deal it out."""
-    return federation_from(config, *deal(config, on_file))
+    return federation_from(config, *deal(config, on_file), on_file)
 
 
-def federation_from(config: Config, domains: Domains, shares: Sequence[Share]) -> Federation:
-    """The federation of a dataset that is dealt out already."""
+def federation_from(
+    config: Config, domains: Domains, shares: Sequence[Share], on_file: OnFile | None = None
+) -> Federation:
+    """The federation of a dataset that is dealt out already; `on_file` is told of images whose features are made."""
     height, width, channels = domains.image_shape
     if config.model.name == "cnn" and min(height, width) < SMALLEST:
         raise InputError(
             f"cnn needs images of at least {SMALLEST} pixels, but {domains.name} has {height}x{width}: use resnet18"
         )
-    normalisation = Normalisation.of_channels(channels)
+    normalisation = Normalisation.of(config.model, channels)
+    task = image_task(config.model, len(domains.classes), channels, config.run.seed, height)
+    examples: Callable[[Split], Examples] = partial(ImageExamples, normalisation=normalisation)
+    if task.frozen is not None:
+        examples = feature_examples(domains, config.model, task.frozen, normalisation, config.run.workers, on_file)
     shared = {
-        domain.name: (
-            ImageExamples(domain.test, normalisation),
-            None if domain.validation is None else ImageExamples(domain.validation, normalisation),
-        )
+        domain.name: (examples(domain.test), None if domain.validation is None else examples(domain.validation))
         for domain in domains
     }
     clients = []
     for number, share in enumerate(shares):
-        train = _examples(domains, share, normalisation) if share.rows else None
+        train = _examples(domains, share, examples) if share.rows else None
         clients.append(Client(number, share.domain, train, *shared[share.domain]))
-    card = image_card(domains.classes, height, channels)
-    task = image_task(config.model, len(domains.classes), channels, config.run.seed)
+    card = image_card(domains.classes, height, channels, normalisation)
     manifest, unseen = manifest_of(domains, shares), unseen_of(domains, shares)
-    return Federation(domains.name, tuple(clients), task, card, manifest, domains.notes, unseen)
+    notes = (*domains.notes, *_notes_on_model(config.model))
+    return Federation(domains.name, tuple(clients), task, card, manifest, notes, unseen)
+
+
+def _notes_on_model(model: ModelConfig) -> list[str]:
+    if model.freeze and model.name in OWN_MODELS and model.weights is None:
+        return [f"{model.name} is frozen at random weights: set model.weights to those of a trained one"]
+    return []
 
 
 def unseen_of(domains: Domains, shares: Sequence[Share]) -> tuple[str, ...]:
@@ -153,9 +164,8 @@ def unseen_of(domains: Domains, shares: Sequence[Share]) -> tuple[str, ...]:
     return tuple(name for name in domains.names if not any(name in share.rows for share in shares))
 
 
-def image_card(classes: Sequence[str], image_size: int, channels: int) -> dict[str, Any]:
+def image_card(classes: Sequence[str], image_size: int, channels: int, normalisation: Normalisation) -> dict[str, Any]:
     """What a user of a model of images must know."""
-    normalisation = Normalisation.of_channels(channels)
     return {
         "classes": list(classes),
         "image_size": image_size,
@@ -190,8 +200,8 @@ def pooled(federation: Federation) -> Federation:
     return replace(federation, clients=tuple(clients), pooled=federation.holders)
 
 
-def _examples(domains: Domains, share: Share, normalisation: Normalisation) -> Examples:
-    parts = [ImageExamples(domains[name].train.take(rows), normalisation) for name, rows in share.rows.items()]
+def _examples(domains: Domains, share: Share, examples: Callable[[Split], Examples]) -> Examples:
+    parts = [examples(domains[name].train.take(rows)) for name, rows in share.rows.items()]
     return parts[0] if len(parts) == 1 else PooledExamples(parts)
 
 

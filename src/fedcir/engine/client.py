@@ -22,7 +22,7 @@ from fedcir.engine.store import ClientStore
 from fedcir.losses import balanced_cross_entropy, class_weighted_cross_entropy
 from fedcir.models.optim import SGD
 from fedcir.models.tensors import at_rest, snapshot
-from fedcir.rng import numpy_rng, torch_rng
+from fedcir.rng import numpy_rng, seeded_init, torch_rng
 from fedcir.types import Arrays, ClientReply, Groups, LocalContext, Modules
 
 EVALUATION_BATCH = 256
@@ -51,6 +51,8 @@ class Workbench:
     layout: torch.memory_format
     precision: torch.dtype = torch.float32
     """What autocast makes of the local steps."""
+    steady: bool = False
+    """Whether the model's BatchNorm layers normalise by the statistics that they have, and leave them as they are."""
     own: frozenset[str] = frozenset()
     """The tensors of the model that stay with the client."""
     first: Groups = field(default_factory=dict)
@@ -93,6 +95,12 @@ def fit(bench: Workbench, client: Client, received: Groups, kept: Groups, round:
 
     Gives the reply that it uploads, and what it keeps for its next round.
     """
+    # Dropout of a foreign encoder draws from torch's own generator.
+    with seeded_init(bench.seed, "dropout", round, client.id):
+        return _fit(bench, client, received, kept, round)
+
+
+def _fit(bench: Workbench, client: Client, received: Groups, kept: Groups, round: int) -> tuple[ClientReply, Groups]:
     assert client.train is not None
     algorithm, modules = bench.algorithm, bench.modules
     ctx = _receive(bench, client, received, kept, round, torch_rng(bench.seed, "local", round, client.id))
@@ -103,6 +111,9 @@ def fit(bench: Workbench, client: Client, received: Groups, kept: Groups, round:
     trained = (*algorithm.trains, *algorithm.keeps)
     for name, module in modules.items():
         module.train(name in trained)
+    for layer in modules["model"].modules() if bench.steady else ():
+        if isinstance(layer, torch.nn.modules.batchnorm._BatchNorm):
+            layer.eval()
     optimizer = bench.optimizer
     optimizer.restart()
     with torch.no_grad():

@@ -43,7 +43,7 @@ def step_flops(algorithm: Algorithm, modules: Modules, x: Tensor, y: Tensor, ctx
     """
     scratch = copy.deepcopy(modules)
     pair = torch.arange(2) % len(x)  # BatchNorm needs two; every counted operation is linear in the batch
-    with Counter() as counter:
+    with torch.random.fork_rng(devices=[]), Counter() as counter:
         apart = replace(ctx, rng=torch.Generator())
         algorithm.local_loss(scratch, x[pair], y[pair], apart).total.backward()  # type: ignore[no-untyped-call]
     return int(counter.flops) * len(x) // 2

@@ -79,6 +79,16 @@ class Card(TypedDict):
     algorithm: dict[str, object]
 
 
+def own_files(config: Config) -> dict[str, Path]:
+    """The user's files that hold the algorithm or the model, which a run keeps a copy of."""
+    algorithm = Path(config.algorithm.name)
+    files = {"algorithm": algorithm if algorithm.suffix == ".py" else None, "model": config.model.file}
+    found = {what: file for what, file in files.items() if file is not None}
+    if len({file.name for file in found.values()}) < len({file.resolve() for file in found.values()}):
+        raise InputError(f"the files of algorithm and model are both called {algorithm.name}: rename one of them")
+    return found
+
+
 class RunFolder:
     """A run on disk."""
 
@@ -110,9 +120,10 @@ class RunFolder:
         (self.path / "checkpoint").mkdir(parents=True, exist_ok=True)
         write(self.path / "manifest.json", json.dumps(manifest, indent=1, ensure_ascii=False))
         about = {"format": FORMAT, "version": __version__, "torch": torch.__version__}
-        if config.algorithm.name.endswith(".py"):
-            source = Path(config.algorithm.name)
-            about["algorithm"] = file_hash(source)
+        if config.model.freeze and config.model.weights is not None:  # they are in no checkpoint
+            about["weights"] = file_hash(Path(config.model.weights))
+        for what, source in own_files(config).items():
+            about[what] = file_hash(source)
             write(self.path / source.name, source.read_bytes())
         write(self.path / "config.toml", dump_toml({"fedcir": about, **config_tables(config)}))
 
@@ -121,9 +132,9 @@ class RunFolder:
         with reading(self.path / "config.toml", RESTORE):
             return config_from(tables)
 
-    def algorithm_hash(self) -> str | None:
-        """Of the file that holds its algorithm, as it was when the run began; None for one that fedcir brings."""
-        found: str | None = self._tables()["fedcir"].get("algorithm")
+    def file_hash(self, what: str) -> str | None:
+        """Of the file that holds its algorithm or model, as it was when the run began; None if no file does."""
+        found: str | None = self._tables()["fedcir"].get(what)
         return found
 
     def _tables(self) -> dict[str, Any]:

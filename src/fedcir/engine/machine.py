@@ -4,15 +4,26 @@ import ctypes
 import os
 import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Literal
 
 import torch
 from torch import nn
 
-from fedcir.config import Config, ModelConfig, cores
+from fedcir.config import OWN_MODELS, Config, ModelConfig, cores
+from fedcir.models.threads import threads
 from fedcir.types import InputError
+
+__all__ = [
+    "devices_of",
+    "end_with",
+    "keep_memory",
+    "layout_for",
+    "pick_device",
+    "pick_workers",
+    "threads",
+    "unsafe_in_channels_last",
+]
 
 
 def pick_device(name: str) -> torch.device:
@@ -44,11 +55,15 @@ def devices_of(name: str) -> list[str]:
     return [f"cuda:{number}" for number in range(torch.cuda.device_count())] if name == "cuda" else [name]
 
 
-def layout_for(model: ModelConfig, image_size: int) -> Literal["contiguous", "channels_last"]:
+def layout_for(
+    model: ModelConfig, image_size: int, encoder: Callable[[], nn.Module] | None = None
+) -> Literal["contiguous", "channels_last"]:
     """The faster memory layout, measured on a CPU by benchmarks/layouts.py.
 
-    A fixed table, since results depend on it to the last bit.
+    A fixed table, since results depend on it to the last bit. Other networks lie channels_last, where that is safe.
     """
+    if model.freeze or (model.name not in OWN_MODELS and encoder is not None and unsafe_in_channels_last(encoder())):
+        return "contiguous"
     if model.name == "resnet18" and (image_size < 64 or (model.width is not None and model.width < 16)):
         return "contiguous"
     return "channels_last"
@@ -65,17 +80,6 @@ def unsafe_in_channels_last(network: nn.Module) -> str | None:
         if strided and layer.in_channels < 16:
             return f"{name}, a strided 1x1 convolution of {layer.in_channels} channels"
     return None
-
-
-@contextmanager
-def threads(count: int) -> Iterator[None]:
-    """Results depend on the number of threads, so it is set for the training and put back after it."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def keep_memory() -> None:

@@ -8,7 +8,7 @@ from fedcir.algorithms.algorithm import Algorithm
 from fedcir.config import Config, differing
 from fedcir.data.federation import Roster
 from fedcir.engine.files import file_hash
-from fedcir.engine.folder import RunFolder
+from fedcir.engine.folder import RunFolder, own_files
 from fedcir.engine.session import Session, hyper_parameters
 from fedcir.types import InputError
 
@@ -55,7 +55,7 @@ def kept_in(session: Session, out: Path, resume: bool) -> None:
 def check_settings(folder: RunFolder, config: Config, algorithm: Algorithm) -> None:
     """Refuse to continue a run with other settings than it was started with."""
     asked = replace(config, algorithm=replace(config.algorithm, fields=hyper_parameters(algorithm)))
-    _check_file(folder, config)
+    _check_files(folder, config)
     for key, (old, new) in differing(folder.config(), asked).items():
         if key not in MAY_DIFFER and not (key in OPEN and new == OPEN[key]) and not _same_file(key, old, new):
             raise InputError(f"{folder.path} was started with {key}={old}, not {new}: choose another folder")
@@ -80,17 +80,23 @@ def check_data(folder: RunFolder, config: Config, roster: Roster) -> None:
         )
 
 
-def _check_file(folder: RunFolder, config: Config) -> None:
-    """Refuse a user's algorithm that has changed since the run's first round; its file may have moved."""
-    begun, path = folder.algorithm_hash(), Path(config.algorithm.name)
-    if begun is not None and path.suffix == ".py" and file_hash(path) != begun and folder.records():
-        raise InputError(
-            f"{path} has changed since {folder.path} was started: choose another folder "
-            f"(that run's copy is {folder.path / Path(folder.config().algorithm.name).name})"
-        )
+def _check_files(folder: RunFolder, config: Config) -> None:
+    """Refuse a user's algorithm or model that has changed since the run's first round; its file may have moved."""
+    begun, weights = folder.file_hash("weights"), config.model.weights
+    if begun is not None and weights is not None and file_hash(Path(weights)) != begun:
+        raise InputError(f"{weights} has changed since {folder.path} was started: choose another folder")
+    for what, path in own_files(config).items():
+        begun = folder.file_hash(what)
+        if begun is not None and path.is_file() and file_hash(path) != begun and folder.records():
+            raise InputError(
+                f"{path} has changed since {folder.path} was started: choose another folder "
+                f"(that run's copy is {folder.path / own_files(folder.config())[what].name})"
+            )
 
 
 def _same_file(key: str, old: Any, new: Any) -> bool:
-    """Whether both name the file of one algorithm: its content is checked apart."""
-    files = isinstance(old, str) and isinstance(new, str) and old.endswith(".py")
-    return key == "algorithm.name" and files and Path(old).name == Path(new).name
+    """Whether both name one file of the user's: its content is checked apart."""
+    if key not in ("algorithm.name", "model.name") or not isinstance(old, str) or not isinstance(new, str):
+        return False
+    one, other = Path(old), Path(new)  # ./mine.py or ./mine.py:make
+    return ".py" in one.name and one.name == other.name

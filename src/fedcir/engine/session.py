@@ -17,7 +17,7 @@ from fedcir.engine.folder import RunFolder
 from fedcir.engine.machine import layout_for, pick_device, unsafe_in_channels_last
 from fedcir.engine.store import ClientStore
 from fedcir.models.task import Task
-from fedcir.models.tensors import batchnorm_names, is_statistic
+from fedcir.models.tensors import batchnorm_names, is_statistic, snapshot
 from fedcir.rng import numpy_rng, torch_rng
 from fedcir.types import Arrays, Groups, InputError, LocalContext, Modules, RoundRecord, ServerContext, ServerState
 
@@ -48,14 +48,23 @@ class Session:
     def card(self) -> dict[str, Any]:
         """What a user of the model must know, and what it takes to build it again; no path, as equal runs are equal."""
         model = {name: value for name, value in config_tables(self.config)["model"].items() if name != "weights"}
+        if (file := self.config.model.file) is not None:
+            model["name"] = f"{file.name}:{self.config.model.name.rpartition(':')[2]}"
         method = self.config.algorithm
         about = {"model": model, "algorithm": {"name": Path(method.name).stem, **method.fields}}
         return {**self.roster.card, **about}
 
     @property
     def model(self) -> Arrays:
-        """The tensors of the model for all; none where each client keeps its own."""
-        return self.state.shared.get("model", {})
+        """The tensors of the model for all, a frozen encoder's too; none where each client keeps its own."""
+        return {**self._frozen(), **self.state.shared.get("model", {})}
+
+    def _frozen(self) -> Arrays:
+        """What the whole model has beside what clients train."""
+        if self.roster.task.frozen is None:
+            return {}
+        whole, trained = self.algorithm.build(self.roster.task.whole())["model"], self.modules["model"].state_dict()
+        return {name: tensor for name, tensor in snapshot(whole).items() if name not in trained}
 
     @property
     def finished(self) -> bool:
@@ -134,7 +143,7 @@ def settled(config: Config, algorithm: Algorithm, roster: Roster) -> Config:
         )
     run = replace(config.run, device=str(pick_device(config.run.device)))
     if run.layout == "auto":
-        run = replace(run, layout=layout_for(config.model, roster.card.get("image_size", 0)))
+        run = replace(run, layout=layout_for(config.model, roster.card.get("image_size", 0), roster.task.encoder))
     elif run.layout == "channels_last" and (fault := unsafe_in_channels_last(roster.task.encoder())):
         raise InputError(f"run.layout=channels_last is not safe with {fault}: leave it out")
     build(type(algorithm), hyper_parameters(algorithm), "algorithm")  # one made in Python has not been checked
@@ -190,6 +199,7 @@ def workbench(config: Config, algorithm: Algorithm, task: Task, device: str | No
         device=torch.device(device or config.run.device),
         precision=getattr(torch, config.run.precision),
         layout=torch.channels_last if config.run.layout == "channels_last" else torch.contiguous_format,
+        steady=config.model.batchnorm == "frozen",
         own=own_tensors(config, algorithm, modules["model"]),
     )
 

@@ -144,7 +144,7 @@ def state_folder(context: Context) -> Path:
 
 def _open(order: Order, context: Context) -> Place:
     """The site's own folder, or its share of a dataset that all have."""
-    config, node = order.config, context.node_config
+    config, node = _with_encoder(order.config, context), context.node_config
     root = node.get("data-root")
     if "domain" in node:
         if root is None:
@@ -229,6 +229,20 @@ def _partition(context: Context) -> int:
             public="its partition-id is not a whole number",
         )
     return number
+
+
+def _with_encoder(config: Config, context: Context) -> Config:
+    """The run's settings with this site's encoder. Another's is called only if the site says so: it is code."""
+    name = config.model.name
+    if not config.model.foreign:
+        return config
+    own = str(context.node_config.get("encoder", ""))
+    if (Path(own).name if config.model.file is not None else own) != name:
+        raise InputError(
+            f'the run\'s encoder is {name}: allow it in --node-config, as encoder="{name}" (a file by its path here)',
+            public=f"its node-config does not allow the run's encoder, {name}",
+        )
+    return replace(config, model=replace(config.model, name=own))
 
 
 def _algorithm(config: Config, context: Context) -> Algorithm:

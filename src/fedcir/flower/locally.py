@@ -53,6 +53,8 @@ def run_locally(
         on_note(note)
     config = _absolute(config)
     own = {"algorithm": config.algorithm.name} if config.algorithm.name.endswith(".py") else {}
+    if config.model.foreign:
+        own["encoder"] = config.model.name
     state = {"state": str((out / "clients").resolve()), "device": config.run.device}
     nodes = [{"partition-id": number, **state, **own} for number in range(sites)]
     with tempfile.TemporaryDirectory(prefix="fedcir-") as work:
@@ -95,10 +97,13 @@ def _absolute(config: Config) -> Config:
     algorithm = config.algorithm
     if algorithm.name.endswith(".py"):
         algorithm = replace(algorithm, name=str(Path(algorithm.name).resolve()))
+    model = replace(config.model, weights=of(config.model.weights))
+    if model.file is not None:
+        model = replace(model, name=str(Path(model.name).resolve()))
     return replace(
         config,
         data=data,
         partition=replace(config.partition, file=of(config.partition.file)),
-        model=replace(config.model, weights=of(config.model.weights)),
+        model=model,
         algorithm=algorithm,
     )

@@ -125,6 +125,11 @@ def check_deployable(config: Config, algorithm: Algorithm) -> None:
             f"{config.algorithm.name} trains on all data in one place, so it cannot run across sites: "
             "use `fedcir run`, or another algorithm"
         )
+    if config.model.weights is not None and config.model.freeze:
+        raise InputError(
+            "model.weights cannot be used with model.freeze across sites, which do not have the file: "
+            "let the encoder load its weights itself (model.name=./mine.py:make)"
+        )
     if config.model.weights is not None and (what := own_batchnorm(config, algorithm)):
         raise InputError(f"model.weights cannot be used with {what} across sites: leave one of them out")
 

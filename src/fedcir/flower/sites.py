@@ -17,6 +17,7 @@ from flwr.serverapp import Grid
 
 from fedcir.config import Config, build
 from fedcir.data.catalogue import ALL
+from fedcir.data.examples import Normalisation
 from fedcir.data.federation import image_card
 from fedcir.flower.wire import CONFIG, NO_REPLY, ORDER, Order, reason_of
 from fedcir.models.task import Task, image_task
@@ -236,8 +237,9 @@ class SiteRoster:
 def roster_of(manifest: dict[str, Any], config: Config, notes: Iterable[str] = ()) -> SiteRoster:
     """The roster of a manifest, fresh or read again."""
     classes, channels = manifest["classes"], manifest["channels"]
-    task = image_task(config.model, len(classes), channels, config.run.seed)
-    return SiteRoster(manifest, task, image_card(classes, manifest["image_size"], channels), tuple(notes))
+    size, normalisation = manifest["image_size"], Normalisation.of(config.model, channels)
+    task = image_task(config.model, len(classes), channels, config.run.seed, size)
+    return SiteRoster(manifest, task, image_card(classes, size, channels, normalisation), tuple(notes))
 
 
 def agree(sites: Iterable[Introduction], config: Config) -> tuple[dict[str, Any], list[str]]:

@@ -53,6 +53,8 @@ class Order:
         tables["model"].pop("weights", None)  # they come with the message
         if tables["algorithm"]["name"].endswith(".py"):
             tables["algorithm"]["name"] = Path(tables["algorithm"]["name"]).name
+        if self.config.model.file is not None:
+            tables["model"]["name"] = Path(tables["model"]["name"]).name
         clients = {str(node): number for node, number in self.clients.items()}
         values = {"format": FORMAT, "config": tables, "clients": clients, "round": self.round}
         return json.dumps({**values, "classes": self.classes, "key": self.key, "groups": self.groups})

@@ -142,19 +142,20 @@ def recommend(
     if len(numbers) < 2:
         raise InputError("recommend needs at least two seeds, to tell a gain from chance: try 0,1,2")
     asked = Asked.of(options, preset, config, set, without=("algorithm", "seed", "norm", "prior"))
-    total = len(CANDIDATES) * len(numbers) * pilot_rounds
-    found: dict[str, list[Mapping[str, float]]] = {candidate.name: [] for candidate in CANDIDATES}
+    candidates = _candidates(asked)
+    total = len(candidates) * len(numbers) * pilot_rounds
+    found: dict[str, list[Mapping[str, float]]] = {candidate.name: [] for candidate in candidates}
     diagnosis: Diagnosis | None = None
     done = 0
     for seed in numbers:
-        pilots = [_pilot(asked, candidate, seed, pilot_rounds) for candidate in CANDIDATES]
+        pilots = [_pilot(asked, candidate, seed, pilot_rounds) for candidate in candidates]
         first = pilots[0]  # the data are the same for all
         domains, shares = without_test_images(*deal(first))
         if seed == numbers[0]:
             with suppress(InputError):  # one domain, or too few images
                 measuring = partial(on_work, what="measuring distances")
                 diagnosis = diagnose_domains(first, domains, shares, SAMPLES, measuring)
-        for candidate, trying in zip(CANDIDATES, pilots, strict=True):
+        for candidate, trying in zip(candidates, pilots, strict=True):
             federation, algorithm = federation_from(trying, domains, shares), make_algorithm(trying.algorithm)
             with open_rounds(trying, algorithm, federation, None, False) as (session, rounds):
                 for _ in rounds:
@@ -188,14 +189,21 @@ def _pilot(asked: Asked, candidate: Candidate, seed: int, rounds: int) -> Config
     return config if config.data.val_fraction else replace(config, data=replace(config.data, val_fraction=VALIDATION))
 
 
+def _candidates(asked: Asked) -> list[Candidate]:
+    """Those that the encoder allows: the norms of a frozen one cannot be replaced."""
+    stays = asked.config().model.keeps_norm
+    return [each for each in CANDIDATES if not stays or each.settings.get("model.norm", "batch") == "batch"]
+
+
 def _trials(found: Mapping[str, Sequence[Mapping[str, float]]]) -> list[Trial]:
     means = {name: [statistics.fmean(each.values()) for each in by_seed] for name, by_seed in found.items()}
+    candidates = [candidate for candidate in CANDIDATES if candidate.name in found]
     trials = []
-    for candidate in CANDIDATES:
-        own, first = means[candidate.name], means[CANDIDATES[0].name]
+    for candidate in candidates:
+        own, first = means[candidate.name], means[candidates[0].name]
         worst = Estimate.of([min(accuracy.values()) for accuracy in found[candidate.name]])
         trial = Trial(candidate, Estimate.of(own), worst, None, None)
-        if candidate is not CANDIDATES[0]:
+        if candidate is not candidates[0]:
             paired = [one - other for one, other in zip(own, first, strict=True)]
             trial = replace(trial, difference=Estimate.of(paired), half_width=half_width(paired))
         trials.append(trial)

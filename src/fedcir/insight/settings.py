@@ -31,6 +31,8 @@ class Setting:
     def default_text(self) -> str:
         if isinstance(self.default, tuple):
             return ", ".join(self.default)
+        if isinstance(self.default, dict):
+            return ""
         if isinstance(self.default, bool):
             return str(self.default).lower()
         return "" if self.default is None else str(self.default)
@@ -68,7 +70,7 @@ def _section(section: str) -> list[Setting]:
         Setting(
             name,
             *_takes(hints[f.name]),
-            f.default,
+            f.default if f.default_factory is dataclasses.MISSING else f.default_factory(),
             docs[f.name],
             options.get(name),
             {algorithm: said[f.name] for algorithm, said in own.items() if f.name in said},
@@ -86,8 +88,11 @@ def _takes(hint: Any) -> tuple[str, tuple[str, ...]]:
         *some, last = get_args(hint)
         return f"{', '.join(some)} or {last}", get_args(hint)
     if get_origin(hint) is tuple:
-        _, choices = _takes(get_args(hint)[0])
-        return f"list of {', '.join(choices) or 'texts'}", choices
+        inner = get_args(hint)[0]
+        _, choices = _takes(inner)
+        return f"list of {', '.join(choices) or _WORDS[inner] + 's'}", choices
+    if get_origin(hint) is dict:
+        return "table", ()
     return _WORDS[hint], ()
 
 

@@ -5,23 +5,26 @@ Every part is drawn from a seed of its own, so that all methods of one seed star
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 
-from fedcir.config import ModelConfig
+from fedcir.config import OWN_MODELS, ModelConfig
+from fedcir.models.batchnorms import renormalise
 from fedcir.models.cnn import CNN
+from fedcir.models.efficientnet import efficientnet_lite0
 from fedcir.models.encoder import Classifier, GaussianClassifier, GaussianEncoder, ProjectedEncoder
+from fedcir.models.foreign import ForeignEncoder, call_foreign, one_line, without_classifier
+from fedcir.models.frozen import FrozenEncoder
 from fedcir.models.generator import Generator
 from fedcir.models.resnet import ResNet18
-from fedcir.models.tensors import difference
+from fedcir.models.weights import load_weights, read_weights
 from fedcir.rng import seeded_init
-from fedcir.types import Arrays, InputError
+from fedcir.types import InputError
 
 BACKBONES: dict[str, type[CNN] | type[ResNet18]] = {"cnn": CNN, "resnet18": ResNet18}
 
@@ -37,6 +40,20 @@ class Task:
     make_encoder: Callable[[], nn.Module]
     example: Tensor | None = None
     """A batch of inputs that the encoder takes, to look at what passes in it; None for a network that only predicts."""
+    frozen: nn.Module | None = None
+    """The encoder that never trains, whose features of images are the inputs; None where the whole encoder trains."""
+
+    def whole(self) -> "Task":
+        """The same on images: a frozen encoder is part of the network."""
+        if self.frozen is None:
+            return self
+
+        def make_encoder() -> nn.Module:
+            after = self.make_encoder()
+            assert isinstance(after, FrozenEncoder)
+            return FrozenEncoder(copy.deepcopy(self.frozen), after.hidden)
+
+        return replace(self, make_encoder=make_encoder, example=None, frozen=None)
 
     def encoder(self) -> nn.Module:
         with seeded_init(self.seed, "init", "encoder"):
@@ -65,8 +82,21 @@ class Task:
             return nn.Linear(inputs, outputs)
 
 
-def image_task(model: ModelConfig, num_classes: int, channels: int, seed: int) -> Task:
-    """The task of a configured backbone on images."""
+def image_task(model: ModelConfig, num_classes: int, channels: int, seed: int, image_size: int = 32) -> Task:
+    """The task of a configured encoder on images."""
+    if model.name in OWN_MODELS and not model.freeze:
+        return _own_task(model, num_classes, channels, seed)
+    example = torch.zeros(2, channels, image_size, image_size)
+    if model.name in OWN_MODELS:
+        whole = _own_task(model, num_classes, channels, seed)
+    else:
+        with seeded_init(seed, "init", "encoder"):
+            encoder = _foreign(model, example)
+        whole = module_task(encoder, example, num_classes, model.latent, seed, "images")
+    return _frozen_task(model, whole) if model.freeze else whole
+
+
+def _own_task(model: ModelConfig, num_classes: int, channels: int, seed: int) -> Task:
     backbone = BACKBONES[model.name]
     arguments = {} if model.width is None else {"width": model.width}
     weights = None if model.weights is None else read_weights(Path(model.weights))
@@ -82,6 +112,34 @@ def image_task(model: ModelConfig, num_classes: int, channels: int, seed: int) -
     return Task(num_classes, features, model.latent or features, seed, make_encoder, torch.zeros(1, channels, 32, 32))
 
 
+def _foreign(model: ModelConfig, example: Tensor) -> ForeignEncoder:
+    """Another's network without its classifier, with the configured weights and norms."""
+    if model.foreign:
+        network = without_classifier(call_foreign(model), example, model.name)
+        if model.weights is not None:
+            load_weights(network, read_weights(Path(model.weights)), model.weights)
+    else:
+        network = efficientnet_lite0(example.shape[1], example.shape[-1], model.arguments, model.weights)
+    if model.norm in ("invariant", "group") and any(isinstance(each, _BatchNorm) for each in network.modules()):
+        network = renormalise(network, example, model.norm)
+    return ForeignEncoder(network)
+
+
+def _frozen_task(model: ModelConfig, whole: Task) -> Task:
+    """The task on the features of an encoder that stays as it is."""
+    network = whole.encoder().eval().requires_grad_(False)
+    width = model.hidden or whole.features
+
+    def make_encoder() -> nn.Module:
+        if model.hidden is None:
+            return FrozenEncoder(None, None)
+        with seeded_init(whole.seed, "init", "hidden"):
+            return FrozenEncoder(None, nn.Linear(whole.features, width))
+
+    example = torch.zeros(1, whole.features)
+    return Task(whole.num_classes, width, model.latent or width, whole.seed, make_encoder, example, network)
+
+
 def module_task(
     encoder: nn.Module, example: Tensor, num_classes: int, latent: int | None, seed: int, whose: str = "the example"
 ) -> Task:
@@ -93,7 +151,7 @@ def module_task(
     try:
         own = copy.deepcopy(encoder).to("cpu", torch.float32)
     except Exception as error:
-        raise InputError(f"encoder cannot be copied to the CPU: {_one_line(error)}") from error
+        raise InputError(f"encoder cannot be copied to the CPU: {one_line(error)}") from error
     width = _feature_width(own, example, whose)
     return Task(num_classes, width, latent or width, seed, lambda: copy.deepcopy(own), example)
 
@@ -115,7 +173,7 @@ def _feature_width(encoder: nn.Module, example: Tensor, whose: str) -> int:
             features = copy.deepcopy(encoder).eval()(example)
     except Exception as error:
         fix = "" if example.is_floating_point() else " (whole numbers are passed on as they are: give floats, or bytes)"
-        raise InputError(f"encoder fails on {what}: {_one_line(error)}{fix}") from error
+        raise InputError(f"encoder fails on {what}: {one_line(error)}{fix}") from error
     if not isinstance(features, Tensor):
         raise InputError(f"encoder must map a batch to (batch, features), got {type(features).__name__} on {what}")
     if features.ndim != 2 or len(features) != len(example):
@@ -126,39 +184,3 @@ def _feature_width(encoder: nn.Module, example: Tensor, whose: str) -> int:
     if not features.is_floating_point():
         raise InputError(f"encoder must give floats, got {features.dtype} on {what}")
     return features.shape[1]
-
-
-def _one_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
-
-
-def read_weights(path: Path) -> Arrays:
-    """Tensors from a .safetensors file, or from a .pth file by torch's loader that runs no code."""
-    if not path.is_file():
-        raise InputError(f"model.weights: no file {path}")
-    try:
-        arrays: Any = (
-            load_file(path)
-            if path.suffix == ".safetensors"
-            else torch.load(path, map_location="cpu", weights_only=True)
-        )
-    except Exception as error:
-        raise InputError(f"model.weights: {path} is neither a .safetensors file nor a .pth state dict") from error
-    if isinstance(arrays, dict) and isinstance(arrays.get("state_dict"), dict):
-        arrays = arrays["state_dict"]
-    if not isinstance(arrays, dict) or not all(isinstance(tensor, Tensor) for tensor in arrays.values()):
-        raise InputError(
-            f"model.weights: {path} must hold a state dict of names and tensors, but it holds {type(arrays).__name__}"
-        )
-    return {str(name): tensor for name, tensor in arrays.items()}
-
-
-def load_weights(encoder: nn.Module, arrays: Arrays, source: str) -> None:
-    """Load published weights into an encoder; their own classifier `fc.*` is left out."""
-    own = encoder.state_dict()
-    kept = {name: tensor for name, tensor in arrays.items() if name in own or not name.startswith("fc.")}
-    if (reason := difference({"model": kept}, {"model": dict(own)})) is not None:
-        raise InputError(
-            f"model.weights: {source} does not fit {type(encoder).__name__}, {reason.replace('model/', '', 1)}"
-        )
-    encoder.load_state_dict(kept)

@@ -122,7 +122,7 @@ def difference(groups: Groups, template: Groups) -> str | None:
                 return f"{group}/{name} is not expected"
             if name not in groups[group]:
                 return f"{group}/{name} is missing"
-            got, want = _kind(groups[group][name]), _kind(template[group][name])
+            got, want = kind_of(groups[group][name]), kind_of(template[group][name])
             if got != want:
                 return f"{group}/{name} is {got}, expected {want}"
     return None
@@ -137,5 +137,6 @@ def not_finite(groups: Groups) -> str | None:
     return None
 
 
-def _kind(tensor: Tensor) -> str:
+def kind_of(tensor: Tensor) -> str:
+    """Its type and shape, such as float32[64, 3, 7, 7]."""
     return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"

@@ -81,7 +81,7 @@ def prepare(
     opened: dict[str, Federation] = {}
     for job in jobs:
         if job.config.data.name not in opened and not (resume and job.done):
-            federation = open_federation(job.config, partial(on_work, what="decoding images"))
+            federation = open_federation(job.config, partial(on_work, what="preparing images"))
             opened[job.config.data.name] = federation
             for note in federation.notes:
                 on_note(note)

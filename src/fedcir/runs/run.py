@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -156,7 +156,10 @@ class Run:
         if "channels" in self.card:
             if encoder is not None:
                 raise InputError(f"{self.path} has an encoder of its own, {self.config.model.name}: leave encoder out")
-            return image_task(build(ModelConfig, self.card["model"], "model"), classes, self.card["channels"], seed)
+            model = build(ModelConfig, self.card["model"], "model")
+            if model.file is not None:  # the run's own copy
+                model = replace(model, name=str(self.path / model.name))
+            return image_task(model, classes, self.card["channels"], seed, self.card["image_size"]).whole()
         if encoder is None:
             raise InputError(
                 f"{self.path} was trained by fedcir.train with its caller's encoder: "

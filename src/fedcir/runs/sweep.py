@@ -14,7 +14,7 @@ from typing import Literal
 
 from fedcir.config import Config, config_tables, dump_toml
 from fedcir.engine.files import file_hash, write
-from fedcir.engine.folder import RunFolder
+from fedcir.engine.folder import RunFolder, own_files
 from fedcir.runs.events import EVENTS, told
 from fedcir.types import InputError, RoundRecord
 
@@ -42,11 +42,11 @@ class Job:
 
     @property
     def done(self) -> bool:
-        """Whether it has been run to its end with the same settings, and by the same algorithm."""
+        """Whether it has been run to its end with the same settings, by the same algorithm and on the same model."""
         if not (RunFolder(self.out).finished and self.asked.is_file()):
             return False
-        own = Path(self.config.algorithm.name)
-        same = own.suffix != ".py" or file_hash(own) == RunFolder(self.out).algorithm_hash()
+        folder = RunFolder(self.out)
+        same = all(file_hash(file) == folder.file_hash(what) for what, file in own_files(self.config).items())
         return same and self.asked.read_bytes() == self.settings.encode()
 
 

@@ -4,7 +4,7 @@ import tomllib
 from importlib.resources import files
 from typing import Any
 
-from fedcir.config.tables import nearest
+from fedcir.config.nearest import nearest
 from fedcir.types import InputError
 
 

@@ -26,7 +26,7 @@ from fedcir.data.pictures.items import Pictures
 from fedcir.data.pictures.square import RGB
 from fedcir.types import InputError
 
-OWN = re.compile(r"(prepared|seen|build)-[0-9a-f]{32}(\.lock|\.seen)?|made-[0-9a-f]{32}(-\d+)?\.npz")
+OWN = re.compile(r"(prepared|features|seen|build)-[0-9a-f]{32}(\.lock|\.seen)?|made-[0-9a-f]{32}(-\d+)?\.npz")
 """Names in the cache folder, which may hold other things too."""
 
 VERSION = 1  # of how images are decoded: another version is another cache
@@ -65,7 +65,7 @@ def cache_folder() -> Path:
 def cache_entries() -> list[Entry]:
     """All that is prepared."""
     entries = []
-    for folder in sorted(cache_folder().glob("prepared-*")):
+    for folder in sorted(each for kind in ("prepared", "features") for each in cache_folder().glob(f"{kind}-*")):
         with suppress(OSError, ValueError, TypeError):
             about = json.loads((folder / "about.json").read_text(encoding="utf-8"))
             taken = sum(path.stat().st_size for path in folder.iterdir())
@@ -101,9 +101,9 @@ def prepare(
     folder = cache_folder()
     prepared = _open(folder, seen)
     if prepared is None:
-        with _writing(folder):
+        with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
-            with _alone(folder / f"build-{seen}.lock"):
+            with alone(folder / f"build-{seen}.lock"):
                 prepared = _open(folder, seen)  # another process may have built it while this one waited
                 if prepared is None:
                     about = {"dataset": name, "root": root, "images": len(pictures.items), "size": size}
@@ -177,14 +177,14 @@ def _build(folder: Path, seen: str, pictures: Pictures, about: dict[str, Any], o
 
 def _move(beside: Path, place: Path) -> None:
     """Put a finished folder to its place, unless the same files at another root have been prepared there already."""
-    with _alone(place.with_name(place.name.replace("prepared", "build") + ".lock")):
+    with alone(place.with_name(place.name.replace("prepared", "build") + ".lock")):
         if _read(place) is None:
             shutil.rmtree(place, ignore_errors=True)  # of a disk that lost something
             os.rename(beside, place)
 
 
 @contextmanager
-def _alone(path: Path) -> Iterator[None]:
+def alone(path: Path) -> Iterator[None]:
     """Hold a lock that the system releases when the process ends, however it ends; wait for it if another has it."""
     with open(path, "w", encoding="ascii") as file:
         try:
@@ -197,7 +197,8 @@ def _alone(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _writing(folder: Path) -> Iterator[None]:
+def writing(folder: Path) -> Iterator[None]:
+    """Name the cache in an error of the disk."""
     try:
         yield
     except OSError as error:

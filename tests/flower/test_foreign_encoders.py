@@ -1,0 +1,73 @@
+"""Encoders across sites: a frozen one stays at each, and one of others' code is called only where a site allows it."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from grid import MemoryGrid, run_of_flower, site  # noqa: F401
+
+from fedcir.config import Config
+from fedcir.flower.server_app import Settings, open_deployment
+from fedcir.types import InputError, RunError
+
+Tiny = Callable[..., Config]
+Train = Callable[..., Path]
+NODES = (5000, 17, 903)
+
+MINE = """
+from pathlib import Path
+from torch import nn
+
+def make(mark=""):
+    if mark:
+        Path(mark).touch()
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU())
+"""
+
+
+def across(config: Config, out: Path, **node: str) -> Path:
+    nodes = {
+        name: site(partition_id=number, state=str(out.parent / "state" / str(number)), device="cpu", **node)
+        for number, name in enumerate(NODES)
+    }
+    with open_deployment(MemoryGrid(nodes), Settings(config, out, False, 3, 0.0, 60.0)) as (_, rounds):
+        for _ in rounds:
+            pass
+    return out
+
+
+def own(config: Config, name: str, **arguments: object) -> Config:
+    return replace(config, model=replace(config.model, name=name, width=None, arguments=arguments))
+
+
+@pytest.mark.parametrize("frozen", [True, False], ids=["frozen", "trained"])
+def test_an_encoder_of_ones_own_gives_the_same_bits_across_sites(
+    frozen: bool, tiny: Tiny, train: Train, tmp_path: Path
+) -> None:
+    for place in ("server", "site"):
+        (tmp_path / place).mkdir()
+        (tmp_path / place / "mine.py").write_text(MINE)
+    config = tiny("fedcir", "server.rounds=2", "run.workers=1", f"model.freeze={str(frozen).lower()}")
+    config = own(config, str(tmp_path / "server/mine.py:make"))
+    one = train(config, tmp_path / "one")
+    two = across(config, tmp_path / "two", encoder=str(tmp_path / "site/mine.py:make"))
+    assert (one / "model.safetensors").read_bytes() == (two / "model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("allowed", ["", "torch.nn:Conv2d", "other.py:make"])
+def test_a_server_cannot_have_a_site_call_what_the_site_does_not_allow(
+    allowed: str, tiny: Tiny, tmp_path: Path
+) -> None:
+    touched = tmp_path / "touched"
+    (tmp_path / "mine.py").write_text(MINE)
+    config = own(tiny("fedavg"), str(tmp_path / "mine.py:make"), mark=str(touched))
+    with pytest.raises(RunError, match=r"its node-config does not allow the run's encoder, mine\.py:make"):
+        across(config, tmp_path / "run", encoder=allowed)
+    assert not touched.exists()
+
+
+def test_weights_in_a_file_cannot_be_frozen_across_sites(tiny: Tiny, tmp_path: Path) -> None:
+    config = tiny("fedavg", "model.freeze=true", f"model.weights={tmp_path / 'w.pth'}")
+    with pytest.raises(InputError, match=r"model\.weights cannot be used with model\.freeze across sites"):
+        across(config, tmp_path / "run")
