@@ -14,6 +14,7 @@ from fedcir.config import config_from, config_tables, merged, nearest, parse_ass
 from fedcir.data.domains import Domain, Domains, Split
 from fedcir.data.opening import open_dataset
 from fedcir.data.pictures.decode import OnFile
+from fedcir.data.pictures.square import GREY
 from fedcir.runs.run import Run, Source, as_run
 from fedcir.types import InputError
 from fedcir.use.adapt import adapted, statistics_layers
@@ -95,6 +96,8 @@ def _data(
         return data_of_run(run)[1]
     own = dataset in (None, run.config.data.name)
     data = {**(config_tables(run.config)["data"] if own else {"name": dataset}), "image_size": trained.size}
+    if trained.channels == GREY:
+        data["channels"] = GREY
     tables: dict[str, Any] = {"data": data if data_root is None else {**data, "root": str(data_root)}}
     for assignment in set:
         section, _, _ = assignment.partition(".")
