@@ -22,7 +22,7 @@ from fedcir.use.evaluation import Evaluation, Judged
 from fedcir.use.trained import UNCALIBRATED, Given, Trained, has_own_parts, method_of, open_trained
 
 Which = Literal["test", "all"]
-BATCH = 256
+BATCH = 64
 ADAPTED_ON = 1024
 """Images of a domain that its statistics are taken from, at most."""
 
