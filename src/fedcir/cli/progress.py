@@ -114,7 +114,9 @@ class Display:
 
     def show(self, name: str, record: RoundRecord) -> None:
         # The time left is measured from the first round seen: an earlier process may have done those before it.
-        self._first.setdefault(name, (time.monotonic() - record.seconds["total"], record.round - 1))
+        # Loading happens once, in the first round, and says nothing of the others.
+        took = record.seconds["total"] - record.seconds.get("load", 0.0)
+        self._first.setdefault(name, (time.monotonic() - took, record.round - 1))
         if record.accuracy_mean is not None:
             unseen = "" if record.accuracy_unseen is None else f", unseen {record.accuracy_unseen:.1%}"
             self._accuracy[name] = f"acc {record.accuracy_mean:.1%}, worst {record.accuracy_worst:.1%}{unseen}"
