@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from fedcir.config import Config, DataConfig, ServerConfig
+from fedcir.config import AlgorithmConfig, Config, DataConfig, ServerConfig
 from fedcir.data.opening import open_dataset
 from fedcir.engine.simulate import open_run
 
@@ -22,7 +22,8 @@ def test_the_real_digits_open_with_their_counts() -> None:
 
 def test_fedcir_learns_real_digits() -> None:
     data = DataConfig("arrays", str(DIGITS), train_per_domain=200)
-    with open_run(Config(data=data, server=ServerConfig(rounds=5, eval_every=5))) as (_, rounds):
+    config = Config(data=data, server=ServerConfig(rounds=5, eval_every=5), algorithm=AlgorithmConfig("fedcir"))
+    with open_run(config) as (_, rounds):
         *_, last = rounds
     assert last.accuracy is not None
     assert last.accuracy["mnist"] > 0.5

@@ -143,7 +143,7 @@ def test_the_command_of_the_examples_readme_learns_and_is_bit_for_bit_what_train
     app = importlib.import_module("app")
     torch.manual_seed(0)
     sites = [(app.data(site, 64), app.data(site, 40)) for site in range(2)]
-    result = fedcir.train(sites, encoder=app.encoder(), num_classes=2, rounds=3, lr=0.05, workers=1)
+    result = fedcir.train(sites, algorithm="fedcir", encoder=app.encoder(), num_classes=2, rounds=3, lr=0.05, workers=1)
     state = result.model.state_dict()
     assert arrays.keys() == {f"model/{name}" for name in state}
     assert all(torch.equal(arrays[f"model/{name}"], tensor) for name, tensor in state.items())

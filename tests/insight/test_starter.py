@@ -100,7 +100,10 @@ def test_other_test_images_change_nothing(data_root: Path, tmp_path: Path) -> No
         ({"counts": {"day": 100, "night": 40}}, {"local.batch_size": 8, "server.rounds": 60}),  # 200 * 45 / 160 = 56
     ],
 )
-def test_settings_follow_from_what_was_measured(more: dict[str, Any], expected: dict[str, Any]) -> None:
+def test_settings_follow_from_what_was_measured(
+    more: dict[str, Any], expected: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choices, "PRETRAINED_PACKAGE", "no_such_package")
     assert expected.items() <= chosen(look(**more)).items()
 
 
@@ -113,13 +116,11 @@ def test_images_are_set_aside_only_where_the_data_do_not_say_so_and_have_some_to
 def test_a_pretrained_encoder_is_for_few_photographs_and_only_where_it_is_installed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert chosen(look())["model.name"] == "cnn"
-    monkeypatch.setattr(choices, "PRETRAINED", "efficientnet-lite0")
     monkeypatch.setattr(choices, "PRETRAINED_PACKAGE", "json")
     few = chosen(look())
     assert (few["model.name"], few["model.freeze"], few["data.image_size"]) == ("efficientnet-lite0", True, 128)
     assert chosen(look(side=32))["model.name"] == "cnn"
-    assert chosen(look(counts={"day": 9000, "night": 800}))["model.name"] == "cnn"
+    assert chosen(look(counts={"day": 19_000, "night": 800}))["model.name"] == "cnn"
     monkeypatch.setattr(choices, "PRETRAINED_PACKAGE", "no_such_package")
     assert chosen(look())["model.name"] == "cnn"
 

@@ -91,7 +91,7 @@ def estimate(jobs: Sequence[Job], federations: Mapping[str, Federation], workers
         if job.done:
             continue
         config, federation = job.config, federations[job.config.data.name]
-        kind = (config.data.name, config.model, config.data.image_size, config.local.batch_size, config.run.device)
+        kind = (config.data.name, str(config.model), config.data.image_size, config.local.batch_size, config.run.device)
         if kind not in speeds:
             speeds[kind] = _speed(config, federation)
         step, image = speeds[kind]
