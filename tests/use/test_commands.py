@@ -55,7 +55,7 @@ def test_files_that_cannot_be_read_are_named_and_the_rest_is_predicted(
     fedcir: Command, run: Path, mixed: Path, form: str
 ) -> None:
     said = fedcir("predict", run, mixed, *([form] if form else []), "--device", "cpu")
-    assert said.code == 1
+    assert said.code == 2
     assert said.err.splitlines() == [
         f"fedcir: cannot read {mixed}/empty.png: it is empty",
         f"fedcir: cannot read {mixed}/inside/text.jpg: it is not an image of a known format",
@@ -78,7 +78,7 @@ def test_a_list_may_come_from_standard_input(
     monkeypatch.setattr("sys.stdin", io.StringIO(f"{mixed}/good.png\n\n{mixed}/missing.png\n"))
     said = fedcir("predict", run, "-", "--json", "--device", "cpu")
     assert [row.get("error") for row in json.loads(said.out)] == [None, "there is no such file"]
-    assert said.code == 1
+    assert said.code == 2
 
 
 def test_an_empty_list_is_an_empty_list(fedcir: Command, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     Answers = Iterable[tuple[str, Prediction | str]]
 
-UNREADABLE = 1
+UNREADABLE = 2
 """The exit code if some files could not be read."""
 
 RunArgument = Annotated[Path, typer.Argument(help="A finished run.")]
@@ -36,7 +36,7 @@ def predict(
     device: Annotated[str, typer.Option(help="Where to run: auto, cpu, cuda or mps.")] = "auto",
     algorithm: OwnAlgorithm = None,
 ) -> None:
-    """Classify images with the model of a run. Names and skips files that cannot be read; exits with 1 then."""
+    """Classify images with the model of a run. Names and skips files that cannot be read; exits with 2 then."""
     from fedcir.types import InputError
     from fedcir.use.pictures import files_in
     from fedcir.use.predictor import Predictor
