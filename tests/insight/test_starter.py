@@ -160,7 +160,7 @@ def test_the_command_writes_once_and_never_among_the_data(
     assert 'algorithm.name = "fedcirplus"' in said.out
     written = (tmp_path / "fedcir.toml").read_bytes()
     for arguments, named in (
-        ([photos], "fedcir.toml exists: name another file, or write over it with --force (force=True in Python)"),
+        ([photos], "fedcir.toml exists: name another file, or write over it with force"),
         ([photos, "--out", photos / "fedcir.toml"], "would lie among the data"),
         ([photos, "--out", "no/fedcir.toml"], "there is no folder no"),
         ([tmp_path / "nowhere", "--out", "x.toml"], "there is no folder"),

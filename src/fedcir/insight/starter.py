@@ -115,7 +115,7 @@ def check_place(path: Path, data: DataConfig, force: bool) -> None:
     if path.is_dir():
         raise InputError(f"{path} is a folder: name a file, such as {path / 'fedcir.toml'}")
     if path.exists() and not force:
-        raise InputError(f"{path} exists: name another file, or write over it with --force (force=True in Python)")
+        raise InputError(f"{path} exists: name another file, or write over it with force")
     if not path.parent.is_dir():
         raise InputError(f"there is no folder {path.parent}: create it, or choose another")
     if Path(data.root or "").resolve() in path.resolve().parents:
