@@ -235,7 +235,7 @@ def _settings(
     lr: float = 0.05,
 ) -> tuple[Config, Federation]:
     settings = {"rounds": rounds, "active": active, "local_steps": 4, "batch_size": 8, "lr": lr, "seed": seed}
-    config, _ = own_config(algorithm, **settings, device="cpu", layout="contiguous")
+    config, _ = own_config(algorithm, (), **settings, device="cpu", layout="contiguous")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         encoder = CNN(channels=1, width=2)

@@ -479,12 +479,24 @@ def test_clients_may_differ_in_the_size_of_images_where_the_encoder_takes_all() 
         ({"layout": "nchw"}, "run.layout cannot be 'nchw'"),
         ({"lr": float("nan")}, "local.lr must be a number above 0, got nan"),
         ({"active": 4}, "server.active is 4, but there are 3 clients"),
+        ({"set": {"local.momentun": 0.5}}, "did you mean 'momentum'"),
+        ({"set": ["model.norm=group"]}, r"set takes no settings of \[model\] here"),
         ({"device": "cuda:99" if not torch.cuda.is_available() else "tpu"}, "is not available here"),
     ],
 )
 def test_a_setting_out_of_range_is_named(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(fedcir.InputError, match=said):
         fedcir.train(clients(vectors), encoder=on_vectors(), **{**TINY, **changes})
+
+
+def test_any_setting_of_training_can_be_set() -> None:
+    def weights(**given: Any) -> dict[str, torch.Tensor]:
+        made = fedcir.train(clients(vectors), encoder=on_vectors(), algorithm="fedavg", **TINY, **given)
+        return made.model.state_dict()
+
+    torch.testing.assert_close(weights(set={"local.prior": "client"}), weights(prior="client"), rtol=0, atol=0)
+    with pytest.raises(AssertionError):
+        torch.testing.assert_close(weights(set=["local.schedule=cosine"]), weights())
 
 
 def test_the_number_of_classes_may_be_counted_by_torch_or_numpy() -> None:

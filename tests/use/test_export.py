@@ -64,7 +64,7 @@ def test_onnx_tells_what_a_program_must_know(onnx_file: Path, run: Path) -> None
 
 
 def test_a_torch_program_agrees_and_takes_any_number_of_images(run: Path, tmp_path: Path) -> None:
-    export(run, tmp_path / "model.pt2", format="torch")
+    export(run, tmp_path / "model.pt2")
     about = {"fedcir.json": ""}
     model = torch.export.load(io.BytesIO((tmp_path / "model.pt2").read_bytes()), extra_files=about).module()
     images = np.random.default_rng(0).integers(0, 256, (5, 8, 8, 3), dtype=np.uint8)
@@ -146,6 +146,8 @@ def test_a_card_that_is_there_already_is_kept(plain: Path, tmp_path: Path) -> No
     [
         ("model.onnx", {"format": "onx"}, "no format 'onx'; did you mean 'onnx'"),
         (".", {}, "is a folder: name a file"),
+        ("model.bin", {}, "does not say which format to write: name it model.onnx"),
+        ("model.pt2", {"format": "onnx"}, "a file of format torch, and the format asked for is onnx"),
         ("nowhere/model.onnx", {}, "there is no folder"),
     ],
 )

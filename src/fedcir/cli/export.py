@@ -11,7 +11,12 @@ from fedcir.cli.predict import OwnAlgorithm, RunArgument, SiteOption
 def export(
     run: RunArgument,
     out: Annotated[Path, typer.Option("--out", "-o", help="File to write, such as model.onnx.")],
-    format: Annotated[str, typer.Option(help="onnx, torch (a torch.export program) or safetensors.")] = "onnx",
+    format: Annotated[
+        str | None,
+        typer.Option(
+            help="onnx, torch (a torch.export program, .pt2) or safetensors; by default as the file is called."
+        ),
+    ] = None,
     site: SiteOption = None,
     data_root: Annotated[Path | None, typer.Option(help="Folder that holds the run's data, if it has moved.")] = None,
     algorithm: OwnAlgorithm = None,

@@ -1,6 +1,6 @@
 """Settings: what there is to set, how it is read and written, and what a user asked for."""
 
-from fedcir.config.asked import Asked
+from fedcir.config.asked import Asked, Assignments
 from fedcir.config.cores import cores
 from fedcir.config.nearest import nearest
 from fedcir.config.options import OPTIONS
@@ -46,6 +46,7 @@ __all__ = [
     "SECTIONS",
     "AlgorithmConfig",
     "Asked",
+    "Assignments",
     "Choices",
     "Config",
     "DataConfig",

@@ -12,6 +12,9 @@ from fedcir.config.settings import Config
 from fedcir.config.tables import assigned, config_from, config_tables, merged, parse_assignment, read_toml
 from fedcir.types import InputError
 
+Assignments = Sequence[str] | Mapping[str, Any]
+"""Such as `local.lr=0.1`, or {"local.lr": 0.1}."""
+
 OWN_DATA = ("arrays", "folders", "hub", "table")
 """Datasets of the user's own, on which any preset may be tried."""
 
@@ -25,8 +28,7 @@ class Asked:
     """A TOML file."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """By the names of OPTIONS; None means not given."""
-    assignments: Sequence[str] | Mapping[str, Any] = ()
-    """Such as `local.lr=0.1`, or {"local.lr": 0.1}."""
+    assignments: Assignments = ()
 
     @classmethod
     def of(
@@ -34,7 +36,7 @@ class Asked:
         options: Mapping[str, Any],
         preset: str | None = None,
         config: str | Path | None = None,
-        set: Sequence[str] | Mapping[str, Any] = (),
+        set: Assignments = (),
         without: Sequence[str] = (),
     ) -> "Asked":
         """What a caller from Python gave by name. `without` are options that it gives in another way."""

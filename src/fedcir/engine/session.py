@@ -10,7 +10,18 @@ from torch import nn
 
 from fedcir.algorithms import named_algorithm
 from fedcir.algorithms.algorithm import Algorithm
-from fedcir.config import OPTIONS, AlgorithmConfig, Config, LocalConfig, build, config_from, config_tables, merged
+from fedcir.config import (
+    OPTIONS,
+    AlgorithmConfig,
+    Asked,
+    Assignments,
+    Config,
+    LocalConfig,
+    build,
+    config_from,
+    config_tables,
+    merged,
+)
 from fedcir.data.federation import Roster
 from fedcir.engine.client import Workbench, learning_rate
 from fedcir.engine.folder import RunFolder
@@ -166,7 +177,13 @@ KEYWORDS = {
 """The setting that a keyword of `train` and `AlgorithmStrategy` stands for."""
 
 
-def own_config(algorithm: Algorithm | type[Algorithm] | str | Path, **keywords: Any) -> tuple[Config, Algorithm]:
+BROUGHT = ("data", "partition", "model", "algorithm")
+"""Sections that say nothing to a caller who brings data, encoder and algorithm."""
+
+
+def own_config(
+    algorithm: Algorithm | type[Algorithm] | str | Path, set: Assignments = (), **keywords: Any
+) -> tuple[Config, Algorithm]:
     """Settings and algorithm of a caller who brings data and an encoder; None is as good as not given."""
     name, method = named_algorithm(algorithm)
     own = {section: values for section, values in method.defaults.items() if section != "model"}
@@ -175,7 +192,10 @@ def own_config(algorithm: Algorithm | type[Algorithm] | str | Path, **keywords: 
         if value is not None:
             section, field = KEYWORDS[keyword].split(".")
             tables = merged(tables, {section: {field: value}})
-    config = config_from(tables)
+    said = Asked.of({}, set=set).tables()
+    if wrong := next((section for section in said if section in BROUGHT), None):
+        raise InputError(f"set takes no settings of [{wrong}] here: data, encoder and algorithm are arguments")
+    config = config_from(merged(tables, said))
     return replace(config, algorithm=AlgorithmConfig(name, hyper_parameters(method))), method
 
 

@@ -12,6 +12,7 @@ from torch import nn
 from fedcir.algorithms.algorithm import Algorithm
 from fedcir.config import (
     DEFAULT_ALGORITHM,
+    Assignments,
     LocalConfig,
     ModelConfig,
     RunConfig,
@@ -78,6 +79,7 @@ def train(
     device: str = RunConfig.device,
     workers: int | None = RunConfig.workers,
     layout: Literal["contiguous", "channels_last"] = "contiguous",
+    set: Assignments = (),
     out: str | Path | None = None,
     resume: bool = False,
     on_round: Callable[[RoundRecord], None] | None = None,
@@ -96,7 +98,8 @@ def train(
     `out` the run is kept in that folder, and `resume` continues it there. `on_round` sees every round's record. On a
     CPU `workers` processes train at a time, as many as there are cores if not given; a convolutional encoder is often
     faster with `layout="channels_last"`. With `prior="client"` each client's own label shares correct its
-    cross-entropy, which helps where they differ; if not given, the algorithm decides.
+    cross-entropy, which helps where they differ; if not given, the algorithm decides. `set` holds any other settings of
+    `local`, `server` and `run`: {"local.balance": "classes"}.
     """
     try:
         num_classes = operator.index(num_classes)
@@ -105,6 +108,7 @@ def train(
     require_at_least("num_classes", num_classes, 2)
     config, method = own_config(
         algorithm,
+        set,
         rounds=rounds,
         local_steps=local_steps,
         batch_size=batch_size,

@@ -12,7 +12,7 @@ from flwr.serverapp.strategy import Result, Strategy
 from torch import Tensor, nn
 
 from fedcir.algorithms.algorithm import Algorithm
-from fedcir.config import DEFAULT_ALGORITHM, LocalConfig, ModelConfig, RunConfig, ServerConfig
+from fedcir.config import DEFAULT_ALGORITHM, Assignments, LocalConfig, ModelConfig, RunConfig, ServerConfig
 from fedcir.engine.machine import threads
 from fedcir.engine.replies import tally
 from fedcir.engine.rounds import take_step
@@ -35,6 +35,7 @@ class AlgorithmStrategy(Strategy):
     `example` is a batch of inputs of the right shape, such as torch.zeros(2, 3, 32, 32). A round begins once `sites`
     nodes are there; clients are sampled by `seed` over the names that the sites give themselves. There are
     `rounds` of them, unless `start` says otherwise; if another strategy wraps this one, only `rounds` is known here.
+    `set` holds any other settings of `local`, `server` and `run`: {"local.balance": "classes"}.
     """
 
     def __init__(
@@ -56,11 +57,13 @@ class AlgorithmStrategy(Strategy):
         min_replies: int = ServerConfig.min_replies,
         latent: int | None = ModelConfig.latent,
         seed: int = RunConfig.seed,
+        set: Assignments = (),
         wait: float = WAIT,
     ) -> None:
         self.sites, self.wait = sites, wait
         self.config, self.algorithm = own_config(
             algorithm,
+            set,
             rounds=rounds,
             local_steps=local_steps,
             batch_size=batch_size,

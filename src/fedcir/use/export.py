@@ -30,6 +30,7 @@ from fedcir.use.deployed import Deployed
 from fedcir.use.trained import Given, Trained, open_trained
 
 Format = Literal["onnx", "torch", "safetensors"]
+ENDINGS: dict[str, Format] = {".onnx": "onnx", ".pt2": "torch", ".safetensors": "safetensors"}
 Pixels = NDArray[np.uint8]
 Predict = Callable[[Pixels], NDArray[np.float32]]
 
@@ -58,7 +59,7 @@ def export(
     run: Source,
     out: str | Path,
     *,
-    format: Format = "onnx",
+    format: Format | None = None,
     site: str | None = None,
     algorithm: Given | None = None,
     data_root: str | Path | None = None,
@@ -66,12 +67,14 @@ def export(
     """Write the model of a finished run to a file, and a MODEL_CARD.md beside it.
 
     `onnx` and `torch` (a torch.export program, .pt2) take uint8 RGB (batch, height, width, 3) and give probabilities;
-    `safetensors` holds the weights. `data_root` holds the run's data now, if they were moved.
+    `safetensors` holds the weights. If `format` is not given, the ending of the file says which. `data_root` holds the
+    run's data now, if they were moved.
     """
     path = Path(out)
-    if format not in get_args(Format):
+    if format is not None and format not in get_args(Format):
         raise InputError(f"there is no format {format!r}; {nearest(str(format), get_args(Format))}")
     _check_place(path)
+    format = _format(path, format)
     if format == "onnx" and (
         missing := next((p for p in ("onnx", "onnxscript", "onnxruntime") if not find_spec(p)), "")
     ):
@@ -103,6 +106,17 @@ def about(trained: Trained) -> dict[str, str]:
         "input": "images: uint8 (batch, height, width, channels), RGB, resized to image_size; normalised inside",
         "output": "probabilities: float32 (batch, classes)",
     }
+
+
+def _format(path: Path, asked: Format | None) -> Format:
+    ending = ENDINGS.get(path.suffix.lower())
+    if asked is None and ending is None:
+        raise InputError(f"{path} does not say which format to write: name it {path.stem}.onnx, .pt2 or .safetensors")
+    if asked is not None and ending is not None and asked != ending:
+        raise InputError(
+            f"{path} is the name of a file of format {ending}, and the format asked for is {asked}: change one"
+        )
+    return asked or ending or "onnx"
 
 
 def _check_place(path: Path) -> None:

@@ -1,0 +1,131 @@
+"""The commands that README and docs show: each is run on small data, or named here with what it needs."""
+
+import re
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from typer.main import get_command
+
+from fedcir.cli import app
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+SHOWN = re.compile(r"^\$ (fedcir (?:.*\\\n)*.*)$", re.MULTILINE)
+
+NOT_RUN = {
+    "deploy check": "needs a server; tests/flower/test_site_check.py has one",
+    "deploy local": "takes a minute; tests/flower/test_cli_deploy.py runs it",
+    "data cache --clear": "would empty the cache of all tests",
+    "reproduce fig-divergence --scale paper": "takes days",
+    "reproduce table1 --scale paper": "takes days",
+    "reproduce table1 --dataset pacs --data-root DIR": "takes an hour; its plan and its smoke scale are run",
+    "reproduce table1 --scale smoke": "takes a minute; tests/insight/experiments run it",
+    "run --model resnet18 --set model.weights=lite0.pth": "shows an error; tests/models/test_weights.py has it",
+    "algorithms ./prox.py": "tests/test_readme.py checks that method",
+}
+SMALL = {"--rounds": "1", "--local-steps": "1", "--batch-size": "4", "--image-size": "16", "--bootstrap": "10"}
+"""Options that make a command short, where it has them."""
+PACS = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
+STYLES = ("art_painting", "cartoon", "photo", "sketch")
+OFFICE = ("back_pack", "bike", "calculator", "headphones", "keyboard", "laptop_computer", "monitor", "mouse", "mug")
+OFFICE += ("projector",)
+
+
+def _lines(page: Path) -> list[list[str]]:
+    """The words of each command of a page, without `fedcir`."""
+    return [
+        shlex.split(line.replace("\\\n", " "), comments=True)[1:] for line in SHOWN.findall(page.read_text("utf-8"))
+    ]
+
+
+def _command(words: list[str]) -> tuple[object, set[str]]:
+    command = get_command(app)
+    for word in words:
+        if word not in getattr(command, "commands", {}):
+            break
+        command = command.commands[word]  # type: ignore[attr-defined]
+    return command, {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
+
+
+WITH_COMMANDS = [page for page in PAGES if _lines(page)]
+as_named = pytest.mark.parametrize("page", WITH_COMMANDS, ids=lambda page: page.stem)
+
+
+@as_named
+def test_every_option_of_a_command_in_the_docs_exists(page: Path) -> None:
+    for words in _lines(page):
+        _, known = _command(words)
+        assert {word for word in words if word.startswith("-")} <= known, words
+
+
+def test_every_command_that_is_not_run_is_in_the_docs() -> None:
+    shown = [" ".join(words) for page in WITH_COMMANDS for words in _lines(page)]
+    for start in NOT_RUN:
+        assert any(line.startswith(start) for line in shown), start
+
+
+def _images(root: Path, domains: tuple[str, ...], classes: tuple[str, ...], rng: np.random.Generator) -> None:
+    for number, domain in enumerate(domains):
+        for label, name in enumerate(classes):
+            folder = root / domain / name
+            folder.mkdir(parents=True)
+            for image in range(10):
+                pixels = rng.integers(0, 90 + 40 * number, (16, 16, 3))
+                pixels[2 * label % 14 : 2 * label % 14 + 3] += 80
+                Image.fromarray(pixels.astype(np.uint8)).save(folder / f"{name}-{number}-{image}.png")
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder in which the names that the docs use are there."""
+    rng = np.random.default_rng(0)
+    _images(tmp_path / "pacs", STYLES, PACS, rng)
+    _images(tmp_path / "office", ("amazon", "caltech", "dslr", "webcam"), OFFICE, rng)
+    _images(tmp_path / "photos", ("clinic", "hospital", "practice"), ("ill", "well"), rng)
+    table = ["path,label,site"]
+    for image in sorted((tmp_path / "photos").rglob("*.png")):
+        table.append(f"{image.relative_to(tmp_path / 'photos')},{image.parent.name},{image.parts[-3]}")
+    for file in ("labels.csv", "LABELS.csv"):
+        (tmp_path / "photos" / file).write_text("\n".join(table), encoding="utf-8")
+    (tmp_path / "photos/LABELS.csv").rename(tmp_path / "LABELS.csv")
+    data = '[data]\nname = "folders"\nroot = "photos"\nval_fraction = 0.2\n'
+    for name, more in (
+        ("fedcir.toml", ""),
+        ("settings.toml", ""),
+        ("scans.toml", '[model]\nname = "./mine.py:small"\n'),
+    ):
+        (tmp_path / name).write_text(data + more, encoding="utf-8")
+    small = "from torch import nn\ndef small(width=8, dropout_prob=0.0):\n    return nn.Conv2d(3, width, 3)\n"
+    (tmp_path / "mine.py").write_text(small, encoding="utf-8")
+    (tmp_path / "NEW_IMAGES").symlink_to(tmp_path / "photos" / "clinic" / "ill")
+    (tmp_path / "empty.jpg").touch()
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def _here(words: list[str], page: Path) -> list[str]:
+    """The same command on the data of this place."""
+    _, known = _command(words)
+    office = "office-caltech-10" in words
+    root = "office" if office else "pacs" if "pacs" in words or page.stem == "report" else "photos"
+    names = {"DIR": root, "DATA": root, "PACS": "pacs", "ALL": "."}
+    words = [names.get(word, word) for word in words]
+    for option, value in SMALL.items():
+        if option in known:
+            words += [option, value]
+    return words
+
+
+@as_named
+@pytest.mark.slow
+def test_the_commands_of_a_page_run(page: Path, place: Path, fedcir: Callable[..., tuple[int, str, str]]) -> None:
+    for words in _lines(page):
+        line = " ".join(words)
+        if any(line.startswith(start) for start in NOT_RUN):
+            continue
+        code, out, err = fedcir(*_here(words, page))
+        assert code == 0, f"fedcir {line}: {out[-300:]} {err[-300:]}"
