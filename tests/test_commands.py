@@ -117,6 +117,8 @@ def _here(words: list[str], page: Path) -> list[str]:
     for option, value in SMALL.items():
         if option in known:
             words += [option, value]
+    if "--force" in known:
+        words += ["--force"]
     return words
 
 

@@ -79,12 +79,19 @@ def test_camelyon17_has_a_domain_for_each_center_and_finds_patients_with_leading
     domains = opened("camelyon17", hospitals(tmp_path, encoding=encoding))
     assert domains.names == tuple(f"hospital-{center}" for center in range(5))
     assert domains.classes == ("normal", "tumor")
-    assert [(len(d.train), len(d.test)) for d in domains] == [(13, 3)] * 5  # a fifth of 16 is 3.2
+    assert [(len(d.train), len(d.test)) for d in domains] == [(8, 8)] * 5  # of two patients, one
     parts = [part for domain in domains for part in (domain.train, domain.test)]
     labels = {name: label for part in parts for name, label in zip(part.ids, part.labels, strict=True)}
     assert labels["patches/patient_004_node_4/patch_patient_004_node_4_x_3328_y_21792.png"] == 0
     assert labels["patches/patient_097_node_4/patch_patient_097_node_4_x_3360_y_21792.png"] == 1
     assert len(labels) == 80
+
+
+def test_a_patient_of_camelyon17_is_on_one_side_of_the_split(tmp_path: Path) -> None:
+    for domain in opened("camelyon17", hospitals(tmp_path)):
+        seen, tested = ({name.split("/")[1] for name in part.ids} for part in (domain.train, domain.test))
+        assert len(seen) == len(tested) == 1
+        assert not seen & tested
 
 
 def test_camelyon17_names_a_patch_that_is_missing(tmp_path: Path) -> None:

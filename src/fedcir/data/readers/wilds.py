@@ -24,7 +24,10 @@ CAMELYON17 = Published(
 
 
 def camelyon17(root: Path) -> Found:
-    """Patches of lymph nodes: five hospitals, with and without a tumour."""
+    """Patches of lymph nodes: five hospitals, with and without a tumour.
+
+    Patches of one patient look alike, so they stay together: models are tested on patients they have not seen.
+    """
     items = []
     for line, row in _metadata(root, ("patient", "node", "x_coord", "y_coord", "tumor", "center")):
         slide = f"patient_{row['patient']}_node_{row['node']}"
@@ -34,7 +37,7 @@ def camelyon17(root: Path) -> Found:
             raise InputError(f"{root / 'metadata.csv'}, line {line}: tumor must be 0 or 1, got {row['tumor']!r}")
         if not row["center"].isdigit():
             raise InputError(f"{root / 'metadata.csv'}, line {line}: center must be a number, got {row['center']!r}")
-        items.append(Item(name, f"hospital-{row['center']}", label))
+        items.append(Item(name, f"hospital-{row['center']}", label, group=row["patient"]))
     return Found(Files(root, sorted(items)))
 
 
