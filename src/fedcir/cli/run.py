@@ -27,8 +27,8 @@ def run(
     from fedcir.cli.progress import Display, Meter
     from fedcir.engine.machine import end_with
     from fedcir.engine.simulate import open_run
+    from fedcir.runs.nursery import PARENT
     from fedcir.runs.places import run_name
-    from fedcir.runs.sweep import PARENT
     from fedcir.runs.tracking import check_tracker, open_track
 
     if parent := os.environ.pop(PARENT, None):
@@ -79,10 +79,10 @@ def print_note(note: str) -> None:
 
 def print_run(summary: dict[str, Any], options: Options, out: Path, profile: Iterable[tuple[str, float]] = ()) -> None:
     """Print the result of a run."""
-    from fedcir.cli.progress import Watch
-    from fedcir.insight.report.write import add_report
-
     if options.report:
+        from fedcir.cli.progress import Watch
+        from fedcir.insight.report.write import add_report
+
         with Watch(options.quiet) as watch:
             add_report([out], out / "report.html", on_work=watch.work, on_note=watch.note)
     if options.json:

@@ -1,11 +1,7 @@
 """Many runs, several at a time, each a process of its own that can be killed and resumed."""
 
-import os
 import signal
-import subprocess
-import sys
 import tempfile
-import time
 from collections.abc import Generator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -16,11 +12,10 @@ from fedcir.config import Config, config_tables, dump_toml
 from fedcir.engine.files import file_hash, write
 from fedcir.engine.folder import RunFolder, own_files
 from fedcir.runs.events import EVENTS, told
+from fedcir.runs.nursery import Nursery
 from fedcir.types import InputError, RoundRecord
 
 POLL_SECONDS = 0.2
-PARENT = "FEDCIR_PARENT"
-"""Tells a run whose process it is to end with: one that went on after a kill would hold its folder's lock."""
 SETTINGS = "settings"
 """The folder beside the runs that holds what was asked of each."""
 
@@ -83,13 +78,13 @@ def sweep(jobs: Sequence[Job], workers: int, resume: bool, track: str | None = N
         else:
             waiting.append(job)
     running: list[_Running] = []
-    with ExitStack() as stack:
+    with Nursery() as nursery, ExitStack() as stack:
         stack.callback(_end, running)
         while waiting or running:
             while waiting and len(running) < workers:
                 each = max(1, workers // (len(waiting) + len(running)))
                 job = waiting.pop(0)
-                running.append(_Running(job, each, resume, options))
+                running.append(_Running(job, nursery, each, resume, options))
                 yield Progress(job, "begun", len(jobs))
             for process in list(running):
                 ended = process.ended()
@@ -98,32 +93,23 @@ def sweep(jobs: Sequence[Job], workers: int, resume: bool, track: str | None = N
                 if ended:
                     running.remove(process)
                     yield process.result(len(jobs))
-            time.sleep(POLL_SECONDS)
+            nursery.wait(POLL_SECONDS)
 
 
 class _Running:
     """One job's process, and how far its rounds have been read."""
 
-    def __init__(self, job: Job, workers: int, resume: bool, options: Sequence[str]) -> None:
+    def __init__(self, job: Job, nursery: Nursery, workers: int, resume: bool, options: Sequence[str]) -> None:
         self.job = job
         job.asked.parent.mkdir(parents=True, exist_ok=True)
         write(job.asked, job.settings)
-        # -P: a json.py in the current folder must not take the place of the real one
-        command = [sys.executable, "-P", "-m", "fedcir", "run", str(job.asked), "--out", str(job.out), "--quiet"]
-        command += ["--no-report", "--workers", str(workers), *options]
+        command = ["run", str(job.asked), "--out", str(job.out), "--quiet", "--no-report", "--workers", str(workers)]
         if resume and RunFolder(job.out).exists:
             command.append("--resume")
         self._said = tempfile.TemporaryDirectory(prefix="fedcir-")
         self._events, self._errors = Path(self._said.name, "events.jsonl"), Path(self._said.name, "errors")
-        with open(self._errors, "wb") as errors:
-            self._process = subprocess.Popen(
-                command,
-                env={**os.environ, PARENT: str(os.getpid()), EVENTS: str(self._events)},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=errors,
-                start_new_session=True,  # so that Ctrl-C reaches it once, through interrupt()
-            )
+        self._errors.touch()
+        self._process = nursery.start([*command, *options], {EVENTS: str(self._events)}, self._errors)
         self._seen = 0
         self._changed: tuple[int, int] | None = None
 
@@ -149,12 +135,12 @@ class _Running:
         """How it ended, by what the process told."""
         events = told(self._events)
         trace = self._errors.read_text(encoding="utf-8", errors="replace").strip()
-        self.wait()
+        code = self.wait()
         notes = tuple(each["text"] for each in events if each["event"] == "note")
-        if self._process.returncode == 0:
+        if code == 0:
             return Progress(self.job, "ended", jobs, notes=notes)
         why = [each["text"] for each in events if each["event"] == "failed"]
-        said = why[-1] if why else f"exit code {self._process.returncode}"  # it was killed
+        said = why[-1] if why else f"exit code {code}"  # it was killed
         return Progress(self.job, "failed", jobs, None, said, notes, trace)
 
     def interrupt(self) -> None:
@@ -162,9 +148,10 @@ class _Running:
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGINT)
 
-    def wait(self) -> None:
-        self._process.wait()
+    def wait(self) -> int:
+        code = self._process.wait()
         self._said.cleanup()
+        return code
 
 
 def _end(running: Sequence[_Running]) -> None:
