@@ -24,8 +24,12 @@ CEILINGS = (*MAIN, "centralizedbatch")
 OTHERS = ("fedprox", "fedproc", "fedsr", "fedreg", "fedalign", "fedavgm", "fedadam", "scaffold", "moon", "feddyn")
 OTHERS += ("fedproto", "fpl", "fedfa", "fedlc")
 NORMS = ("batch", "invariant")
+GIVEN_NORM = ("-frozen", "-finetuned", "-scratch")
+"""Studies of one norm."""
 CNN = ("--image-size", "32", "--model", "cnn", "--set", "data.train_per_domain=2000")
 FROZEN = ("--image-size", "128", "--model", "efficientnet-lite0", "--set", "model.freeze=true", "--rounds", "60")
+# As long as the frozen encoder takes for its features and 60 rounds.
+SCRATCH = ("--image-size", "128", "--model", "resnet18", "--rounds", "2", "--eval-every", "2")
 SETTINGS = {
     "pacs": ("--preset", "pacs", *CNN, "--rounds", "100"),
     "digits": ("--dataset", "arrays", "--set", "data.train_per_domain=500", "--rounds", "60"),
@@ -35,6 +39,12 @@ SETTINGS = {
     "pacs-long": ("--preset", "pacs", *CNN, "--rounds", "25", "--local-steps", "100"),
     "pacs-frozen": ("--preset", "pacs", *FROZEN),
     "office-caltech-10-frozen": ("--preset", "office-caltech-10", *FROZEN),
+    "pacs-scratch": ("--preset", "pacs", *SCRATCH),
+    "office-caltech-10-scratch": ("--preset", "office-caltech-10", *SCRATCH),
+    "office-caltech-10-finetuned": (
+        *("--preset", "office-caltech-10", "--image-size", "64", "--model", "efficientnet-lite0", "--rounds", "20"),
+        *("--set", "model.batchnorm=frozen", "--lr", "0.001", "--eval-every", "5"),
+    ),
     "pacs-resnet18": (
         *("--preset", "pacs", "--image-size", "64", "--rounds", "60", "--set", "model.width=16"),
         *("--set", "data.train_per_domain=2000", "--eval-every", "5"),
@@ -69,21 +79,24 @@ def jobs() -> Iterator[Job]:
         ("minidigits", CEILINGS, 5),
         ("pacs-skew", MAIN, 3),
         ("pacs-long", MAIN, 3),
+        ("office-caltech-10-finetuned", ("fedavg", "fedcir"), 3),
+        ("pacs-scratch", ("fedavg",), 3),
+        ("office-caltech-10-scratch", ("fedavg",), 3),
         ("pacs-resnet18", ("fedavg", "fedcirplus", "centralized", "fedcir"), 3),
         ("pacs", OTHERS, 3),
     ):
         for seed in range(seeds):
             for algorithm in algorithms:
-                # FedBN needs BatchNorm, and a frozen encoder keeps its own.
-                for norm in NORMS[:1] if algorithm == "fedbn" or study.endswith("-frozen") else NORMS:
+                # FedBN needs BatchNorm, and a pretrained encoder keeps its own.
+                for norm in NORMS[:1] if algorithm == "fedbn" or study.endswith(GIVEN_NORM) else NORMS:
                     yield Job(study, norm, algorithm, seed)
 
 
 def command(job: Job, out: Path, roots: dict[str, list[str]]) -> list[str]:
-    dataset = re.sub("-(skew|long|resnet18|frozen)$", "", job.study)
+    dataset = re.sub("-(skew|long|resnet18|frozen|scratch|finetuned)$", "", job.study)
     run = [sys.executable, "-m", "fedcir", "run", *SETTINGS[job.study], *roots[dataset], "--out", str(out)]
     run += ["--algorithm", job.algorithm, "--seed", str(job.seed)]
-    run += [] if job.study.endswith("-frozen") else ["--set", f"model.norm={job.norm}"]
+    run += [] if job.study.endswith(GIVEN_NORM) else ["--set", f"model.norm={job.norm}"]
     return [*run, "--workers", "1", "--quiet", "--no-report", *(["--resume"] if out.exists() else [])]
 
 
