@@ -1,6 +1,17 @@
 """Settings: what there is to set, how it is read and written, and what a user asked for."""
 
 from fedcir.config.asked import Asked
+from fedcir.config.bounds import (
+    Between,
+    Count,
+    Positive,
+    Rate,
+    Share,
+    Weight,
+    Width,
+    bounds_of,
+    check_bounds,
+)
 from fedcir.config.cores import cores
 from fedcir.config.nearest import nearest
 from fedcir.config.options import OPTIONS
@@ -46,17 +57,26 @@ __all__ = [
     "SECTIONS",
     "AlgorithmConfig",
     "Asked",
+    "Between",
     "Choices",
     "Config",
+    "Count",
     "DataConfig",
     "LocalConfig",
     "ModelConfig",
     "PartitionConfig",
+    "Positive",
     "Range",
+    "Rate",
     "RunConfig",
     "ServerConfig",
+    "Share",
     "Span",
+    "Weight",
+    "Width",
+    "bounds_of",
     "build",
+    "check_bounds",
     "config_from",
     "config_tables",
     "cores",
