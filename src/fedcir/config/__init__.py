@@ -19,6 +19,7 @@ from fedcir.config.ranges import Choices, Range, Span, parse_range
 from fedcir.config.settings import (
     DEFAULT_ALGORITHM,
     DEFAULT_COMPARISON,
+    LARGEST,
     OWN_MODELS,
     PATHS,
     SECTIONS,
@@ -51,6 +52,7 @@ from fedcir.config.tables import (
 __all__ = [
     "DEFAULT_ALGORITHM",
     "DEFAULT_COMPARISON",
+    "LARGEST",
     "OPTIONS",
     "OWN_MODELS",
     "PATHS",

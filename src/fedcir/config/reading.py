@@ -8,8 +8,11 @@ TABLE = 1_000_000_000
 """Bytes of a table of images; far more rows than a dataset has."""
 
 
-def read_bytes(path: str | Path, most: int) -> bytes:
-    """What a file holds. Raises OSError or ValueError, whose text says what is wrong with it."""
+def read_bytes(path: str | Path, most: int, limit: str = "") -> bytes:
+    """What a file holds. Raises OSError or ValueError, whose text says what is wrong with it.
+
+    `limit` is the setting that says how much is the `most`, if one does.
+    """
     handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     with open(handle, "rb") as file:  # a pipe is opened at once, as nobody waits for its other end
         status = os.fstat(handle)
@@ -18,7 +21,7 @@ def read_bytes(path: str | Path, most: int) -> bytes:
         if not stat.S_ISREG(status.st_mode):
             raise ValueError("it is not a regular file, but a pipe or a device")
         if status.st_size > most:
-            raise ValueError(f"it has {status.st_size:,} bytes, more than {most:,}")
+            raise ValueError(f"it has {status.st_size:,} bytes, more than {f'{limit}=' if limit else ''}{most:,}")
         return file.read(status.st_size)
 
 

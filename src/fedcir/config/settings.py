@@ -50,6 +50,10 @@ class DataConfig:
     """Names of the columns: image, label, domain (hub), or path, label, site and perhaps group and split (table)."""
     train_per_domain: Annotated[int | None, Between(1, 10**9)] = None
     """Use at most this many training images per domain; classes keep their proportions."""
+    max_bytes: Annotated[int, Between(1, 10**11)] = 500_000_000
+    """The largest image file, in bytes; a larger one counts as not readable."""
+    max_pixels: Annotated[int, Between(1, 178_956_970)] = 100_000_000
+    """The most pixels of an image; a larger one counts as not readable. Decoding takes up to 20 bytes a pixel."""
     test_fraction: Annotated[float, Between(0, 1, above=True, below=True)] = 0.2
     """Share of each domain that is set aside for testing, if the dataset has no split of its own."""
     val_fraction: Share = 0.0

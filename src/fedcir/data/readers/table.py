@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fedcir.config import DataConfig
+from fedcir.config.reading import TABLE, read_text
 from fedcir.data.pictures.items import Files, Found, Item
 from fedcir.data.readers.levels import PARTS, top_level
 from fedcir.data.readers.parts import agreed
@@ -77,13 +78,13 @@ def _found(root: Path, path: Path, rows: Sequence[Row]) -> Found:
 def _rows(path: Path, names: Sequence[str], needed: Sequence[str]) -> Iterator[Row]:
     """The lines of a table that hold anything, each with what is needed."""
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = read_text(path, TABLE)
     except FileNotFoundError:
         raise InputError(
             f"there is no table {path}: put a {LABELS} with the columns path, label and site there, "
             "or name another file with data.table"
         ) from None
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise InputError(f"cannot read the table {path} as UTF-8: {error}") from error
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=_delimiter(text, names), strict=True)
     empty = True
