@@ -14,12 +14,12 @@ def read_bytes(path: str | Path, most: int, limit: str = "") -> bytes:
     `limit` is the setting that says how much is the `most`, if one does.
     """
     handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
-    with open(handle, "rb") as file:  # a pipe is opened at once, as nobody waits for its other end
-        status = os.fstat(handle)
-        if stat.S_ISDIR(status.st_mode):
-            raise ValueError("it is a folder")
-        if not stat.S_ISREG(status.st_mode):
-            raise ValueError("it is not a regular file, but a pipe or a device")
+    status = os.fstat(handle)  # a pipe is opened at once, without waiting for its other end
+    if not stat.S_ISREG(status.st_mode):
+        os.close(handle)
+        folder = stat.S_ISDIR(status.st_mode)
+        raise ValueError("it is a folder" if folder else "it is not a regular file, but a pipe or a device")
+    with open(handle, "rb") as file:
         if status.st_size > most:
             raise ValueError(f"it has {status.st_size:,} bytes, more than {f'{limit}=' if limit else ''}{most:,}")
         return file.read(status.st_size)

@@ -3,6 +3,7 @@
 import os
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from fedcir.data.pictures.items import Part
@@ -108,13 +109,8 @@ def _files(folder: str, inodes: Inodes) -> Iterator[str]:
 
 def _entries(path: str) -> list["os.DirEntry[str]"]:
     """What is in a folder, in order, but for what is hidden."""
-    try:
-        with os.scandir(path) as entries:
-            shown = [e for e in entries if not e.name.startswith(".") and e.name.lower() not in OF_SYSTEMS]
-    except OSError as error:
-        raise InputError(
-            f"cannot read the folder {path}: {error.strerror}", public="a folder of its images cannot be read"
-        ) from error
+    with _naming(path), os.scandir(path) as entries:
+        shown = [e for e in entries if not e.name.startswith(".") and e.name.lower() not in OF_SYSTEMS]
     return sorted(shown, key=lambda entry: entry.name)
 
 
@@ -126,5 +122,16 @@ def _is_folder(entry: "os.DirEntry[str]") -> bool:
 
 
 def _inode(path: str) -> tuple[int, int]:
-    status = os.stat(path)
+    with _naming(path):
+        status = os.stat(path)
     return status.st_dev, status.st_ino
+
+
+@contextmanager
+def _naming(path: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise InputError(
+            f"cannot read the folder {path}: {error.strerror}", public="a folder of its images cannot be read"
+        ) from error
