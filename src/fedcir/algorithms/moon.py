@@ -29,7 +29,7 @@ class Moon(Algorithm):
     """Weight of the contrast; 0 is FedAvg."""
     temperature: Positive = 0.5
     """Divides the similarities: tau in the paper."""
-    projection: Annotated[int, Between(0, 65_536)] = 0
+    projection: Annotated[int, Between(0, 16_384)] = 0
     """Width of the features after a projection head, 256 in the paper; 0 leaves it out."""
 
     remembers: ClassVar[tuple[str, ...]] = ("last",)

@@ -13,6 +13,7 @@ from fedcir.config.bounds import (
     check_bounds,
 )
 from fedcir.config.cores import cores
+from fedcir.config.memory import check_memory
 from fedcir.config.nearest import nearest
 from fedcir.config.options import OPTIONS
 from fedcir.config.ranges import Choices, Range, Span, parse_range
@@ -79,6 +80,7 @@ __all__ = [
     "bounds_of",
     "build",
     "check_bounds",
+    "check_memory",
     "config_from",
     "config_tables",
     "cores",

@@ -44,7 +44,7 @@ MANY = 1_000_000
 
 Count = Annotated[int, Between(1, MANY)]
 """Of rounds or steps."""
-Width = Annotated[int, Between(1, 65_536)]
+Width = Annotated[int, Between(1, 16_384)]
 """Of a layer."""
 Weight = Annotated[float, Between(0, MANY)]
 """Of a loss's term."""

@@ -107,13 +107,13 @@ class ModelConfig:
     """Keyword arguments of the callable, in a table [model.arguments]."""
     width: Annotated[int | None, Between(1, 4_096)] = None
     """Channels of the network's first stage; by default 16 for cnn and 64 for resnet18."""
-    latent: Annotated[int | None, Between(1, 65_536)] = None
+    latent: Annotated[int | None, Between(1, 16_384)] = None
     """Dimensions of z in the probabilistic algorithms; by default as many as the features have."""
     weights: str | None = None
     """File of weights to start from (.safetensors or .pth), of this network or of one that contains it."""
     freeze: bool = False
     """Leave the encoder as it is: its features are computed once per image, and only what follows them trains."""
-    hidden: Annotated[int | None, Between(1, 65_536)] = None
+    hidden: Annotated[int | None, Between(1, 16_384)] = None
     """Width of a hidden layer with ReLU between the features of a frozen encoder and the rest; none if not given."""
     mean: Annotated[tuple[float, ...] | None, Between(-1_000, 1_000)] = None
     """Mean by channel that pixel values from 0 to 1 are normalised with; by default the encoder's, or ImageNet's."""

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from fedcir.config import DataConfig, nearest
+from fedcir.config import DataConfig, check_memory, nearest
 from fedcir.data.catalogue import ALL, IMAGE_SIZE, Source, find
 from fedcir.data.domains import Domains, Images, Split
 from fedcir.data.pictures.cache import Prepared, prepare
@@ -162,6 +162,8 @@ def _of_classes(domains: Domains, classes: Sequence[str]) -> Domains:
 def _resized(domains: Domains, size: int) -> Domains:
     if domains.image_shape[:2] == (size, size):
         return domains
+    images = sum(len(split) for domain in domains for split in (domain.train, domain.test))
+    check_memory(images * size * size * domains.image_shape[-1], f"data.image_size={size} for {images:,} images")
 
     def of(split: Split) -> Split:
         images = np.stack([_square(image, size) for image in split.pixels(np.arange(len(split)))])
