@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from fedcir.config import PartitionConfig
 from fedcir.config.reading import TABLE, read_text
+from fedcir.config.spreadsheet import plain_cell
 from fedcir.data.domains import Indices, Labels, rows_by_group, stratified_sample
 from fedcir.rng import numpy_rng
 from fedcir.types import InputError
@@ -211,8 +212,8 @@ def read_owners(path: Path) -> dict[str, str]:
                 "it needs path and client"
             )
         for row in reader:
-            name, client = row["path"], row["client"]
-            if not (name or "").strip() or not (client or "").strip():
+            name, client = plain_cell(row["path"] or ""), plain_cell(row["client"] or "")
+            if not name.strip() or not client.strip():
                 raise InputError(f"partition.file: {path}, line {reader.line_num} lacks a path or a client")
             if owners.setdefault(name, client) != client:
                 raise InputError(f"partition.file: {path} gives {name!r} to {owners[name]!r} and to {client!r}")

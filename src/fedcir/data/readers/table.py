@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from fedcir.config import DataConfig
 from fedcir.config.reading import TABLE, read_text
+from fedcir.config.spreadsheet import plain_cell
 from fedcir.data.pictures.items import Files, Found, Item
 from fedcir.data.readers.levels import PARTS, top_level
 from fedcir.data.readers.parts import agreed
@@ -99,7 +100,7 @@ def _rows(path: Path, names: Sequence[str], needed: Sequence[str]) -> Iterator[R
                     f"{path}, line {reader.line_num} has {len(cells)} cells, but there are {len(header)} columns: "
                     "fix it, or put quotes around a cell that holds a delimiter"
                 )
-            found = {meaning: cells[place].strip() for meaning, place in places.items()}
+            found = {meaning: plain_cell(cells[place].strip()) for meaning, place in places.items()}
             if lacking := next((meaning for meaning in needed if not found[meaning]), None):
                 raise InputError(f"{path}, line {reader.line_num} has no {lacking}: fill it in, or remove the line")
             empty = False
