@@ -54,7 +54,8 @@ def _command(command: Any, path: str, parent: Any) -> Iterator[str]:
 
 def fields_table(name: str) -> str:
     fields = describe(algorithm_class(name))["fields"]
-    rows = [["field", "default", "meaning"]] + [[f"`{f['name']}`", f"{f['default']}", f["doc"]] for f in fields]
+    rows = [["field", "takes", "default", "meaning"]]
+    rows += [[f"`{f['name']}`", f["takes"], f"{f['default']}", f["doc"]] for f in fields]
     return markdown(rows).replace("---:", "---") if fields else "None.\n"
 
 

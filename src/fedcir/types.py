@@ -21,11 +21,16 @@ Modules = dict[str, "nn.Module"]
 """What an algorithm builds once per process; arrays are loaded into it and read out of it."""
 
 
+def _line(text: str) -> str:
+    """Text with names from anywhere as one line that a terminal can show."""
+    return "".join(c if c.isprintable() else " " if c.isspace() else "\ufffd" for c in text)
+
+
 class FedcirError(Exception):
     """An error that ends a task with one line, which names the value and the fix."""
 
     def __init__(self, message: str, public: str = "") -> None:
-        super().__init__(message)
+        super().__init__(_line(message))
         self.public = public
         """The same without names of files or images, which a site may tell the server; empty if there is none."""
 

@@ -221,8 +221,8 @@ def test_a_client_never_writes_into_the_generator(task: Task, statistics: Litera
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"lambda_kd": -1.0}, r"algorithm\.lambda_kd must be a number of at least 0"),
-        ({"diversity_weight": float("nan")}, r"algorithm\.diversity_weight must be a number of at least 0"),
+        ({"lambda_kd": -1.0}, r"algorithm\.lambda_kd must be at least 0"),
+        ({"diversity_weight": float("nan")}, r"algorithm\.diversity_weight must be at least 0"),
         ({"generator_steps": 0}, r"algorithm\.generator_steps must be at least 1"),
         ({"generator_lr": 0.0}, r"algorithm\.generator_lr must be a number above 0"),
         ({"noise_kind": "laplace"}, r"algorithm\.noise_kind cannot be 'laplace'"),

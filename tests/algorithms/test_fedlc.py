@@ -53,5 +53,5 @@ def test_a_client_with_one_class_trains_to_finite_weights(opened: Callable[..., 
 
 
 def test_a_tau_below_zero_is_refused() -> None:
-    with pytest.raises(InputError, match=r"algorithm\.tau must be a number of at least 0, got -1"):
+    with pytest.raises(InputError, match=r"algorithm\.tau must be at least 0, got -1"):
         FedLC(tau=-1.0)

@@ -289,8 +289,8 @@ def test_without_what_clients_kept_a_resumed_run_would_differ(
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"alpha_l2r": -1.0}, r"algorithm\.alpha_l2r must be a number of at least 0"),
-        ({"alpha_cmi": math.nan}, r"algorithm\.alpha_cmi must be a number of at least 0"),
+        ({"alpha_l2r": -1.0}, r"algorithm\.alpha_l2r must be at least 0"),
+        ({"alpha_cmi": math.nan}, r"algorithm\.alpha_cmi must be at least 0"),
         ({"sigma_floor": 0.0}, r"algorithm\.sigma_floor must be a number above 0"),
         ({"sigma_init": 1e-4}, r"algorithm\.sigma_init must be above sigma_floor=0\.001, got 0\.0001"),
     ],

@@ -76,7 +76,9 @@ def test_the_command_shows_all_a_section_or_one_setting(fedcir: Callable[..., An
     said = fedcir("settings")
     assert said.code == 0
     assert [line.split(":")[0] for line in said.out.splitlines() if not line.startswith(" ")] == list(SETTINGS)
-    assert fedcir("settings", "local.lr").out == "local.lr: number; default 0.01; --lr\n    Learning rate of SGD.\n"
+    assert fedcir("settings", "local.lr").out == (
+        "local.lr: number, above 0, at most 1,000; default 0.01; --lr\n    Learning rate of SGD.\n"
+    )
     assert "; default batch; invariant for fedcirplus; --norm\n" in fedcir("settings", "model.norm").out
     listed = json.loads(fedcir("settings", "local", "--json").out)
     assert [each["name"] for each in listed] == [name for name in SETTINGS if name.startswith("local.")]

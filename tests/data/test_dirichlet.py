@@ -106,7 +106,7 @@ def test_a_least_that_just_fits_gives_everyone_the_same() -> None:
         ("--clients 75", "domain 'ink' has 24 training images, too few for 25 clients with at least 1 each"),
         ("--clients 9 --set partition.min_samples=9", "too few for 3 clients with at least 9 each"),
         ("--clients 6 --beta 0", "partition.beta must be a number above 0, got 0.0"),
-        ("--clients 6 --beta inf", "partition.beta must be a number above 0, got inf"),
+        ("--clients 6 --beta inf", "partition.beta must be at most 1,000,000, got inf"),
         ("--set partition.scheme=dirichlett", "did you mean 'dirichlet'?"),
     ],
 )

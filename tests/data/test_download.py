@@ -31,6 +31,7 @@ class Host(ThreadingHTTPServer):
         self.files: dict[str, bytes] = {"/file.bin": BIG}
         self.resumes, self.chunked, self.speaks = True, False, True
         self.cut: int | None = None
+        self.elsewhere = ""
         self.asked: list[str | None] = []  # the ranges
 
     def download(self, path: str = "/file.bin", makes: str = "file.bin", **known: Any) -> Download:
@@ -49,7 +50,11 @@ class Handler(BaseHTTPRequestHandler):
         self.close_connection = True
         data = host.files.get(self.path)
         start = int(wanted[6:-1]) if wanted and host.resumes else 0
-        if not host.speaks:
+        if host.elsewhere:
+            self.send_response(302)
+            self.send_header("Location", host.elsewhere)
+            self.end_headers()
+        elif not host.speaks:
             self.wfile.write(b"220 this is no web server\r\n")
         elif data is None or start >= len(data):
             self.send_error(404 if data is None else 416)
@@ -151,6 +156,42 @@ def test_a_file_that_is_not_the_published_one_is_removed(host: Host, tmp_path: P
     with pytest.raises(InputError, match=rf"has the SHA-512 {SHA512[:16]}\.\.\., not 0000000000000000\.\.\."):
         fetch(host.download(sha512="0" * 40), tmp_path)
     assert left(tmp_path) == set()
+
+
+@pytest.mark.parametrize("url", ["http://csr.bu.edu/x.zip", "ftp://127.0.0.1/x", "file:///etc/passwd", "x.zip"])
+def test_nothing_is_fetched_but_over_https(url: str) -> None:
+    with pytest.raises(InputError, match="files are fetched over https only"):
+        Download(url, "x")
+
+
+def test_a_server_cannot_send_us_to_another_without_https(host: Host, tmp_path: Path) -> None:
+    host.elsewhere = "http://example.org/file.bin"
+    with pytest.raises(InputError, match=r"http://example\.org/file\.bin is not fetched"):
+        fetch(host.download(), tmp_path)
+    assert left(tmp_path) == set()
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_a_file_that_is_larger_than_it_can_be_is_given_up(chunked: bool, host: Host, tmp_path: Path) -> None:
+    host.chunked = chunked
+    with pytest.raises(InputError, match=r"file\.bin sends [\d,]+ bytes or more, but has at most 2,000,000"):
+        fetch(host.download(most=2_000_000), tmp_path)
+    assert left(tmp_path) == set()
+
+
+@packed
+def test_an_archive_that_would_fill_the_disk_is_not_unpacked(
+    pack: Callable[..., bytes], host: Host, tmp_path: Path
+) -> None:
+    host.files["/clipart.zip"] = pack(**{"clipart/1.jpg": NOISE[:1000], "clipart/2.jpg": bytes(4_000_000)})
+    with pytest.raises(InputError, match=r"it would become 4,\d+,\d+ bytes or more; the file was deleted"):
+        fetch(host.download("/clipart.zip", "clipart", packed=True), tmp_path)
+    assert left(tmp_path) == set()
+
+
+def test_a_beginning_of_a_hash_that_could_be_forged_is_refused() -> None:
+    with pytest.raises(ValueError, match="40 digits of a hash are needed, got 8"):
+        Download("https://csr.bu.edu/x.zip", "x", sha512="0" * 8)
 
 
 def test_a_host_that_does_not_have_the_file_is_named(host: Host, tmp_path: Path) -> None:

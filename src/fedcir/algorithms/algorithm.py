@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 from torch import Tensor
 
+from fedcir.config import check_bounds
 from fedcir.models.task import Task
 from fedcir.models.tensors import RunningMean, pooled_variances, second_moments, snapshot
 from fedcir.types import ClientReply, Groups, LocalContext, Losses, Modules, ServerContext, ServerState
@@ -39,6 +40,9 @@ class Algorithm:
     """Settings of other sections that suit it, {"local": {"prior": "client"}}; what a user sets wins."""
     ranges: ClassVar[Mapping[str, str]] = {}
     """Values of its fields that `fedcir tune` tries: {"mu": "0.1,0.5,0.9"}, or {"mu": "0.01..1"} for all between."""
+
+    def __post_init__(self) -> None:
+        check_bounds(self, "algorithm")
 
     @property
     def one_model(self) -> bool:

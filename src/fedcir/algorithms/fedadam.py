@@ -11,7 +11,7 @@ from typing import ClassVar
 import torch
 
 from fedcir.algorithms.algorithm import Algorithm
-from fedcir.config import require_positive, require_share
+from fedcir.config import Positive, Rate, Share
 from fedcir.types import ClientReply, Modules, ServerContext, ServerState
 
 
@@ -19,22 +19,16 @@ from fedcir.types import ClientReply, Modules, ServerContext, ServerState
 class FedAdam(Algorithm):
     """Reddi et al., ICLR 2021. https://arxiv.org/abs/2003.00295"""
 
-    server_lr: float = 0.01
+    server_lr: Rate = 0.01
     """The server's learning rate: eta. The paper tunes it for each task."""
-    beta1: float = 0.9
+    beta1: Share = 0.9
     """Decay of the mean of the rounds' changes."""
-    beta2: float = 0.99
+    beta2: Share = 0.99
     """Decay of the mean of their squares."""
-    tau: float = 1e-3
+    tau: Positive = 1e-3
     """Added to the root of the second moment: larger values adapt less."""
 
     ranges: ClassVar[Mapping[str, str]] = {"server_lr": "1e-3..1e-1", "tau": "1e-4,1e-3,1e-2"}
-
-    def __post_init__(self) -> None:
-        require_positive("algorithm.server_lr", self.server_lr)
-        require_share("algorithm.beta1", self.beta1)
-        require_share("algorithm.beta2", self.beta2)
-        require_positive("algorithm.tau", self.tau)
 
     def start(self, modules: Modules, ctx: ServerContext) -> ServerState:
         state = super().start(modules, ctx)

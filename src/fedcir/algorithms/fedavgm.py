@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fedcir.algorithms.algorithm import Algorithm
-from fedcir.config import require_positive, require_share
+from fedcir.config import Rate, Share
 from fedcir.types import Arrays, ClientReply, Modules, ServerContext, ServerState
 
 
@@ -16,18 +16,14 @@ from fedcir.types import Arrays, ClientReply, Modules, ServerContext, ServerStat
 class FedAvgM(Algorithm):
     """Hsu et al., 2019. https://arxiv.org/abs/1909.06335"""
 
-    momentum: float = 0.9
+    momentum: Share = 0.9
     """How much of the last rounds' step is kept; 0 is FedAvg, where `server_lr` is 1."""
-    server_lr: float = 1.0
+    server_lr: Rate = 1.0
     """The server's learning rate."""
     nesterov: bool = False
     """Nesterov's form of momentum: the step looks one round ahead."""
 
     ranges: ClassVar[Mapping[str, str]] = {"momentum": "0,0.7,0.9,0.97"}
-
-    def __post_init__(self) -> None:
-        require_share("algorithm.momentum", self.momentum)
-        require_positive("algorithm.server_lr", self.server_lr)
 
     def server_step(
         self, state: ServerState, replies: Iterable[ClientReply], modules: Modules, ctx: ServerContext

@@ -6,14 +6,14 @@ information on the client in z). They upload their model and nothing else.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal, cast
+from typing import Annotated, ClassVar, Literal, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from fedcir.algorithms.algorithm import Algorithm
-from fedcir.config import require_at_least, require_not_negative, require_positive
+from fedcir.config import Between, Count, Positive, Rate, Weight, Width
 from fedcir.losses import class_gaussians, gaussian_kl, mixture_nll
 from fedcir.models.encoder import GaussianClassifier, sample
 from fedcir.models.generator import Generator, all_classes, logits_of_heads
@@ -27,41 +27,35 @@ from fedcir.types import Arrays, ClientReply, InputError, LocalContext, Losses, 
 class FedCiR(Algorithm):
     """Li et al., 2023. https://arxiv.org/abs/2308.15786"""
 
-    lambda_reg: float = 0.5
+    lambda_reg: Weight = 0.5
     """Weight of the head's cross-entropy on generated representations, which upper-bounds -I(Y;Z)."""
-    lambda_align: float = 1e-6
+    lambda_align: Weight = 1e-6
     """Weight of the KL of p(z|x) to the class Gaussian q(z|y), which upper-bounds I(Z;K|Y)."""
-    sigma_init: float = 0.1
+    sigma_init: Positive = 0.1
     """The encoder's sigma before training: a large one drowns the first rounds in noise."""
-    sigma_floor: float = 1e-3
+    sigma_floor: Positive = 1e-3
     """The encoder's sigma is never below this."""
-    noise: int = 64
+    noise: Width = 64
     """Dimensions of the generator's noise."""
-    hidden: int = 256
+    hidden: Width = 256
     """Width of the generator's hidden layer."""
-    generator_steps: int = 5
+    generator_steps: Count = 5
     """The server's steps on the generator in a round: E_g in the paper."""
-    generator_lr: float = 1e-2
+    generator_lr: Rate = 1e-2
     """Learning rate of the generator's Adam, whose state lives across rounds."""
     generator_statistics: Literal["batch", "running"] = "running"
     """How the generator's BatchNorm works on clients: with statistics of the batch, or with those of the server."""
-    gaussian_samples: int = 256
+    gaussian_samples: Width = 256
     """Generated representations per class that the class Gaussians are fitted to."""
-    gaussian_floor: float = 0.1
+    gaussian_floor: Positive = 0.1
     """The class Gaussians' sigma is never below this: a collapsed generator cannot blow up the KL."""
-    eval_samples: int = 0
+    eval_samples: Annotated[int, Between(0, 10_000)] = 0
     """How many samples of z inference averages the probabilities of; 0 takes z = mu."""
 
     ranges: ClassVar[Mapping[str, str]] = {"lambda_reg": "0.1,0.3,0.5,1", "lambda_align": "5e-7,1e-6,5e-5"}
 
     def __post_init__(self) -> None:
-        require_not_negative("algorithm.lambda_reg", self.lambda_reg)
-        require_not_negative("algorithm.lambda_align", self.lambda_align)
-        for name in ("sigma_floor", "generator_lr", "gaussian_floor"):
-            require_positive(f"algorithm.{name}", getattr(self, name))
-        for name in ("noise", "hidden", "generator_steps", "gaussian_samples"):
-            require_at_least(f"algorithm.{name}", getattr(self, name), 1)
-        require_at_least("algorithm.eval_samples", self.eval_samples, 0)
+        super().__post_init__()
         if not self.sigma_init > self.sigma_floor:
             raise InputError(
                 f"algorithm.sigma_init must be above sigma_floor={self.sigma_floor}, got {self.sigma_init}"

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedcir.algorithms.algorithm import Algorithm, Batch
-from fedcir.config import require_positive
+from fedcir.config import Positive
 from fedcir.losses import proximal
 from fedcir.types import Arrays, ClientReply, Groups, LocalContext, Losses, Modules, ServerContext, ServerState
 
@@ -22,14 +22,11 @@ from fedcir.types import Arrays, ClientReply, Groups, LocalContext, Losses, Modu
 class FedDyn(Algorithm):
     """Acar et al., ICLR 2021. https://arxiv.org/abs/2111.04263"""
 
-    alpha: float = 0.01
+    alpha: Positive = 0.01
     """Weight of half the squared distance to the received weights, and of each round in the gradient that is kept."""
 
     remembers: ClassVar[tuple[str, ...]] = ("gradient",)
     ranges: ClassVar[Mapping[str, str]] = {"alpha": "0.001,0.01,0.1"}
-
-    def __post_init__(self) -> None:
-        require_positive("algorithm.alpha", self.alpha)
 
     def local_loss(self, modules: Modules, x: Tensor, y: Tensor, ctx: LocalContext) -> Losses:
         losses = super().local_loss(modules, x, y, ctx)

@@ -6,38 +6,33 @@ Gaussian around them. Its variance is that over the batch at hand, more for chan
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 
 from fedcir.algorithms.algorithm import Algorithm, Batch
-from fedcir.config import require_share
+from fedcir.config import Between, Share
 from fedcir.losses import channel_statistics, restyled, widened
 from fedcir.models.encoder import Classifier
 from fedcir.models.stages import FeatureStatistics, Running, changed_at, stage_ends
 from fedcir.models.task import Task
 from fedcir.models.tensors import snapshot
-from fedcir.types import ClientReply, Groups, InputError, LocalContext, Losses, Modules, ServerContext, ServerState
+from fedcir.types import ClientReply, Groups, LocalContext, Losses, Modules, ServerContext, ServerState
 
 
 @dataclass(frozen=True)
 class FedFA(Algorithm):
     """Zhou and Konukoglu, ICLR 2023. https://arxiv.org/abs/2301.12995"""
 
-    probability: float = 0.5
+    probability: Annotated[float, Between(0, 1)] = 0.5
     """How likely a stage changes the features of a batch; 0 is FedAvg."""
-    momentum: float = 0.99
+    momentum: Share = 0.99
     """Share of the old value in each update of a client's running statistics: alpha."""
 
     keeps: ClassVar[tuple[str, ...]] = ("statistics",)
     sends: ClassVar[tuple[str, ...]] = ("feature_statistics",)
     ranges: ClassVar[Mapping[str, str]] = {"probability": "0.25,0.5,0.75", "momentum": "0.9,0.99"}
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.probability <= 1:
-            raise InputError(f"algorithm.probability must be from 0 to 1, got {self.probability}")
-        require_share("algorithm.momentum", self.momentum)
 
     def build(self, task: Task) -> Modules:
         model = task.classifier()

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedcir.algorithms.algorithm import Algorithm, Batch
-from fedcir.config import require_at_least, require_not_negative, require_positive
+from fedcir.config import Count, Rate, Weight, Width
 from fedcir.losses import distillation_kl, diversity, teacher_loss
 from fedcir.models.encoder import Classifier
 from fedcir.models.generator import Generator, logits_of_heads
@@ -26,34 +26,27 @@ from fedcir.types import Arrays, ClientReply, Groups, LocalContext, Losses, Modu
 class FedGen(Algorithm):
     """Zhu et al., 2021. https://arxiv.org/abs/2105.10056"""
 
-    lambda_kd: float = 1.0
+    lambda_kd: Weight = 1.0
     """Weight of the KL of the prediction to that on a generated feature of the same class."""
-    lambda_reg: float = 0.5
+    lambda_reg: Weight = 0.5
     """Weight of the cross-entropy on generated features."""
-    diversity_weight: float = 1.0
+    diversity_weight: Weight = 1.0
     """Weight of the server's term against a generator that ignores its noise: eta."""
-    noise: int = 64
+    noise: Width = 64
     """Dimensions of the generator's noise."""
     noise_kind: Literal["gaussian", "uniform"] = "gaussian"
     """The noise: as in FedCiR's generator, or uniform in [0, 1] as in the authors' code."""
-    hidden: int = 256
+    hidden: Width = 256
     """Width of the generator's hidden layer."""
-    generator_steps: int = 5
+    generator_steps: Count = 5
     """The server's steps on the generator in a round, as many as FedCiR's; the authors' code takes 50."""
-    generator_lr: float = 1e-2
+    generator_lr: Rate = 1e-2
     """Learning rate of the generator's Adam, whose state lives across rounds."""
     generator_statistics: Literal["batch", "running"] = "running"
     """How the generator's BatchNorm works on clients: with statistics of the batch, or with those of the server."""
 
     sends: ClassVar[tuple[str, ...]] = ("label_counts",)
     ranges: ClassVar[Mapping[str, str]] = {"lambda_kd": "0.5,1", "lambda_reg": "0.5,1"}
-
-    def __post_init__(self) -> None:
-        for name in ("lambda_kd", "lambda_reg", "diversity_weight"):
-            require_not_negative(f"algorithm.{name}", getattr(self, name))
-        for name in ("noise", "hidden", "generator_steps"):
-            require_at_least(f"algorithm.{name}", getattr(self, name), 1)
-        require_positive("algorithm.generator_lr", self.generator_lr)
 
     def build(self, task: Task) -> Modules:
         generator = task.generator(task.features, self.noise, self.hidden)

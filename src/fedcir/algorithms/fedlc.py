@@ -11,7 +11,7 @@ from typing import ClassVar, Literal
 from torch import Tensor
 
 from fedcir.algorithms.algorithm import Algorithm
-from fedcir.config import require_not_negative
+from fedcir.config import Weight
 from fedcir.losses import cross_entropy_to_others, label_margins
 from fedcir.types import LocalContext, Losses, Modules
 
@@ -20,15 +20,12 @@ from fedcir.types import LocalContext, Losses, Modules
 class FedLC(Algorithm):
     """Zhang et al., ICML 2022. https://arxiv.org/abs/2209.00189"""
 
-    tau: float = 1.0
+    tau: Weight = 1.0
     """Weight of the margins n_y^(-1/4) that are subtracted from the logits in training; 0 is FedAvg."""
     against: Literal["all", "others"] = "all"
     """The classes in the softmax's denominator: all, or all but the true one, as the paper prints it."""
 
     ranges: ClassVar[Mapping[str, str]] = {"tau": "0.3,1,3"}
-
-    def __post_init__(self) -> None:
-        require_not_negative("algorithm.tau", self.tau)
 
     def local_loss(self, modules: Modules, x: Tensor, y: Tensor, ctx: LocalContext) -> Losses:
         logits = modules["model"](x) - label_margins(ctx.class_counts, self.tau)  # (B, C)

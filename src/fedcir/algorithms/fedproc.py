@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedcir.algorithms.algorithm import Algorithm, Batch
-from fedcir.config import require_share
+from fedcir.config import Share
 from fedcir.losses import prototype_contrast
 from fedcir.models.encoder import Classifier
 from fedcir.models.prototypes import class_sums
@@ -26,14 +26,11 @@ class FedProc(Algorithm):
 
     ramp: Literal["linear", "constant"] = "linear"
     """The weight of cross-entropy: t/T, as in the paper, or `ce_weight` throughout."""
-    ce_weight: float = 0.5
+    ce_weight: Share = 0.5
     """Weight of cross-entropy where the ramp is constant."""
 
     sends: ClassVar[tuple[str, ...]] = ("prototype_sums",)
     ranges: ClassVar[Mapping[str, str]] = {"ramp": "linear,constant"}
-
-    def __post_init__(self) -> None:
-        require_share("algorithm.ce_weight", self.ce_weight)
 
     @property
     def uses_total_rounds(self) -> bool:  # type: ignore[override]

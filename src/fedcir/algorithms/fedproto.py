@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedcir.algorithms.algorithm import Algorithm, Batch
-from fedcir.config import require_not_negative
+from fedcir.config import Weight
 from fedcir.losses import prototype_distance
 from fedcir.models.encoder import Classifier
 from fedcir.models.prototypes import Prototypes, class_means, class_sums
@@ -24,7 +24,7 @@ from fedcir.types import Arrays, ClientReply, Groups, LocalContext, Losses, Modu
 class FedProto(Algorithm):
     """Tan et al., AAAI 2022. https://arxiv.org/abs/2105.00243"""
 
-    lambda_proto: float = 1.0
+    lambda_proto: Weight = 1.0
     """Weight of the distance to the prototypes: lambda; 0 is training alone."""
     inference: Literal["prototypes", "classifier"] = "prototypes"
     """Whether the nearest prototype predicts, as in the paper, or the client's own classifier."""
@@ -33,9 +33,6 @@ class FedProto(Algorithm):
     keeps: ClassVar[tuple[str, ...]] = ("model",)
     sends: ClassVar[tuple[str, ...]] = ("prototypes",)
     ranges: ClassVar[Mapping[str, str]] = {"lambda_proto": "0.1..4"}
-
-    def __post_init__(self) -> None:
-        require_not_negative("algorithm.lambda_proto", self.lambda_proto)
 
     def build(self, task: Task) -> Modules:
         return {"model": task.classifier(), "prototypes": Prototypes(task.num_classes, task.features)}

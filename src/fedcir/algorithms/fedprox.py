@@ -7,7 +7,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from fedcir.algorithms.algorithm import Algorithm
-from fedcir.config import require_not_negative
+from fedcir.config import Weight
 from fedcir.losses import proximal
 from fedcir.types import LocalContext, Losses, Modules
 
@@ -16,13 +16,10 @@ from fedcir.types import LocalContext, Losses, Modules
 class FedProx(Algorithm):
     """Li et al., 2020. https://arxiv.org/abs/1812.06127"""
 
-    mu: float = 0.1
+    mu: Weight = 0.1
     """Weight of half the squared distance to the received weights; 0 is FedAvg."""
 
     ranges: ClassVar[Mapping[str, str]] = {"mu": "0.1,0.5,0.9"}
-
-    def __post_init__(self) -> None:
-        require_not_negative("algorithm.mu", self.mu)
 
     def local_loss(self, modules: Modules, x: Tensor, y: Tensor, ctx: LocalContext) -> Losses:
         losses = super().local_loss(modules, x, y, ctx)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedcir.algorithms.algorithm import Algorithm
-from fedcir.config import require_not_negative, require_positive
+from fedcir.config import Positive, Weight
 from fedcir.losses import gaussian_kl, l2_norm
 from fedcir.models.encoder import GaussianClassifier, sample
 from fedcir.models.reference import Reference
@@ -23,9 +23,9 @@ from fedcir.types import InputError, LocalContext, Losses, Modules
 class FedSR(Algorithm):
     """Nguyen et al., NeurIPS 2022. https://openreview.net/forum?id=mrt90D00aQX"""
 
-    alpha_l2r: float = 0.0
+    alpha_l2r: Weight = 0.0
     """Weight of the length of z."""
-    alpha_cmi: float = 1e-6
+    alpha_cmi: Weight = 1e-6
     """Weight of the KL of p(z|x) to r(z|y), which upper-bounds I(X;Z|Y)."""
     squared: bool = False
     """Penalise the squared length, as the paper's text does, instead of the length, as the authors' code does."""
@@ -33,17 +33,15 @@ class FedSR(Algorithm):
     """Scale z by a learned scalar C before the KL, as the authors' code does."""
     share_reference: bool = False
     """Average r(z|y) over clients instead of leaving each client its own."""
-    sigma_init: float = 0.1
+    sigma_init: Positive = 0.1
     """The encoder's sigma before training."""
-    sigma_floor: float = 1e-3
+    sigma_floor: Positive = 1e-3
     """The encoder's sigma is never below this."""
 
     ranges: ClassVar[Mapping[str, str]] = {"alpha_l2r": "0,1e-3,1e-2", "alpha_cmi": "5e-7,1e-6,5e-5"}
 
     def __post_init__(self) -> None:
-        require_not_negative("algorithm.alpha_l2r", self.alpha_l2r)
-        require_not_negative("algorithm.alpha_cmi", self.alpha_cmi)
-        require_positive("algorithm.sigma_floor", self.sigma_floor)
+        super().__post_init__()
         if not self.sigma_init > self.sigma_floor:
             raise InputError(
                 f"algorithm.sigma_init must be above sigma_floor={self.sigma_floor}, got {self.sigma_init}"

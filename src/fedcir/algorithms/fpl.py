@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedcir.algorithms.algorithm import Algorithm, Batch
-from fedcir.config import require_not_negative, require_positive
+from fedcir.config import Positive, Weight
 from fedcir.losses import cluster_contrast, first_neighbours, prototype_distance
 from fedcir.models.encoder import Classifier
 from fedcir.models.prototypes import class_means, class_sums, means_by
@@ -23,22 +23,17 @@ from fedcir.types import Arrays, ClientReply, Groups, LocalContext, Losses, Modu
 class FPL(Algorithm):
     """Huang et al., CVPR 2023. https://github.com/WenkeHuang/RethinkFL"""
 
-    temperature: float = 0.02
+    temperature: Positive = 0.02
     """Divides the cosines of the contrast: tau."""
-    contrast_weight: float = 1.0
+    contrast_weight: Weight = 1.0
     """Weight of the contrast with the prototypes of all clusters (CPCL); 1 in the paper."""
-    consistency_weight: float = 1.0
+    consistency_weight: Weight = 1.0
     """Weight of the distance to the mean of the class's prototypes (UPCR); 1 in the paper."""
     summed: bool = False
     """Sum that squared distance over dimensions, as the paper's text does, instead of the authors' code's mean."""
 
     sends: ClassVar[tuple[str, ...]] = ("prototypes",)
     ranges: ClassVar[Mapping[str, str]] = {"temperature": "0.02,0.05,0.1"}
-
-    def __post_init__(self) -> None:
-        require_positive("algorithm.temperature", self.temperature)
-        require_not_negative("algorithm.contrast_weight", self.contrast_weight)
-        require_not_negative("algorithm.consistency_weight", self.consistency_weight)
 
     def local_loss(self, modules: Modules, x: Tensor, y: Tensor, ctx: LocalContext) -> Losses:
         model = modules["model"]

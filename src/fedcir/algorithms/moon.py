@@ -7,14 +7,14 @@ round 1 of the authors' code.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from fedcir.algorithms.algorithm import Algorithm, Batch
-from fedcir.config import require_at_least, require_not_negative, require_positive
+from fedcir.config import Between, Positive, Weight
 from fedcir.models.encoder import Classifier
 from fedcir.models.task import Task
 from fedcir.models.tensors import snapshot
@@ -25,20 +25,15 @@ from fedcir.types import Groups, LocalContext, Losses, Modules
 class Moon(Algorithm):
     """Li et al., CVPR 2021. https://arxiv.org/abs/2103.16257"""
 
-    mu: float = 1.0
+    mu: Weight = 1.0
     """Weight of the contrast; 0 is FedAvg."""
-    temperature: float = 0.5
+    temperature: Positive = 0.5
     """Divides the similarities: tau in the paper."""
-    projection: int = 0
+    projection: Annotated[int, Between(0, 16_384)] = 0
     """Width of the features after a projection head, 256 in the paper; 0 leaves it out."""
 
     remembers: ClassVar[tuple[str, ...]] = ("last",)
     ranges: ClassVar[Mapping[str, str]] = {"mu": "0.1,1,5,10"}
-
-    def __post_init__(self) -> None:
-        require_not_negative("algorithm.mu", self.mu)
-        require_positive("algorithm.temperature", self.temperature)
-        require_at_least("algorithm.projection", self.projection, 0)
 
     def build(self, task: Task) -> Modules:
         return {name: task.classifier(self.projection) for name in ("model", "global", "last")}

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedcir.algorithms.algorithm import Algorithm, Batch
-from fedcir.config import require_positive
+from fedcir.config import Rate
 from fedcir.models.tensors import mean
 from fedcir.types import Arrays, ClientReply, Groups, LocalContext, Losses, Modules, ServerContext, ServerState
 
@@ -22,15 +22,12 @@ from fedcir.types import Arrays, ClientReply, Groups, LocalContext, Losses, Modu
 class Scaffold(Algorithm):
     """Karimireddy et al., ICML 2020. https://arxiv.org/abs/1910.06378"""
 
-    server_lr: float = 1.0
+    server_lr: Rate = 1.0
     """The server's step towards the mean of the clients' models: eta_g."""
 
     sends: ClassVar[tuple[str, ...]] = ("change",)
     remembers: ClassVar[tuple[str, ...]] = ("control",)
     ranges: ClassVar[Mapping[str, str]] = {"server_lr": "0.3..1"}
-
-    def __post_init__(self) -> None:
-        require_positive("algorithm.server_lr", self.server_lr)
 
     def start(self, modules: Modules, ctx: ServerContext) -> ServerState:
         state = super().start(modules, ctx)

@@ -38,8 +38,8 @@ def algorithms(
             made_for = ", ".join(f"{setting}={value}" for setting, value in only["defaults"].items())
             print(f"{'sets:':7}{made_for} (unless you set them otherwise)")
         print("(bytes per client and round, for resnet18 with 10 classes)\n")
-        rows = [[f["name"], str(f["default"]), f["doc"], f["tried"]] for f in only["fields"]]
-        print_table([["field", "default", "meaning", "tune tries"], *rows])
+        rows = [[f["name"], f["takes"], str(f["default"]), f["doc"], f["tried"]] for f in only["fields"]]
+        print_table([["field", "takes", "default", "meaning", "tune tries"], *rows])
     else:
         print_table([["algorithm", "idea"]] + [[each["name"], each["idea"]] for each in described])
 

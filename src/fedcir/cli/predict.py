@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedcir.config.spreadsheet import safe_cell
+
 if TYPE_CHECKING:
     from fedcir.use.predictor import Prediction
 
@@ -101,10 +103,11 @@ def _as_csv(answers: "Answers", classes: Sequence[str], top: int) -> None:
     out.writerow(["path", "class", "probability", "unlike", *columns, "error"])
     for path, answer in answers:
         if isinstance(answer, str):
-            out.writerow([path, "", "", "", *("" for _ in columns), answer])
+            out.writerow([safe_cell(path), "", "", "", *("" for _ in columns), safe_cell(answer)])
         else:
-            others = [f"{each:.6g}" if isinstance(each, float) else each for pair in answer.top[1:] for each in pair]
-            out.writerow([path, answer.label, f"{answer.probability:.6g}", f"{answer.unlike:.6g}", *others, ""])
+            others = [each for label, share in answer.top[1:] for each in (safe_cell(label), f"{share:.6g}")]
+            sure, unlike = f"{answer.probability:.6g}", f"{answer.unlike:.6g}"
+            out.writerow([safe_cell(path), safe_cell(answer.label), sure, unlike, *others, ""])
         sys.stdout.flush()
 
 

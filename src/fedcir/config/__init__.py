@@ -1,13 +1,26 @@
 """Settings: what there is to set, how it is read and written, and what a user asked for."""
 
 from fedcir.config.asked import Asked, Assignments
+from fedcir.config.bounds import (
+    Between,
+    Count,
+    Positive,
+    Rate,
+    Share,
+    Weight,
+    Width,
+    bounds_of,
+    check_bounds,
+)
 from fedcir.config.cores import cores
+from fedcir.config.memory import check_memory
 from fedcir.config.nearest import nearest
 from fedcir.config.options import OPTIONS
 from fedcir.config.ranges import Choices, Range, Span, parse_range
 from fedcir.config.settings import (
     DEFAULT_ALGORITHM,
     DEFAULT_COMPARISON,
+    LARGEST,
     OWN_MODELS,
     PATHS,
     SECTIONS,
@@ -40,6 +53,7 @@ from fedcir.config.tables import (
 __all__ = [
     "DEFAULT_ALGORITHM",
     "DEFAULT_COMPARISON",
+    "LARGEST",
     "OPTIONS",
     "OWN_MODELS",
     "PATHS",
@@ -47,17 +61,27 @@ __all__ = [
     "AlgorithmConfig",
     "Asked",
     "Assignments",
+    "Between",
     "Choices",
     "Config",
+    "Count",
     "DataConfig",
     "LocalConfig",
     "ModelConfig",
     "PartitionConfig",
+    "Positive",
     "Range",
+    "Rate",
     "RunConfig",
     "ServerConfig",
+    "Share",
     "Span",
+    "Weight",
+    "Width",
+    "bounds_of",
     "build",
+    "check_bounds",
+    "check_memory",
     "config_from",
     "config_tables",
     "cores",

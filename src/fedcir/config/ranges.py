@@ -1,10 +1,10 @@
 """Values of a setting to try: `1e-3..1e-1` are all between two numbers, `0.1,0.5,0.9` are these."""
 
 import math
-import tomllib
 from dataclasses import dataclass
 from typing import Any
 
+from fedcir.config.tables import toml_value
 from fedcir.types import InputError
 
 
@@ -62,7 +62,7 @@ def parse_range(text: str, setting: str) -> Range:
     """The values that a text names; `setting` is what they are of, for errors."""
     low, dots, high = text.partition("..")
     if not dots:
-        values = tuple(_value(each.strip()) for each in text.split(",") if each.strip())
+        values = tuple(toml_value(each.strip()) for each in text.split(",") if each.strip())
         if not values:
             raise InputError(f"{setting} has no value to try: write {setting}=0.1,0.5 or {setting}=0.01..1")
         return Choices(tuple(dict.fromkeys(values)))
@@ -73,11 +73,3 @@ def parse_range(text: str, setting: str) -> Range:
     if not (math.isfinite(span.low) and math.isfinite(span.high) and span.low < span.high):
         raise InputError(f"{setting}={text} is no range: its first number must be below its second")
     return span
-
-
-def _value(text: str) -> Any:
-    """A value as TOML reads it, else the text itself."""
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text

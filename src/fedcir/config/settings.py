@@ -5,8 +5,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+from fedcir.config.bounds import Between, Count, Rate, Share, Weight, check_bounds
 from fedcir.config.nearest import nearest
 from fedcir.types import InputError
 
@@ -24,6 +25,11 @@ FORM = "package.module:callable"
 """Networks that have a name; others are called by `package.module:callable` or `./mine.py:callable`."""
 
 
+LARGEST = 4_096
+"""Width and height of images in pixels."""
+CLIENTS = 100_000
+
+
 @dataclass(frozen=True)
 class DataConfig:
     name: str = "minidigits"
@@ -34,31 +40,31 @@ class DataConfig:
     """Folder of the official train and test lists, if they are not beside the images (pacs)."""
     table: str | None = None
     """CSV file of labels, if it is not labels.csv in the root (table)."""
-    image_size: int | None = None
+    image_size: Annotated[int | None, Between(1, LARGEST)] = None
     """Images are resized to this width and height; by default 128, but arrays and minidigits keep their size."""
-    channels: int | None = None
+    channels: Annotated[int | None, Between(1, 3)] = None
     """3 makes all images RGB, 1 makes them grey; by default 3, but arrays and minidigits keep their channels."""
     classes: tuple[str, ...] | None = None
     """Use only these classes; by default all, but for domainnet the usual ten, where "all" means all 345."""
     columns: tuple[str, ...] = ("image", "label", "domain")
     """Names of the columns: image, label, domain (hub), or path, label, site and perhaps group and split (table)."""
-    train_per_domain: int | None = None
+    train_per_domain: Annotated[int | None, Between(1, 10**9)] = None
     """Use at most this many training images per domain; classes keep their proportions."""
-    test_fraction: float = 0.2
+    max_bytes: Annotated[int, Between(1, 10**11)] = 500_000_000
+    """The largest image file, in bytes; a larger one counts as not readable."""
+    max_pixels: Annotated[int, Between(1, 178_956_970)] = 100_000_000
+    """The most pixels of an image; a larger one counts as not readable. Decoding takes up to 20 bytes a pixel."""
+    test_fraction: Annotated[float, Between(0, 1, above=True, below=True)] = 0.2
     """Share of each domain that is set aside for testing, if the dataset has no split of its own."""
-    val_fraction: float = 0.0
+    val_fraction: Share = 0.0
     """Share of each domain's training images that is set aside, to pick the best round and to calibrate the model."""
 
     def __post_init__(self) -> None:
-        require_at_least("data.train_per_domain", self.train_per_domain, 1)
-        require_at_least("data.image_size", self.image_size, 1)
-        if self.channels not in (None, 1, 3):
-            raise InputError(f"data.channels must be 1 for grey or 3 for RGB, got {self.channels}")
+        check_bounds(self, "data")
+        if self.channels == 2:
+            raise InputError("data.channels must be 1 for grey or 3 for RGB, got 2")
         if self.classes == ():
             raise InputError("data.classes names no class: name some, or leave it out")
-        require_share("data.val_fraction", self.val_fraction)
-        require_share("data.test_fraction", self.test_fraction)
-        require_positive("data.test_fraction", self.test_fraction)
 
 
 @dataclass(frozen=True)
@@ -67,23 +73,19 @@ class PartitionConfig:
     """domain: one client each; dirichlet: domains divided with label skew; iid: data mixed evenly; csv: see `file`."""
     file: str | None = None
     """CSV file with the columns path and client, which says who holds each image (csv)."""
-    clients: int | None = None
+    clients: Annotated[int | None, Between(1, CLIENTS)] = None
     """Number of clients; one per domain if not given."""
-    beta: float = 0.5
+    beta: Annotated[float, Between(0, 1_000_000, above=True)] = 0.5
     """Dirichlet concentration of labels: smaller values give more skewed clients, 1e6 gives even ones."""
     hold_out: str | None = None
     """Domain that no client trains on, but that the model is tested on."""
-    min_samples: int = 1
+    min_samples: Annotated[int, Between(1, 10**9)] = 1
     """Every client gets at least this many training images."""
-    max_samples: int | None = None
+    max_samples: Annotated[int | None, Between(1, 10**9)] = None
     """No client trains on more images than this; classes keep their proportions."""
 
     def __post_init__(self) -> None:
-        require_at_least("partition.clients", self.clients, 1)
-        require_positive("partition.beta", self.beta)
-        if self.beta > 1e6:  # numpy's Dirichlet overflows far above
-            raise InputError(f"partition.beta must be at most 1e6, which already gives even clients, got {self.beta}")
-        require_at_least("partition.min_samples", self.min_samples, 1)
+        check_bounds(self, "partition")
         if self.max_samples is not None and self.max_samples < self.min_samples:
             raise InputError(
                 f"partition.max_samples must be at least partition.min_samples={self.min_samples}, "
@@ -103,19 +105,19 @@ class ModelConfig:
     """`cnn` (small images), `resnet18` (as in the paper), `efficientnet-lite0` (pretrained), or `module:callable`."""
     arguments: dict[str, object] = field(default_factory=dict)
     """Keyword arguments of the callable, in a table [model.arguments]."""
-    width: int | None = None
+    width: Annotated[int | None, Between(1, 4_096)] = None
     """Channels of the network's first stage; by default 16 for cnn and 64 for resnet18."""
-    latent: int | None = None
+    latent: Annotated[int | None, Between(1, 16_384)] = None
     """Dimensions of z in the probabilistic algorithms; by default as many as the features have."""
     weights: str | None = None
     """File of weights to start from (.safetensors or .pth), of this network or of one that contains it."""
     freeze: bool = False
     """Leave the encoder as it is: its features are computed once per image, and only what follows them trains."""
-    hidden: int | None = None
+    hidden: Annotated[int | None, Between(1, 16_384)] = None
     """Width of a hidden layer with ReLU between the features of a frozen encoder and the rest; none if not given."""
-    mean: tuple[float, ...] | None = None
+    mean: Annotated[tuple[float, ...] | None, Between(-1_000, 1_000)] = None
     """Mean by channel that pixel values from 0 to 1 are normalised with; by default the encoder's, or ImageNet's."""
-    std: tuple[float, ...] | None = None
+    std: Annotated[tuple[float, ...] | None, Between(0, 1_000, above=True)] = None
     """Standard deviation by channel, which goes with `mean`."""
     norm: Literal["batch", "group", "invariant", "standardised"] = "batch"
     """BatchNorm as in the paper; GroupNorm; InstanceNorm first, then GroupNorm; or no norm and standardised weights."""
@@ -123,8 +125,7 @@ class ModelConfig:
     """BatchNorm statistics: averaged like weights, pooled as if over all data, kept by each client, or left alone."""
 
     def __post_init__(self) -> None:
-        for name in ("width", "latent", "hidden"):
-            require_at_least(f"model.{name}", getattr(self, name), 1)
+        check_bounds(self, "model")
         if not self.foreign:
             if self.name not in MODELS:
                 raise InputError(f"model.name cannot be {self.name!r}; {nearest(self.name, (*MODELS, FORM))}")
@@ -144,8 +145,6 @@ class ModelConfig:
             )
         if (self.mean is None) != (self.std is None) or len(self.mean or ()) != len(self.std or ()):
             raise InputError("model.mean and model.std go together: give both, a value for each channel, or neither")
-        for value in self.std or ():
-            require_positive("model.std", value)
 
     @property
     def foreign(self) -> bool:
@@ -172,15 +171,15 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class LocalConfig:
-    steps: int = 20
+    steps: Count = 20
     """SGD steps per client and round; E in the paper."""
-    batch_size: int = 32
-    """Training images per SGD step."""
-    lr: float = 0.01
+    batch_size: Annotated[int, Between(2, 65_536)] = 32
+    """Training images per SGD step; BatchNorm needs two."""
+    lr: Rate = 0.01
     """Learning rate of SGD."""
-    momentum: float = 0.9
+    momentum: Share = 0.9
     """Momentum of SGD; it starts from zero in each round."""
-    weight_decay: float = 5e-4
+    weight_decay: Weight = 5e-4
     """Weight of the L2 penalty on all parameters."""
     schedule: Literal["constant", "cosine"] = "constant"
     """How the learning rate changes over the rounds."""
@@ -192,11 +191,7 @@ class LocalConfig:
     """With `classes`, a client's cross-entropy weighs classes by their inverse frequency, so that all count alike."""
 
     def __post_init__(self) -> None:
-        require_at_least("local.steps", self.steps, 1)
-        require_at_least("local.batch_size", self.batch_size, 2)  # BatchNorm needs two
-        require_positive("local.lr", self.lr)
-        require_share("local.momentum", self.momentum)
-        require_not_negative("local.weight_decay", self.weight_decay)
+        check_bounds(self, "local")
         if self.prior == "client" and self.balance == "classes":
             raise InputError(
                 "local.prior=client and local.balance=classes both correct for the label shares: "
@@ -206,22 +201,21 @@ class LocalConfig:
 
 @dataclass(frozen=True)
 class ServerConfig:
-    rounds: int = 25
+    rounds: Count = 25
     """Number of rounds. In each, the active clients train and the server averages their models."""
-    active: int | None = None
+    active: Annotated[int | None, Between(1, CLIENTS)] = None
     """Clients that train in each round; all if not given."""
     weighting: Literal["uniform", "samples"] = "uniform"
     """Weights of the mean over clients: equal, as in the paper, or by number of training images."""
-    eval_every: int = 1
+    eval_every: Count = 1
     """Test every N rounds; the last round is always tested."""
-    min_replies: int = 1
+    min_replies: Annotated[int, Between(1, CLIENTS)] = 1
     """The run stops if a round gets fewer usable replies than this."""
-    checkpoint_every: int = 5
+    checkpoint_every: Count = 5
     """Save a checkpoint every N rounds; a run that was killed repeats the rounds after its last one."""
 
     def __post_init__(self) -> None:
-        for name in ("rounds", "active", "eval_every", "min_replies", "checkpoint_every"):
-            require_at_least(f"server.{name}", getattr(self, name), 1)
+        check_bounds(self, "server")
 
 
 @dataclass(frozen=True)
@@ -235,11 +229,11 @@ class AlgorithmConfig:
 
 @dataclass(frozen=True)
 class RunConfig:
-    seed: int = 0
+    seed: Annotated[int, Between(0, 2**63 - 1)] = 0
     """Seed of all random choices; equal seeds give results that are equal to the bit."""
-    workers: int | None = None
+    workers: Annotated[int | None, Between(1, 1_024)] = None
     """Processes that train on a CPU; one per core if not given. Results do not depend on it."""
-    threads: int = 1
+    threads: Annotated[int, Between(1, 1_024)] = 1
     """Torch threads per training process. Results depend on it, so it is saved with the run."""
     device: str = "auto"
     """cpu, cuda, mps, or auto for the best one available."""
@@ -251,9 +245,7 @@ class RunConfig:
     """Memory layout of images and weights; auto takes it from a fixed table. Results depend on it, so it is saved."""
 
     def __post_init__(self) -> None:
-        require_at_least("run.seed", self.seed, 0)
-        require_at_least("run.threads", self.threads, 1)
-        require_at_least("run.workers", self.workers, 1)
+        check_bounds(self, "run")
 
 
 @dataclass(frozen=True)

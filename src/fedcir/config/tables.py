@@ -6,20 +6,26 @@ A key that does not exist or a value of the wrong type is an error that names th
 import dataclasses
 import functools
 import math
-import reprlib
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, ValuesView
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints, is_typeddict
 
 import tomli_w
 
+from fedcir.config.bounds import shown
 from fedcir.config.nearest import nearest
+from fedcir.config.reading import read_text
 from fedcir.config.settings import DEFAULT_ALGORITHM, SECTIONS, AlgorithmConfig, Config
 from fedcir.types import InputError
 
 T = TypeVar("T")
+
+LONGEST = 10_000_000
+"""Bytes of a TOML file."""
+DEEPEST = 32
+"""Tables in tables, lists in lists."""
 
 
 def build(cls: type[T], values: Mapping[str, Any], section: str) -> T:
@@ -41,6 +47,7 @@ def config_from(tables: Mapping[str, Any]) -> Config:
 
     `[algorithms.fedcir]` holds fields that count where the algorithm is fedcir: one file serves several methods.
     """
+    _check_plain(tables)
     sections: dict[str, Any] = {}
     for name, values in tables.items():
         if name == "fedcir":  # a run's config.toml says there which fedcir wrote it
@@ -48,14 +55,14 @@ def config_from(tables: Mapping[str, Any]) -> Config:
         if name not in SECTIONS and name != "algorithms":
             raise InputError(f"no section [{name}]; {nearest(name, SECTIONS)}")
         if not isinstance(values, Mapping):
-            raise InputError(f"{name} must be a section [{name}], got {values!r}")
+            raise InputError(f"{name} must be a section [{name}], got {shown(values)}")
         if name not in ("algorithm", "algorithms"):
             sections[name] = build(SECTIONS[name], values, name)
     chosen = dict(tables.get("algorithm", {}))
     algorithm = typed(chosen.pop("name", DEFAULT_ALGORITHM), str, "algorithm.name")
     own = tables.get("algorithms", {}).get(algorithm, {})
     if not isinstance(own, Mapping):
-        raise InputError(f"algorithms.{algorithm} must be a section [algorithms.{algorithm}], got {own!r}")
+        raise InputError(f"algorithms.{algorithm} must be a section [algorithms.{algorithm}], got {shown(own)}")
     sections["algorithm"] = AlgorithmConfig(algorithm, {**own, **chosen})
     return Config(**sections)
 
@@ -87,9 +94,24 @@ def differing(one: Config, other: Config) -> dict[str, tuple[Any, Any]]:
 def read_toml(path: Path) -> dict[str, Any]:
     """The tables of a TOML file."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        tables = tomllib.loads(read_text(path, LONGEST))
+    except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"cannot read the config {path}: {error}") from error
+    _check_plain(tables)
+    return tables
+
+
+def _check_plain(tables: Mapping[str, Any]) -> None:
+    """No nesting that Python cannot walk through, and no whole number beyond the 64 bits that TOML has."""
+    level: list[Any] = list(tables.values())
+    for _ in range(DEEPEST):
+        if (number := next((each for each in level if isinstance(each, int) and abs(each) >= 2**63), None)) is not None:
+            raise InputError(f"a whole number has at most 19 digits, got {shown(number)}")
+        inside = [each.values() if isinstance(each, Mapping) else each for each in level]
+        level = [each for some in inside if isinstance(some, ValuesView | list | tuple) for each in some]
+        if not level:
+            return
+    raise InputError(f"settings are nested at most {DEEPEST} deep: write [section] and field = value")
 
 
 def dump_toml(tables: Mapping[str, Any]) -> str:
@@ -105,7 +127,7 @@ def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
             another = name == "algorithm" and values.get("name", old) != old
             result[name] = dict(values) if another else merged(result[name], values)
         elif isinstance(values, Mapping) and name in result:
-            raise InputError(f"{name} must be a section [{name}], got {result[name]!r}")
+            raise InputError(f"{name} must be a section [{name}], got {shown(result[name])}")
         else:
             result[name] = values
     return result
@@ -116,18 +138,23 @@ def parse_assignment(text: str) -> dict[str, Any]:
     key, equals, value = text.partition("=")
     if not equals:
         raise InputError(f"set takes section.field=value, got {text!r}")
+    return assigned(key, toml_value(value.strip()))
+
+
+def toml_value(text: str) -> Any:
+    """A value as TOML reads it, else the text itself."""
     try:
-        parsed = tomllib.loads(f"value = {value.strip()}")
-    except tomllib.TOMLDecodeError:
-        parsed = {}
-    return assigned(key, parsed["value"] if len(parsed) == 1 else value.strip())
+        parsed = tomllib.loads(f"value = {text}")
+    except (ValueError, RecursionError):
+        return text
+    return parsed["value"] if len(parsed) == 1 else text
 
 
 def assigned(key: str, value: Any) -> dict[str, Any]:
     """A setting such as `local.lr` and its value as tables."""
     *sections, name = key.strip().split(".")
-    if not (sections and all(sections) and name):
-        raise InputError(f"set takes section.field=value, got {f'{key}={value}'!r}")
+    if not (sections and all(sections) and name) or len(sections) > DEEPEST:
+        raise InputError(f"set takes section.field=value, got {shown(f'{key}={value}')}")
     tables: dict[str, Any] = {name: value}
     for section in reversed(sections):
         tables = {section: tables}
@@ -144,7 +171,7 @@ def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def typed(value: Any, hint: Any, name: str) -> Any:
     """A value read from a file if it is of the type, which may be nested; the error names the part that is not."""
-    if type(value) is hint:  # nearly always, and files are read often
+    if type(value) is hint and (hint is not int or abs(value) < 2**63):  # nearly always, and files are read often
         return value
     if isinstance(hint, UnionType):
         (inner,) = (arg for arg in get_args(hint) if arg is not NoneType)
@@ -168,25 +195,29 @@ def _several(value: Any, hint: Any, name: str) -> Any:
     if isinstance(value, str):  # --set data.classes=cat,dog
         value = [each.strip() for each in value.split(",") if each.strip()]
     if not isinstance(value, list | tuple):
-        raise InputError(f"{name} must be a list, got {value!r}")
+        raise InputError(f"{name} must be a list, got {shown(value)}")
     if inner is str and (number := next((each for each in value if not isinstance(each, str)), None)) is not None:
-        raise InputError(f'{name} must be a list of names, got {number!r}; write each in quotes, ["{number}", ...]')
+        said = shown(number)
+        raise InputError(f'{name} must be a list of names, got {said}; write each in quotes, ["{said}", ...]')
     return tuple(typed(each, inner, name) for each in value)
 
 
 def _single(value: Any, hint: Any, name: str) -> Any:
     if get_origin(hint) is Literal:
         if value not in get_args(hint):
-            raise InputError(f"{name} cannot be {value!r}; {nearest(str(value), get_args(hint))}")
+            raise InputError(f"{name} cannot be {shown(value)}; {nearest(shown(value).strip(_QUOTES), get_args(hint))}")
         return value
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value) if abs(value) < 2**1023 else math.copysign(math.inf, value)
     if not isinstance(value, hint) or (isinstance(value, bool) and hint not in (bool, object)):
-        quote = f'; write it in quotes, "{value}"' if hint is str else ""
-        raise InputError(f"{name} must be {_WORDS.get(hint, hint)}, got {reprlib.repr(value)}{quote}")
+        quote = f'; write it in quotes, "{shown(value)}"' if hint is str else ""
+        raise InputError(f"{name} must be {_WORDS.get(hint, hint)}, got {shown(value)}{quote}")
+    if hint is int:  # and more than anything counts
+        raise InputError(f"{name} must be a whole number of at most 19 digits, got {shown(value)}")
     return value
 
 
+_QUOTES = "'\""
 _hints = functools.cache(get_type_hints)
 
 _WORDS = {

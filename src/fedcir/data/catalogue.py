@@ -51,9 +51,10 @@ class Source:
     """What `fedcir data prepare` fetches."""
 
 
-_BU = "http://csr.bu.edu/ftp/visda/2019/multi-source"
+_BU = "https://csr.bu.edu/ftp/visda/2019/multi-source"
 _CODALAB = "https://worksheets.codalab.org/rest/bundles"
-# The SHA-512 prefixes are those that kwcoco's grab_domainnet.py has written down; it has none for painting's lists.
+# The beginnings of the SHA-512, 200 bits and more, are those that kwcoco's grab_domainnet.py has written down; it has
+# none for painting's lists. Without one, https says who sends a file, and an archive's checksums whether it is whole.
 _DOMAINNET_SHA512 = {
     "groundtruth/clipart.zip": "3bcfb9ec1b4061e8d5b0b887d4ebd4a708732787fc563c6dfc2d",
     "infograph.zip": "47841f0d1b8606e4b02d508b250484d54f5cf04ef6c4875c6c5a39c",

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from fedcir.config import OWN_MODELS, Config, ModelConfig
+from fedcir.config import OWN_MODELS, Config, ModelConfig, check_memory
 from fedcir.data.datasets import examples_of
 from fedcir.data.domains import Domain, Domains, Split
 from fedcir.data.examples import Examples, ImageExamples, Normalisation, PooledExamples
@@ -134,6 +134,8 @@ def federation_from(
         raise InputError(
             f"cnn needs images of at least {SMALLEST} pixels, but {domains.name} has {height}x{width}: use resnet18"
         )
+    pixels = config.local.batch_size * height * width * channels
+    check_memory(3 * 4 * pixels, f"local.batch_size={config.local.batch_size} of {height}x{width} pixels")  # at least
     normalisation = Normalisation.of(config.model, channels)
     task = image_task(config.model, len(domains.classes), channels, config.run.seed, height)
     examples: Callable[[Split], Examples] = partial(ImageExamples, normalisation=normalisation)

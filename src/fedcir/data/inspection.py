@@ -15,6 +15,7 @@ from fedcir.data.opening import check_classes, labels_of, of_classes, open_datas
 from fedcir.data.pictures.cache import Prepared
 from fedcir.data.pictures.decode import Look, OnFile, decode_files
 from fedcir.data.pictures.items import Item
+from fedcir.data.pictures.square import Limits
 from fedcir.data.readers.named import verify
 from fedcir.data.readers.spelling import notes_on_spelling
 from fedcir.data.readers.unused import Unused
@@ -84,7 +85,8 @@ def inspect_dataset(data: DataConfig, on_file: OnFile | None = None) -> Findings
         pictures = of_classes(pictures, data.classes, root)
         items = list(pictures.items)
         with tempfile.TemporaryDirectory() as staging:
-            looks = decode_files(pictures.paths(Path(staging)), data.image_size or IMAGE_SIZE, None, on_file)
+            size, limits = data.image_size or IMAGE_SIZE, Limits(data.max_bytes, data.max_pixels)
+            looks = decode_files(pictures.paths(Path(staging)), size, on_file=on_file, limits=limits)
     whole = (data.classes or source.classes) == ALL and source.published is not None
     unreadable = [f"{root / item.name}: {look.error}" for item, look in zip(items, looks, strict=True) if look.error]
     read = [row for row, look in enumerate(looks) if not look.error]

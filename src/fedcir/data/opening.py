@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from fedcir.config import DataConfig, nearest
+from fedcir.config import DataConfig, check_memory, nearest
 from fedcir.data.catalogue import ALL, IMAGE_SIZE, Source, find
 from fedcir.data.domains import Domains, Images, Split
-from fedcir.data.pictures.cache import prepare
+from fedcir.data.pictures.cache import Prepared, prepare
 from fedcir.data.pictures.decode import OnFile
 from fedcir.data.pictures.items import Found, Item, Pictures
-from fedcir.data.pictures.square import RGB
+from fedcir.data.pictures.square import RGB, Limits
 from fedcir.data.readers.folders import site
 from fedcir.data.readers.named import verify
 from fedcir.data.readers.spelling import notes_on_spelling
@@ -36,7 +36,7 @@ def _open(data: DataConfig, seed: int, on_file: OnFile | None, to_train: bool) -
     source, root = find(data)
     if source.pictures is not None:
         pictures, notes, _ = pictures_of(source, root, data)
-        prepared = prepare(data.name, str(root), pictures, data.image_size or IMAGE_SIZE, on_file, data.channels or RGB)
+        prepared = _prepared(data.name, root, pictures, data, on_file)
         domains = split_items(data.name, pictures.items, prepared, Splitting(data.test_fraction, seed))
         domains = replace(domains, notes=(*notes, *domains.notes))
     else:
@@ -72,10 +72,15 @@ def open_site(
     with _without_collection():
         found = site_pictures(root, domain, data)
         pictures = of_classes(found.pictures, classes or None, root, missing=True)
-        prepared = prepare("folders", str(root), pictures, data.image_size or IMAGE_SIZE, on_file, data.channels or RGB)
+        prepared = _prepared("folders", root, pictures, data, on_file)
         domains = split_items("folders", pictures.items, prepared, Splitting(data.test_fraction, seed), classes)
         notes = (*found.notes, *notes_on_unused(found.unused), *domains.notes)
         return _held_back(replace(domains, notes=notes), data, seed)
+
+
+def _prepared(name: str, root: Path, pictures: Pictures, data: DataConfig, on_file: OnFile | None) -> Prepared:
+    limits = Limits(data.max_bytes, data.max_pixels)
+    return prepare(name, str(root), pictures, data.image_size or IMAGE_SIZE, on_file, data.channels or RGB, limits)
 
 
 def site_pictures(root: Path, domain: str, data: DataConfig) -> Found:
@@ -157,6 +162,8 @@ def _of_classes(domains: Domains, classes: Sequence[str]) -> Domains:
 def _resized(domains: Domains, size: int) -> Domains:
     if domains.image_shape[:2] == (size, size):
         return domains
+    images = sum(len(split) for domain in domains for split in (domain.train, domain.test))
+    check_memory(images * size * size * domains.image_shape[-1], f"data.image_size={size} for {images:,} images")
 
     def of(split: Split) -> Split:
         images = np.stack([_square(image, size) for image in split.pixels(np.arange(len(split)))])

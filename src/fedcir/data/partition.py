@@ -1,6 +1,7 @@
 """Who holds what: pure functions from labels to the rows of each client."""
 
 import csv
+import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,6 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcir.config import PartitionConfig
+from fedcir.config.reading import TABLE, read_text
+from fedcir.config.spreadsheet import plain_cell
 from fedcir.data.domains import Indices, Labels, rows_by_group, stratified_sample
 from fedcir.rng import numpy_rng
 from fedcir.types import InputError
@@ -202,20 +205,21 @@ def read_owners(path: Path) -> dict[str, str]:
     """Client by path, from a CSV file with columns of these names."""
     owners: dict[str, str] = {}
     try:
-        with open(path, newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file, strict=True)
-            if not {"path", "client"} <= set(reader.fieldnames or ()):
-                raise InputError(
-                    f"partition.file: {path} has the columns {', '.join(map(repr, reader.fieldnames or ('none',)))}; "
-                    "it needs path and client"
-                )
-            for row in reader:
-                name, client = row["path"], row["client"]
-                if not (name or "").strip() or not (client or "").strip():
-                    raise InputError(f"partition.file: {path}, line {reader.line_num} lacks a path or a client")
-                if owners.setdefault(name, client) != client:
-                    raise InputError(f"partition.file: {path} gives {name!r} to {owners[name]!r} and to {client!r}")
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        reader = csv.DictReader(io.StringIO(read_text(path, TABLE), newline=""), strict=True)
+        if not {"path", "client"} <= set(reader.fieldnames or ()):
+            raise InputError(
+                f"partition.file: {path} has the columns {', '.join(map(repr, reader.fieldnames or ('none',)))}; "
+                "it needs path and client"
+            )
+        for row in reader:
+            name, client = plain_cell(row["path"] or ""), plain_cell(row["client"] or "")
+            if not name.strip() or not client.strip():
+                raise InputError(f"partition.file: {path}, line {reader.line_num} lacks a path or a client")
+            if owners.setdefault(name, client) != client:
+                raise InputError(f"partition.file: {path} gives {name!r} to {owners[name]!r} and to {client!r}")
+    except InputError:
+        raise
+    except (OSError, ValueError, csv.Error) as error:
         raise InputError(f"partition.file: cannot read {path}: {error}") from error
     if not owners:
         raise InputError(f"partition.file: {path} has no rows")

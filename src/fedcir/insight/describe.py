@@ -15,6 +15,7 @@ from fedcir.data.federation import federation_of
 from fedcir.engine.machine import threads
 from fedcir.engine.session import hyper_parameters, open_session
 from fedcir.engine.transports.serial import SerialTransport
+from fedcir.insight.takes import takes
 from fedcir.models.resnet import ResNet18
 from fedcir.models.tensors import tensor_bytes
 
@@ -37,6 +38,7 @@ def describe(cls: type[Algorithm]) -> dict[str, Any]:
         "fields": [
             {
                 "name": f.name,
+                "takes": takes(cls, f.name)[0],
                 "default": f.default,
                 "doc": field_docs(cls).get(f.name, ""),
                 "tried": cls.ranges.get(f.name, ""),

@@ -2,15 +2,13 @@
 
 import dataclasses
 from dataclasses import dataclass
-from types import NoneType, UnionType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any
 
 from fedcir.algorithms import algorithm_class, names
 from fedcir.config import OPTIONS, SECTIONS, nearest
 from fedcir.insight.describe import field_docs
+from fedcir.insight.takes import takes
 from fedcir.types import InputError
-
-_WORDS = {int: "whole number", float: "number", bool: "true or false", str: "text"}
 
 
 @dataclass(frozen=True)
@@ -63,13 +61,13 @@ def settings(which: str | None = None) -> list[Setting]:
 
 def _section(section: str) -> list[Setting]:
     cls = SECTIONS[section]
-    hints, docs = get_type_hints(cls), field_docs(cls)
+    docs = field_docs(cls)
     options = {option.place: f"--{name.replace('_', '-')}" for name, option in OPTIONS.items()}
     own = {name: algorithm_class(name).defaults.get(section, {}) for name in names()}
     return [
         Setting(
             name,
-            *_takes(hints[f.name]),
+            *takes(cls, f.name),
             f.default if f.default_factory is dataclasses.MISSING else f.default_factory(),
             docs[f.name],
             options.get(name),
@@ -78,22 +76,6 @@ def _section(section: str) -> list[Setting]:
         for f in dataclasses.fields(cls)
         if (name := f"{section}.{f.name}") != "algorithm.fields"  # they are the method's
     ]
-
-
-def _takes(hint: Any) -> tuple[str, tuple[str, ...]]:
-    """What a field takes, in words, and its choices."""
-    if isinstance(hint, UnionType):
-        (hint,) = (arg for arg in get_args(hint) if arg is not NoneType)
-    if get_origin(hint) is Literal:
-        *some, last = get_args(hint)
-        return f"{', '.join(some)} or {last}", get_args(hint)
-    if get_origin(hint) is tuple:
-        inner = get_args(hint)[0]
-        _, choices = _takes(inner)
-        return f"list of {', '.join(choices) or _WORDS[inner] + 's'}", choices
-    if get_origin(hint) is dict:
-        return "table", ()
-    return _WORDS[hint], ()
 
 
 def _of_methods(field: str) -> str:

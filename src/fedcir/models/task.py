@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 
-from fedcir.config import OWN_MODELS, ModelConfig
+from fedcir.config import OWN_MODELS, ModelConfig, check_memory
 from fedcir.models.batchnorms import renormalise
 from fedcir.models.cnn import CNN
 from fedcir.models.efficientnet import efficientnet_lite0
@@ -108,7 +108,10 @@ def _own_task(model: ModelConfig, num_classes: int, channels: int, seed: int) ->
         return encoder
 
     with torch.device("meta"):
-        features = backbone(channels=channels, norm=model.norm, **arguments).features
+        drawn = backbone(channels=channels, norm=model.norm, **arguments)
+    count = sum(parameter.numel() for parameter in drawn.parameters())
+    check_memory(3 * 4 * count, f"model.width: {model.name} of {count:,} weights")  # each has a gradient and a momentum
+    features = drawn.features
     return Task(num_classes, features, model.latent or features, seed, make_encoder, torch.zeros(1, channels, 32, 32))
 
 

@@ -1,7 +1,7 @@
 """Pictures from anywhere as squares of bytes, by the code that decodes a dataset."""
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from PIL import Image
 
 from fedcir.data.pictures.decode import decode_file
 from fedcir.data.pictures.square import MODES, SUFFIXES, square
+from fedcir.data.readers.levels import top_level
 from fedcir.types import InputError
 
 Pixels = NDArray[np.uint8]
@@ -26,7 +27,7 @@ def files_in(paths: Iterable[str | Path]) -> list[str]:
     for given in paths:
         path = str(given)
         if os.path.isdir(path):
-            inside = list(_below(path))
+            inside = [os.path.join(path, name) for name in top_level(path).images()]
             if not inside:
                 raise InputError(f"{path} holds no images; they end in {', '.join(SUFFIXES)}")
             found += inside
@@ -37,19 +38,11 @@ def files_in(paths: Iterable[str | Path]) -> list[str]:
     return found
 
 
-def _below(folder: str) -> Iterator[str]:
-    for place, folders, names in os.walk(folder):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        for name in sorted(names):
-            if name.lower().endswith(SUFFIXES) and not name.startswith("."):
-                yield os.path.join(place, name)
-
-
 def read_file(path: str, size: int, channels: int) -> Pixels | str:
     """A file's square (H, W, C), or what is wrong with the file."""
-    if not os.path.isfile(path):
+    if not os.path.exists(path):
         return "there is no such file"
-    if not os.path.getsize(path):
+    if os.path.isfile(path) and not os.path.getsize(path):
         return "it is empty"
     look, pixels = decode_file(path, size, _known(channels))
     return look.error or np.frombuffer(pixels, np.uint8).reshape(size, size, channels)

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from fedcir.data.domains import Images
 from fedcir.data.pictures.decode import OnFile, Squares, decode_files
 from fedcir.data.pictures.items import Pictures
-from fedcir.data.pictures.square import RGB
+from fedcir.data.pictures.square import LIMITS, RGB, Limits
 from fedcir.types import InputError
 
 OWN = re.compile(r"(prepared|features|seen|build)-[0-9a-f]{32}(\.lock|\.seen)?|made-[0-9a-f]{32}(-\d+)?\.npz")
@@ -93,7 +93,13 @@ def clear_cache() -> int:
 
 
 def prepare(
-    name: str, root: str, pictures: Pictures, size: int, on_file: OnFile | None = None, channels: int = RGB
+    name: str,
+    root: str,
+    pictures: Pictures,
+    size: int,
+    on_file: OnFile | None = None,
+    channels: int = RGB,
+    limits: Limits = LIMITS,
 ) -> Prepared:
     """The images of a dataset, from the cache or into it."""
     key = json.dumps([*_form(size, channels), pictures.fingerprint()])
@@ -108,7 +114,7 @@ def prepare(
                 if prepared is None:
                     about = {"dataset": name, "root": root, "images": len(pictures.items), "size": size}
                     about |= {"channels": channels}
-                    _build(folder, seen, pictures, about, on_file)
+                    _build(folder, seen, pictures, about, on_file, limits)
                     prepared = _open(folder, seen)
     assert prepared is not None
     return prepared
@@ -138,7 +144,9 @@ def _read(place: Path) -> Prepared | None:
     return Prepared(images, digests, content) if len(images) == len(digests) else None
 
 
-def _build(folder: Path, seen: str, pictures: Pictures, about: dict[str, Any], on_file: OnFile | None) -> None:
+def _build(
+    folder: Path, seen: str, pictures: Pictures, about: dict[str, Any], on_file: OnFile | None, limits: Limits
+) -> None:
     """Decode everything into a folder beside, then move it to its place."""
     beside = folder / f"build-{seen}"
     shutil.rmtree(beside, ignore_errors=True)  # of a process that was killed
@@ -153,7 +161,7 @@ def _build(folder: Path, seen: str, pictures: Pictures, about: dict[str, Any], o
                 os.posix_fallocate(file.fileno(), 0, images.offset + images.nbytes)
         del images
         with tempfile.TemporaryDirectory(dir=beside) as staging:
-            looks = decode_files(pictures.paths(Path(staging)), size, rows, on_file, channels)
+            looks = decode_files(pictures.paths(Path(staging)), size, rows, on_file, channels, limits)
         bad = [(item.name, look.error) for item, look in zip(pictures.items, looks, strict=True) if look.error]
         if bad:
             others = f" (and {len(bad) - 1} more; `fedcir data check` lists them)" if len(bad) > 1 else ""

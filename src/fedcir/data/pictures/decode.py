@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 from PIL import Image, UnidentifiedImageError
 
 from fedcir.config import cores
-from fedcir.data.pictures.square import RGB, read_picture
+from fedcir.config.reading import read_bytes
+from fedcir.data.pictures.square import LIMITS, RGB, Limits, read_picture
 
 FEW = 256
 """Up to this many files, decoding here is faster than starting processes."""
@@ -55,13 +56,15 @@ def decode_files(
     images: Squares | None = None,
     on_file: OnFile | None = None,
     channels: int = RGB,
+    limits: Limits = LIMITS,
 ) -> list[Look]:
     """Look at every file, and write its image into its row of `images` where that is given."""
     _check_dicom(paths)
     rows = range(len(paths))
     looks: dict[int, Look] = {}
     few = len(paths) <= FEW
-    for some in _here(paths, rows, size, images, channels) if few else _beside(paths, size, images, channels):
+    how = size, images, channels, limits
+    for some in _here(paths, rows, *how) if few else _beside(paths, *how):
         looks |= some
         if on_file is not None:
             on_file(len(looks), len(paths))
@@ -77,7 +80,7 @@ def _check_dicom(paths: Sequence[str]) -> None:
 
 
 def _here(
-    paths: Sequence[str], rows: Sequence[int], size: int, images: Squares | None, channels: int
+    paths: Sequence[str], rows: Sequence[int], size: int, images: Squares | None, channels: int, limits: Limits
 ) -> Iterator[dict[int, Look]]:
     """Looks by row, some at a time."""
     with ExitStack() as stack:
@@ -87,7 +90,7 @@ def _here(
         for start in range(0, len(rows), TOGETHER):
             some = {}
             for row, path in zip(rows[start : start + TOGETHER], paths[start : start + TOGETHER], strict=True):
-                some[row], pixels = decode_file(path, size, channels)
+                some[row], pixels = decode_file(path, size, channels, limits)
                 if into is not None and images is not None and pixels:
                     into.seek(images.offset + row * len(pixels))
                     into.write(pixels)
@@ -96,12 +99,11 @@ def _here(
             os.fsync(into.fileno())
 
 
-def decode_file(path: str, size: int, channels: int) -> tuple[Look, bytes]:
+def decode_file(path: str, size: int, channels: int, limits: Limits = LIMITS) -> tuple[Look, bytes]:
     """What was seen in a file, and its square; without one if something is wrong with it."""
     try:
-        with open(path, "rb") as file:
-            encoded = file.read()
-        picture, (width, height) = read_picture(encoded, size, channels)
+        encoded = read_bytes(path, limits.bytes, "data.max_bytes")
+        picture, (width, height) = read_picture(encoded, size, channels, limits)
     except UnidentifiedImageError:
         return Look("", 0, 0, "it is not an image of a known format"), b""
     except Image.DecompressionBombError:
@@ -111,7 +113,9 @@ def decode_file(path: str, size: int, channels: int) -> tuple[Look, bytes]:
     return Look(hashlib.blake2b(encoded, digest_size=16).hexdigest(), width, height, ""), picture.tobytes()
 
 
-def _beside(paths: Sequence[str], size: int, images: Squares | None, channels: int) -> Iterator[dict[int, Look]]:
+def _beside(
+    paths: Sequence[str], size: int, images: Squares | None, channels: int, limits: Limits
+) -> Iterator[dict[int, Look]]:
     """The same by as many processes as there are cores."""
     count = cores()
     answers: queue.Queue[dict[int, Look] | None] = queue.Queue()
@@ -125,6 +129,7 @@ def _beside(paths: Sequence[str], size: int, images: Squares | None, channels: i
                 "size": size,
                 "images": images,
                 "channels": channels,
+                "limits": limits,
             }
             workers.append(_start())
             _send(workers[-1], job, answers)
@@ -189,7 +194,8 @@ def main() -> None:
     except ValueError:  # whoever wanted it done has ended
         return
     images = None if job["images"] is None else Squares(*job["images"])
-    for some in _here(job["paths"], job["rows"], job["size"], images, job["channels"]):
+    limits = Limits(*job["limits"])
+    for some in _here(job["paths"], job["rows"], job["size"], images, job["channels"], limits):
         print(json.dumps(list(some.items())), flush=True)
 
 

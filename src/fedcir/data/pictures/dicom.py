@@ -11,22 +11,30 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from fedcir.data.pictures.square import Limits
+
 MISSING = "DICOM files need pydicom: pip install 'fedcir[dicom]'"
+
+DEFLATED = b"1.2.840.10008.1.2.1.99"
+"""The transfer syntax of files that are compressed as a whole."""
 
 Values = NDArray[np.float64]
 
 
-def read_dicom(encoded: bytes) -> Image.Image:
+def read_dicom(encoded: bytes, limits: Limits) -> Image.Image:
     """The picture in a DICOM file, grey or RGB. Raises nearly anything on one that holds none."""
     try:
         import pydicom
     except ImportError:
         raise ValueError(MISSING) from None
+    if DEFLATED in encoded:  # a few bytes could become any number
+        raise ValueError("it is a DICOM file that is deflated as a whole: save it without")
     file = pydicom.dcmread(io.BytesIO(encoded))
     if "PixelData" not in file:
         raise ValueError("it is a DICOM file without pixels")
     if (frames := int(file.get("NumberOfFrames") or 1)) > 1:
         raise ValueError(f"it is a DICOM file of {frames} frames: save the one you need as a file of its own")
+    limits.check(int(file.Columns), int(file.Rows))
     pixels = _pixels(file)
     kind = file.PhotometricInterpretation
     if kind in ("MONOCHROME1", "MONOCHROME2"):

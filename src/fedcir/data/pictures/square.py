@@ -1,9 +1,11 @@
 """One encoded image to one square of bytes, whatever its mode, depth and rotation."""
 
 import io
-from typing import Any
+from typing import Any, NamedTuple
 
 from PIL import Image, ImageOps
+
+from fedcir.config import DataConfig
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".dcm")
 RGB, GREY = 3, 1
@@ -12,9 +14,27 @@ MODES = {RGB: "RGB", GREY: "L"}
 """What Pillow calls them."""
 PREAMBLE = 128
 """Bytes before a DICOM file says that it is one."""
+FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "WEBP", "TIFF")
+"""What Pillow may try. It knows others that start programs (EPS) or are rarely looked at by anyone."""
 
 
-def read_picture(encoded: bytes, size: int, channels: int = RGB) -> tuple[Image.Image, tuple[int, int]]:
+class Limits(NamedTuple):
+    """Beyond these a file is not decoded."""
+
+    bytes: int
+    pixels: int
+
+    def check(self, width: int, height: int) -> None:
+        if width * height > self.pixels:
+            raise ValueError(f"it has {width * height:,} pixels, more than data.max_pixels={self.pixels:,}")
+
+
+LIMITS = Limits(DataConfig.max_bytes, DataConfig.max_pixels)
+
+
+def read_picture(
+    encoded: bytes, size: int, channels: int = RGB, limits: Limits = LIMITS
+) -> tuple[Image.Image, tuple[int, int]]:
     """The image as a square of RGB, or of grey, upright, and its width and height as stored.
 
     Raises nearly anything on a file that is not a whole image.
@@ -22,10 +42,11 @@ def read_picture(encoded: bytes, size: int, channels: int = RGB) -> tuple[Image.
     if encoded[PREAMBLE : PREAMBLE + 4] == b"DICM":
         from fedcir.data.pictures.dicom import read_dicom  # most datasets have none, and it brings numpy
 
-        shown = read_dicom(encoded)
+        shown = read_dicom(encoded, limits)
         return _square(shown, size, MODES[channels]), shown.size
-    with Image.open(io.BytesIO(encoded)) as opened:
+    with Image.open(io.BytesIO(encoded), formats=FORMATS) as opened:
         stored = opened.size
+        limits.check(*stored)
         return square(opened, size, channels), stored
 
 

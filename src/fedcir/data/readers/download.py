@@ -1,4 +1,7 @@
-"""Published files fetched over the network: resumable, checked, and put to their place only when whole."""
+"""Published files fetched over the network: resumable, checked, and put to their place only when whole.
+
+Only over https, also where a server sends us elsewhere, and never more bytes than a file of ours has.
+"""
 
 import gzip
 import hashlib
@@ -14,6 +17,7 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from fedcir.types import InputError
@@ -23,6 +27,10 @@ OnBytes = Callable[[str, int, int | None], None]
 
 CHUNK = 1 << 20
 TIMEOUT = 30.0
+LARGEST = 20_000_000_000
+"""Bytes of a file that is fetched; the largest there is has 12 GB."""
+SWELL = 20
+"""How many times larger than itself an archive of images can become, and a hostile one would."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +41,14 @@ class Download:
     packed: bool = False
     """Whether it is an archive, .zip or .tar.gz, that holds what it makes."""
     sha512: str = ""
-    """How its hash begins, where somebody has written it down."""
+    """How its hash begins, where somebody has written it down; 40 digits at least, which nobody can forge."""
+    most: int = LARGEST
+    """More bytes than it has."""
+
+    def __post_init__(self) -> None:
+        if self.sha512 and len(self.sha512) < 40:
+            raise ValueError(f"{self.url}: 40 digits of a hash are needed, got {len(self.sha512)}")
+        _check_secure(self.url)
 
 
 class NoAnswer(InputError):
@@ -68,18 +83,23 @@ def _receive(download: Download, part: Path, on_bytes: OnBytes | None) -> None:
     total: int | None = None
     headers = {"User-Agent": "fedcir", **({"Range": f"bytes={done}-"} if done else {})}
     host = urlsplit(download.url).hostname
+    opener = urllib.request.build_opener(_Redirects)
     try:
-        with urllib.request.urlopen(urllib.request.Request(download.url, headers=headers), timeout=TIMEOUT) as answer:
+        with opener.open(urllib.request.Request(download.url, headers=headers), timeout=TIMEOUT) as answer:
             if answer.status != 206:  # the server sends the whole again
                 done = 0
             left = answer.headers.get("Content-Length")
             total = None if left is None else done + int(left)
+            _check_size(download, part, total or 0)
             with open(part, "ab" if done else "wb") as file:
                 while chunk := answer.read1(CHUNK):
                     file.write(chunk)
                     done += len(chunk)
+                    _check_size(download, part, done)
                     if on_bytes is not None:
                         on_bytes(Path(urlsplit(download.url).path).name or download.makes, done, total)
+    except InputError:
+        raise
     except urllib.error.HTTPError as error:
         if error.code == 416 and done:  # nothing is left to send
             return
@@ -92,20 +112,45 @@ def _receive(download: Download, part: Path, on_bytes: OnBytes | None) -> None:
         raise NoAnswer(f"{host} sent {done} of {total} bytes of {download.url}; the part that arrived is kept")
 
 
+class _Redirects(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
+        _check_secure(newurl)
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+def _check_secure(url: str) -> None:
+    """What comes from this machine itself needs no https."""
+    parts = urlsplit(url)
+    if parts.scheme != "https" and (parts.scheme, parts.hostname) != ("http", "127.0.0.1"):
+        raise InputError(f"{url} is not fetched: files are fetched over https only")
+
+
+def _check_size(download: Download, part: Path, size: int) -> None:
+    if size > download.most:
+        part.unlink(missing_ok=True)
+        raise InputError(
+            f"{download.url} sends {size:,} bytes or more, but has at most {download.most:,}: the file was deleted"
+        )
+
+
 def _unpack(archive: Path, root: Path, download: Download) -> None:
     """Unpack beside, then move, what says that it is all there last. The archive's own checksums are verified."""
     beside = archive.with_suffix(".unpacked")
     shutil.rmtree(beside, ignore_errors=True)
+    room = SWELL * archive.stat().st_size + CHUNK
     try:
         if zipfile.is_zipfile(archive):
             with zipfile.ZipFile(archive) as opened:
+                _check_room(sum(each.file_size for each in opened.infolist()), room)
                 opened.extractall(beside)
         else:
             with gzip.open(archive) as stream:
                 with tarfile.open(fileobj=stream) as packed:
-                    packed.extractall(beside, filter="data")
+                    for member in packed:
+                        _check_room(member.offset_data + member.size, room)
+                        packed.extract(member, beside, filter="data")
                 while stream.read(CHUNK):  # its checksum is at the very end
-                    pass
+                    _check_room(stream.tell(), room)
     except _DAMAGED as error:
         shutil.rmtree(beside, ignore_errors=True)
         if isinstance(error, OSError) and error.errno is not None:
@@ -121,6 +166,11 @@ def _unpack(archive: Path, root: Path, download: Download) -> None:
     shutil.rmtree(beside)
     if not (root / download.makes).exists():
         raise InputError(f"{download.url} does not hold {download.makes}: unpack it by hand")
+
+
+def _check_room(size: int, room: int) -> None:
+    if size > room:
+        raise zipfile.BadZipFile(f"it would become {size:,} bytes or more")
 
 
 _DAMAGED = (

@@ -78,8 +78,8 @@ def _load(root: str) -> dict[str, Any]:
         if place.is_dir() and any((place / name).exists() for name in ("dataset_dict.json", "state.json")):
             loaded = datasets.load_from_disk(root)
         elif place.exists():
-            files = [place] if place.is_file() else sorted(place.rglob("*.parquet"))
-            if not files:
+            files = [place] if place.is_file() else sorted(each for each in place.rglob("*.parquet") if each.is_file())
+            if not files:  # a pipe is no file
                 raise InputError(f"data.root: {root} holds no .parquet file and no saved dataset")
             loaded = datasets.load_dataset("parquet", data_files=_by_split(files))
         else:

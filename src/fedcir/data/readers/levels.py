@@ -3,6 +3,7 @@
 import os
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from fedcir.data.pictures.items import Part
@@ -52,7 +53,7 @@ class Level(NamedTuple):
         unused.update((self.name, kind_of(e.name)) for e in _entries(self.path) if not _is_folder(e))
 
 
-def top_level(root: "os.PathLike[str]", name: str = "") -> Level:
+def top_level(root: "str | os.PathLike[str]", name: str = "") -> Level:
     path = os.fspath(root)
     return Level(path, name, (_inode(path),))
 
@@ -91,16 +92,24 @@ def _holds_images(level: Level, folder: str) -> bool:
 
 
 def _files(folder: str, inodes: Inodes) -> Iterator[str]:
-    for entry in _entries(folder):
-        if not _is_folder(entry):
-            yield entry.name
-        elif (inode := _inode(entry.path)) not in inodes:
-            yield from (f"{entry.name}/{name}" for name in _files(entry.path, (*inodes, inode)))
+    """A folder that several links lead to is gone through once; as deep as it goes, which Python's calls do not."""
+    seen = set(inodes)
+    open_folders = [("", iter(_entries(folder)))]
+    while open_folders:
+        within, entries = open_folders[-1]
+        entry = next(entries, None)
+        if entry is None:
+            open_folders.pop()
+        elif not _is_folder(entry):
+            yield f"{within}{entry.name}"
+        elif (inode := _inode(entry.path)) not in seen:
+            seen.add(inode)
+            open_folders.append((f"{within}{entry.name}/", iter(_entries(entry.path))))
 
 
 def _entries(path: str) -> list["os.DirEntry[str]"]:
     """What is in a folder, in order, but for what is hidden."""
-    with os.scandir(path) as entries:
+    with _naming(path), os.scandir(path) as entries:
         shown = [e for e in entries if not e.name.startswith(".") and e.name.lower() not in OF_SYSTEMS]
     return sorted(shown, key=lambda entry: entry.name)
 
@@ -113,5 +122,16 @@ def _is_folder(entry: "os.DirEntry[str]") -> bool:
 
 
 def _inode(path: str) -> tuple[int, int]:
-    status = os.stat(path)
+    with _naming(path):
+        status = os.stat(path)
     return status.st_dev, status.st_ino
+
+
+@contextmanager
+def _naming(path: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise InputError(
+            f"cannot read the folder {path}: {error.strerror}", public="a folder of its images cannot be read"
+        ) from error

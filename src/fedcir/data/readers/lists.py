@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from fedcir.config.reading import TABLE, read_text
 from fedcir.data.pictures.items import Item, Part
 from fedcir.types import InputError
 
@@ -10,8 +11,8 @@ from fedcir.types import InputError
 def read_list(path: Path) -> dict[str, int]:
     """The paths of a list with the line that each is in, without their labels; a path may hold spaces."""
     try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+        lines = read_text(path, TABLE).splitlines()
+    except (OSError, ValueError) as error:
         raise InputError(f"cannot read the list {path}: {error}") from error
     names = {}
     for number, line in enumerate(lines, start=1):

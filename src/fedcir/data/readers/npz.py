@@ -5,16 +5,18 @@ import shutil
 import tempfile
 import zipfile
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedcir.config import LARGEST
 from fedcir.data.domains import Domain, Domains, Split
 from fedcir.types import InputError
 
 IN_MEMORY = 16_000_000
 """Bytes of an array that is not worth a file."""
+PARTS = ("train", "test")
 
 
 def arrays(root: Path) -> Domains:
@@ -40,41 +42,84 @@ def arrays(root: Path) -> Domains:
     return Domains("arrays", tuple(str(label) for label in labels), domains)
 
 
+class Header(NamedTuple):
+    """What an array says of itself before it is unpacked."""
+
+    shape: tuple[int, ...]
+    fortran: bool
+    dtype: "np.dtype[Any]"
+
+    @property
+    def bytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def __str__(self) -> str:
+        return f"{self.dtype}{list(self.shape)}"
+
+
 def _read(file: Path) -> tuple[Split, Split]:
+    """Nothing is unpacked before the headers of all that is read are found to be right, and to fit in."""
     try:
+        if not file.is_file():
+            raise ValueError("it is not a regular file")
         with zipfile.ZipFile(file) as archive:
-            found = {name.removesuffix(".npy"): _member(archive, name) for name in archive.namelist()}
+            held = {name.removesuffix(".npy"): name for name in archive.namelist()}
+            for part in PARTS:
+                _check(file, archive, held, part)
+            return _split(file, archive, held, "train"), _split(file, archive, held, "test")
+    except InputError:
+        raise
     except Exception as error:  # a damaged archive raises nearly anything
         raise InputError(f"{file} is not a readable .npz file: {error}") from error
-    return _split(file, found, "train"), _split(file, found, "test")
+
+
+def _check(file: Path, archive: zipfile.ZipFile, held: dict[str, str], part: str) -> None:
+    for name in (f"x_{part}", f"y_{part}"):
+        if name not in held:
+            raise InputError(f"{file} has no array {name!r}; it has {', '.join(sorted(held)) or 'none'}")
+    x, y = _header(archive, held[f"x_{part}"]), _header(archive, held[f"y_{part}"])
+    if x.dtype != np.uint8 or len(x.shape) not in (3, 4):
+        raise InputError(f"{file}: x_{part} must be uint8 of (N, H, W, C) or (N, H, W), got {x}")
+    if not np.issubdtype(y.dtype, np.integer) or y.shape != x.shape[:1]:
+        raise InputError(f"{file}: y_{part} must be {x.shape[0]} whole numbers, got {y}")
+    if x.bytes == 0:
+        raise InputError(f"{file}: x_{part} holds no image, its shape is {list(x.shape)}")
+    if max(x.shape[1:]) > LARGEST:
+        raise InputError(f"{file}: x_{part} holds images of {list(x.shape[1:])}: a side has at most {LARGEST:,} pixels")
+    place = tempfile.gettempdir()
+    half = shutil.disk_usage(place).free // 2
+    if x.bytes + y.bytes > half:
+        raise InputError(
+            f"{file}: x_{part} takes {x.bytes / 1e9:,.1f} GB, more than half of what is free in {place}, "
+            f"{half / 1e9:,.1f} GB: set TMPDIR to a larger folder"
+        )
+
+
+def _header(archive: zipfile.ZipFile, name: str) -> Header:
+    with archive.open(name) as packed:
+        version = np.lib.format.read_magic(packed)
+        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        header = Header(*read(packed))
+        if header.bytes != archive.getinfo(name).file_size - packed.tell():
+            raise ValueError(f"{name} does not have the size that it says it has")
+    return header
 
 
 def _member(archive: zipfile.ZipFile, name: str) -> NDArray[Any]:
     """An array of the archive. Many bytes go into a file without a name and are mapped: they take no memory then."""
+    header = _header(archive, name)
     with archive.open(name) as packed:
-        version = np.lib.format.read_magic(packed)
-        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        shape, fortran, dtype = read(packed)
-        if dtype == np.uint8 and not fortran and math.prod(shape) > IN_MEMORY:
-            with tempfile.TemporaryFile() as file:
-                shutil.copyfileobj(packed, file, 1 << 20)
-                file.flush()
-                return np.memmap(file, np.uint8, "r", shape=shape)
-    with archive.open(name) as packed:
-        return np.asarray(np.lib.format.read_array(packed, allow_pickle=False))
+        if header.bytes <= IN_MEMORY:
+            return np.asarray(np.lib.format.read_array(packed, allow_pickle=False))
+        packed.seek(archive.getinfo(name).file_size - header.bytes)
+        with tempfile.TemporaryFile() as file:
+            shutil.copyfileobj(packed, file, 1 << 20)
+            file.flush()
+            return np.memmap(file, header.dtype, "r", shape=header.shape, order="F" if header.fortran else "C")
 
 
-def _split(file: Path, found: dict[str, Any], part: str) -> Split:
-    for name in (f"x_{part}", f"y_{part}"):
-        if name not in found:
-            raise InputError(f"{file} has no array {name!r}; it has {', '.join(sorted(found)) or 'none'}")
-    x, y = found[f"x_{part}"], found[f"y_{part}"]
-    if x.dtype != np.uint8 or x.ndim not in (3, 4):
-        raise InputError(f"{file}: x_{part} must be uint8 of (N, H, W, C) or (N, H, W), got {x.dtype}{list(x.shape)}")
-    if not np.issubdtype(y.dtype, np.integer) or y.shape != (len(x),):
-        raise InputError(f"{file}: y_{part} must be {len(x)} whole numbers, got {y.dtype}{list(y.shape)}")
-    if x.size == 0:
-        raise InputError(f"{file}: x_{part} holds no image, its shape is {list(x.shape)}")
+def _split(file: Path, archive: zipfile.ZipFile, held: dict[str, str], part: str) -> Split:
+    x, y = (_member(archive, held[f"{kind}_{part}"]) for kind in "xy")
     if y.min() < 0 or y.max() > np.iinfo(np.int64).max:
         raise InputError(
             f"{file}: y_{part} holds the label {y.min() if y.min() < 0 else y.max()}: number labels from 0"

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fedcir.config import DataConfig
+from fedcir.config.reading import TABLE, read_text
+from fedcir.config.spreadsheet import plain_cell
 from fedcir.data.pictures.items import Files, Found, Item
 from fedcir.data.readers.levels import PARTS, top_level
 from fedcir.data.readers.parts import agreed
@@ -77,13 +79,13 @@ def _found(root: Path, path: Path, rows: Sequence[Row]) -> Found:
 def _rows(path: Path, names: Sequence[str], needed: Sequence[str]) -> Iterator[Row]:
     """The lines of a table that hold anything, each with what is needed."""
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = read_text(path, TABLE)
     except FileNotFoundError:
         raise InputError(
             f"there is no table {path}: put a {LABELS} with the columns path, label and site there, "
             "or name another file with data.table"
         ) from None
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise InputError(f"cannot read the table {path} as UTF-8: {error}") from error
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=_delimiter(text, names), strict=True)
     empty = True
@@ -98,7 +100,7 @@ def _rows(path: Path, names: Sequence[str], needed: Sequence[str]) -> Iterator[R
                     f"{path}, line {reader.line_num} has {len(cells)} cells, but there are {len(header)} columns: "
                     "fix it, or put quotes around a cell that holds a delimiter"
                 )
-            found = {meaning: cells[place].strip() for meaning, place in places.items()}
+            found = {meaning: plain_cell(cells[place].strip()) for meaning, place in places.items()}
             if lacking := next((meaning for meaning in needed if not found[meaning]), None):
                 raise InputError(f"{path}, line {reader.line_num} has no {lacking}: fill it in, or remove the line")
             empty = False

@@ -5,10 +5,12 @@ not needed to read them.
 """
 
 import csv
+import io
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+from fedcir.config.reading import TABLE, read_text
 from fedcir.data.pictures.items import Files, Found, Item
 from fedcir.data.readers.named import Published
 from fedcir.types import InputError
@@ -79,18 +81,21 @@ def _metadata(root: Path, columns: tuple[str, ...]) -> Iterator[tuple[int, dict[
     """Rows of metadata.csv by line, which may have more columns than these."""
     path = root / "metadata.csv"
     try:
-        with open(path, newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file)
-            missing = [column for column in columns if column not in (reader.fieldnames or ())]
-            if missing:
-                raise InputError(f"{path} has no column {missing[0]!r}; it has {', '.join(reader.fieldnames or ())}")
-            for row in reader:
-                if empty := next((column for column in columns if not row[column]), None):
-                    raise InputError(f"{path}, line {reader.line_num} has no {empty}")
-                yield reader.line_num, row
+        text = read_text(path, TABLE)
     except FileNotFoundError:
         raise InputError(f"data.root: {root} holds no metadata.csv: give the folder that WILDS unpacks") from None
-    except (UnicodeDecodeError, csv.Error) as error:
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path} is not a readable table: {error}") from error
+    try:
+        reader = csv.DictReader(io.StringIO(text, newline=""))
+        missing = [column for column in columns if column not in (reader.fieldnames or ())]
+        if missing:
+            raise InputError(f"{path} has no column {missing[0]!r}; it has {', '.join(reader.fieldnames or ())}")
+        for row in reader:
+            if empty := next((column for column in columns if not row[column]), None):
+                raise InputError(f"{path}, line {reader.line_num} has no {empty}")
+            yield reader.line_num, row
+    except csv.Error as error:
         raise InputError(f"{path} is not a readable table: {error}") from error
 
 
@@ -105,9 +110,9 @@ def _category_names(root: Path) -> dict[str, str]:
     if not path.is_file():
         return {}
     try:
-        with open(path, newline="", encoding="utf-8-sig") as file:
-            return {row["category_id"]: row["name"] for row in csv.DictReader(file) if row.get("name")}
+        file = io.StringIO(read_text(path, TABLE), newline="")
+        return {row["category_id"]: row["name"] for row in csv.DictReader(file) if row.get("name")}
     except KeyError as error:
         raise InputError(f"{path} has no column {error}") from None
-    except (UnicodeDecodeError, csv.Error) as error:
+    except (OSError, ValueError, csv.Error) as error:
         raise InputError(f"{path} is not a readable table: {error}") from error

@@ -5,6 +5,7 @@ import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fedcir.config.spreadsheet import safe_cell
 from fedcir.insight.report.quantities import flops, size
 from fedcir.runs.compare import Estimate, Method
 
@@ -95,7 +96,7 @@ def markdown(rows: Rows) -> str:
 
 def comma_separated(rows: Rows) -> str:
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(rows)
+    csv.writer(text, lineterminator="\n").writerows([safe_cell(cell) for cell in row] for row in rows)
     return text.getvalue()
 
 
