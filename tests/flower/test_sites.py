@@ -217,7 +217,7 @@ def test_an_introduction_tells_how_many_images_a_site_has_but_not_which() -> Non
     assert told == json.loads(json.dumps(asdict(own("a"))))
     assert told.keys() == {
         *("domain", "classes", "train", "test", "content"),
-        *("image_size", "channels", "partition", "shared", "versions"),
+        *("image_size", "channels", "validation", "partition", "shared", "versions"),
     }
 
 

@@ -171,6 +171,8 @@ def _saved_manifest(folder: RunFolder, resume: bool) -> dict[str, Any] | None:
     manifest = folder.manifest()
     if "key" not in manifest:
         raise InputError(f"{folder.path} was started on one machine, not across sites: choose another folder")
+    if any("validation" not in client for client in manifest["clients"]):
+        raise InputError(f"{folder.path} was started by an older fedcir: finish it with that, or choose another folder")
     return manifest
 
 

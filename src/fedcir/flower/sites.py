@@ -18,7 +18,7 @@ from flwr.serverapp import Grid
 from fedcir.config import Config, build
 from fedcir.data.catalogue import ALL
 from fedcir.data.examples import Normalisation
-from fedcir.data.federation import image_card
+from fedcir.data.federation import Sizes, image_card
 from fedcir.flower.wire import CONFIG, NO_REPLY, ORDER, Order, reason_of
 from fedcir.models.task import Task, image_task
 from fedcir.types import InputError, RunError
@@ -29,6 +29,8 @@ POLL = 0.25
 """Seconds between two looks for replies."""
 MAX_NAME = 200
 MAX_INTRODUCTION = 10_000_000
+MAX_IMAGES = 1_000_000_000
+"""That a site may say it has. Its replies must tell of just as many."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,8 @@ class Introduction:
     """A hash of its data, so that a resumed run does not go on with other data."""
     image_size: int = 0
     channels: int = 0
+    validation: int = 0
+    """How many images it has set aside to pick the best round on."""
     partition: int = -1
     """Its number, where it holds a share of a dataset that all have."""
     shared: bool = False
@@ -62,6 +66,8 @@ class Introduction:
         made = build(cls, json.loads(text), "introduction")
         if any(len(name) > MAX_NAME or not name.isprintable() for name in (made.domain, made.versions, *made.classes)):
             raise ValueError("a name that cannot be shown")
+        if not all(0 <= images <= MAX_IMAGES for images in (made.train, made.test, made.validation)):
+            raise ValueError("a number of images that cannot be")
         return made
 
 
@@ -233,6 +239,10 @@ class SiteRoster:
         seen = {client["domain"] for client in self.manifest["clients"] if client["train"]}
         return tuple(domain for domain in self.evaluators.values() if domain not in seen)
 
+    @property
+    def sizes(self) -> dict[int, Sizes]:
+        return {client["id"]: Sizes(*(client[part] for part in Sizes._fields)) for client in self.manifest["clients"]}
+
 
 def roster_of(manifest: dict[str, Any], config: Config, notes: Iterable[str] = ()) -> SiteRoster:
     """The roster of a manifest, fresh or read again."""
@@ -322,7 +332,7 @@ def _check(sites: Sequence[Introduction], config: Config) -> None:
 def _entry(number: int, site: Introduction, trains: bool) -> dict[str, Any]:
     """A client in the manifest."""
     name = {"partition": site.partition} if site.partition >= 0 else {}
-    counts = {"train": site.train if trains else 0, "test": site.test}
+    counts = {"train": site.train if trains else 0, "test": site.test, "validation": site.validation}
     return {"id": number, **name, "domain": site.domain, **counts, "content": site.content}
 
 

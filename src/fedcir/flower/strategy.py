@@ -152,7 +152,7 @@ class AlgorithmStrategy(Strategy):
         """Test accuracy: the mean over sites, the worst, and each site's own."""
         session = self._begun().session
         dropped: dict[str, str] = {}
-        tests = tally(session.roster.evaluators, self._read(replies, train=False), dropped)
+        tests = tally(session.roster, self._read(replies, train=False), dropped)
         _tell(dropped)
         found = tests.accuracies(session.roster.unseen)
         if found["accuracy_mean"] is None:
@@ -181,7 +181,7 @@ class AlgorithmStrategy(Strategy):
 
     def _open(self, clients: list[dict[str, object]]) -> Session:
         """A session of these clients; without any, one that knows the first weights."""
-        nobody = {"id": 0, "domain": "", "train": 1}
+        nobody = {"id": 0, "domain": "", "train": 1, "test": 0, "validation": 0}
         manifest = {"clients": clients or [nobody], "hash": ""}
         classes = [str(number) for number in range(self._task.num_classes)]
         roster = SiteRoster(manifest, self._task, {"classes": classes})
