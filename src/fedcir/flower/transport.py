@@ -90,7 +90,7 @@ class GridTransport:
                 time.sleep(POLL)
 
     def read(self, message: Message, client: int, template: Groups) -> ClientReply | Dropped:
-        return unpack_reply(message, client, template)
+        return unpack_reply(message, client, template, self.session.algorithm.trains)
 
     def _reach(self, cohort: Sequence[int]) -> tuple[dict[int, int], dict[int, str]]:
         """The cohort's nodes. Those that have just come back are given time to say who they are."""
