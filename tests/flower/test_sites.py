@@ -445,5 +445,5 @@ class Refusing(MemoryGrid):
 def test_a_message_that_could_not_be_sent_does_not_mix_up_the_others(kept: bool) -> None:
     grid = Refusing([4, 5, 6], refused=4, kept=kept)
     went = push(grid, [Message(RecordDict(), node, MessageType.QUERY) for node in (4, 5, 6)])
-    assert went == {message.metadata.message_id: message.metadata.dst_node_id for message in grid.sent}
-    assert list(went.values()) == [5, 6]
+    assert went == {message.metadata.message_id: message.metadata for message in grid.sent}
+    assert [asked.dst_node_id for asked in went.values()] == [5, 6]

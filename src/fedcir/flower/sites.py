@@ -12,14 +12,14 @@ from collections.abc import Iterable, Sequence, Set
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from flwr.app import ConfigRecord, Message, MessageType, Metadata, RecordDict
 from flwr.serverapp import Grid
 
 from fedcir.config import Config, build
 from fedcir.data.catalogue import ALL
 from fedcir.data.examples import Normalisation
 from fedcir.data.federation import Sizes, image_card
-from fedcir.flower.wire import CONFIG, NO_REPLY, ORDER, Order, reason_of
+from fedcir.flower.wire import ANOTHERS, CONFIG, NO_REPLY, ORDER, Order, ask, is_answer, reason_of
 from fedcir.models.task import Task, image_task
 from fedcir.types import InputError, RunError
 
@@ -84,23 +84,26 @@ class Sites:
     """Nodes that could not introduce themselves, and why."""
     remind: float = 30.0
     """Seconds of waiting after which the log says for whom, and nodes that failed are asked again."""
-    _asked: dict[str, int] = field(default_factory=dict)
-    """Nodes by the message that they have not answered yet."""
+    _asked: dict[str, Metadata] = field(default_factory=dict)
+    """Messages that have not been answered yet."""
 
     def look(self) -> set[int]:
         """Ask nodes that are new who they are, and read what has been answered; gives the nodes that are connected."""
         connected = set(self.grid.get_node_ids())
-        asked = {*self.introductions, *self.failures, *self._asked.values()}
-        self._ask(connected - asked)
+        self._ask(connected - {*self.introductions, *self.failures, *self._silent()})
         for message in self.grid.pull_messages(list(self._asked)) if self._asked else ():
-            node = self._asked.pop(message.metadata.reply_to_message_id, None)
-            if node is not None:
-                self._read(node, message)
+            asked = self._asked.pop(message.metadata.reply_to_message_id, None)
+            if asked is not None:
+                self._read(asked, message)
         for known in (self.introductions, self.failures):  # who comes back may be another, or mended
             for node in known.keys() - connected:
                 del known[node]
-        self._asked = {message: node for message, node in self._asked.items() if node in connected}
+        self._asked = {message: asked for message, asked in self._asked.items() if asked.dst_node_id in connected}
         return connected
+
+    def _silent(self) -> set[int]:
+        """Nodes that have not answered yet."""
+        return {asked.dst_node_id for asked in self._asked.values()}
 
     @property
     def expecting(self) -> bool:
@@ -141,7 +144,7 @@ class Sites:
                 f"node {node} cannot take part: {reason}. It is asked again every {self.remind:g} s; "
                 "if you change its node-config, restart its SuperNode"
             )
-        for node in said.keys() - news.keys() - set(self._asked.values()):
+        for node in said.keys() - news.keys() - self._silent():
             del said[node]
             log.warning("node %s has disconnected", node)
         for node, line in news.items():
@@ -151,7 +154,7 @@ class Sites:
 
     def _remind(self, enough: int, left: float) -> None:
         """Say whom the run waits for, and ask nodes again that have failed: they may be mended by now."""
-        there, silent = len(self.introductions), set(self._asked.values())
+        there, silent = len(self.introductions), self._silent()
         line = f"{there} of {enough} sites are connected ({self._there()}), and the run waits {left:.0f} s more"
         advice = ": start the others, or stop it with `flwr stop` and start it with a lower `sites`"
         log.info("%s%s", line, advice if there + len(silent - self.failures.keys()) < enough else "")
@@ -183,13 +186,17 @@ class Sites:
 
     def _ask(self, nodes: Set[int]) -> None:
         messages = [
-            Message(RecordDict({CONFIG: ConfigRecord({ORDER: self.order.to_json()})}), node, MessageType.QUERY)
+            ask(RecordDict({CONFIG: ConfigRecord({ORDER: self.order.to_json()})}), node, MessageType.QUERY)
             for node in sorted(nodes)
         ]
         if messages:
             self._asked |= push(self.grid, messages)
 
-    def _read(self, node: int, message: Message) -> None:
+    def _read(self, asked: Metadata, message: Message) -> None:
+        node = asked.dst_node_id
+        if not is_answer(message, asked):
+            self.failures[node] = ANOTHERS
+            return
         if message.has_error():
             if (reason := reason_of(message)) != NO_REPLY:  # or it is asked again
                 self.failures[node] = reason
@@ -203,11 +210,12 @@ class Sites:
             )
 
 
-def push(grid: Grid, messages: Sequence[Message]) -> dict[str, int]:
-    """Send messages; the nodes by the messages that went out."""
+def push(grid: Grid, messages: Sequence[Message]) -> dict[str, Metadata]:
+    """Send messages; gives those that went out, by their ids."""
     went = set(grid.push_messages(messages))
-    sent = [message.metadata for message in messages if message.metadata.message_id in went]
-    return {each.message_id: each.dst_node_id for each in sent}
+    return {
+        message.metadata.message_id: message.metadata for message in messages if message.metadata.message_id in went
+    }
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ what Flower clips is what we average.
 import io
 import json
 import math
+import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, Metadata, MetricRecord, RecordDict
 from torch import Tensor
 
 from fedcir.config import Config, config_from, config_tables
@@ -35,6 +36,7 @@ NORM_BIT = "norm_bit"
 LATE = (3, 4, 5)
 """Flower's codes for a message or reply that expired and for a node that is gone."""
 NO_REPLY = "no reply in time"
+ANOTHERS = "another node has answered in its place"
 
 
 @dataclass(frozen=True)
@@ -136,6 +138,17 @@ def reason_of(message: Message) -> str:
     if message.error.code in LATE:
         return NO_REPLY
     return one_line(message.error.reason or f"error {message.error.code} without a reason")
+
+
+def ask(content: RecordDict, node: int, kind: str, round: int = 0, ttl: float | None = None) -> Message:
+    """A message with a group that only its receiver can repeat: Flower takes a reply's word for who sent it."""
+    return Message(content, node, kind, ttl=ttl, group_id=f"{round}-{secrets.token_hex(16)}")
+
+
+def is_answer(reply: Message, asked: Metadata) -> bool:
+    """Whether the node that was asked has sent the reply. Flower itself may tell of an error in its place."""
+    told = reply.metadata
+    return reply.has_error() or (told.src_node_id, told.group_id) == (asked.dst_node_id, asked.group_id)
 
 
 def pack_arrays(groups: Groups, trained: Iterable[str]) -> ArrayRecord:
