@@ -117,7 +117,7 @@ class AlgorithmStrategy(Strategy):
         self._meet(wrapper_of(self))
         transport = self._begin(grid)
         session = transport.session
-        groups = unpack_arrays(arrays)
+        groups = _received(arrays)
         if (reason := difference(groups, session.to_test(session.state))) is not None:
             raise InputError(f"initial_arrays do not fit, {reason}: give those of AlgorithmStrategy.initial_arrays()")
         session.state = replace(session.state, round=server_round - 1, shared={**session.state.shared, **groups})
@@ -149,7 +149,7 @@ class AlgorithmStrategy(Strategy):
         self._sent, self._missing = transport.messages(
             MessageType.EVALUATE,
             server_round,
-            unpack_arrays(arrays),
+            _received(arrays),
             sorted(transport.session.roster.evaluators),
             _with_round(config, server_round),
         )
@@ -177,6 +177,7 @@ class AlgorithmStrategy(Strategy):
             sites = Sites(grid, Order(self.config, {}))
             sites.wait(self.sites, self.wait)
             clients = entries(in_order(sites.introductions.values()))
+            sites.bind(clients)
             session = self._open(clients)
             self._transport = GridTransport(sites, session, clients, _key(grid), self._timeout)
         return self._transport
@@ -231,6 +232,16 @@ class AlgorithmStrategy(Strategy):
         for reply in replies:
             if (question := asked.get(reply.metadata.reply_to_message_id)) is not None:
                 yield transport.read(reply, *question, template)
+
+
+def _received(arrays: ArrayRecord) -> Groups:
+    """Arrays as clients get them. Noise that a wrapper has added may leave a variance below zero, which none is."""
+    groups = unpack_arrays(arrays)
+    for bag in groups.values():
+        for name in bag:
+            if name.endswith("running_var"):
+                bag[name].clamp_(min=0)
+    return groups
 
 
 def _with_round(config: ConfigRecord, round: int) -> ConfigRecord:

@@ -24,7 +24,7 @@ from torch import Tensor
 from fedcir.config import Config, config_from, config_tables
 from fedcir.types import Arrays, ClientReply, Dropped, Groups, InputError
 
-FORMAT = 1
+FORMAT = 2
 ARRAYS, CONFIG, METRICS = "arrays", "config", "metrics"
 ORDER = "fedcir"
 NUM_EXAMPLES = "num-examples"
