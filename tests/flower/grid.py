@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from flwr.app import Context, Message, RecordDict
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
@@ -98,3 +100,9 @@ def site(**node_config: Any) -> Node:
         return client_app.answer(message, context_of(named, message.metadata.dst_node_id), client_app._open)
 
     return node
+
+
+def pem(number: int) -> bytes:
+    """The public key of a node, as a SuperLink tells it."""
+    key = ec.derive_private_key(number, ec.SECP384R1()).public_key()
+    return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
