@@ -275,16 +275,19 @@ def test_nothing_that_one_site_sends_gets_past_flowers_clipping_or_ends_the_run(
 
 
 def test_under_a_wrapper_a_site_that_fails_is_dropped_and_no_usable_reply_ends_the_run_with_one_line(
-    tmp_path: Path,
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     bad = grid(tmp_path)
     bad.nodes[5] = failing(bad.nodes[5])
     wrapped: Strategy = DifferentialPrivacyServerSideAdaptiveClipping(strategy("fedavg"), 0.0, 3)
-    result = wrapped.start(bad, strategy("fedavg").initial_arrays(), num_rounds=2)
-    assert result.train_metrics_clientapp[2]["replies"] == 2
+    with caplog.at_level("INFO", "flwr"):
+        result = wrapped.start(bad, strategy("fedavg").initial_arrays(), num_rounds=1)
+    assert result.train_metrics_clientapp[1]["replies"] == 2
+    assert "client 1 dropped: ?[31mno luck" in caplog.text
+    assert "\x1b" not in caplog.text
     bad.nodes = {number: failing(inner) for number, inner in grid(tmp_path).nodes.items()}
     with pytest.raises(
-        RunError, match=r"round 1: 0 of 3 replies are usable, 1 are needed \(clients 0, 1, 2: no luck\)"
+        RunError, match=r"round 1: 0 of 3 replies are usable, 1 are needed \(clients 0, 1, 2: .*no luck\)"
     ):
         wrapped.start(bad, strategy("fedavg").initial_arrays(), num_rounds=1)
 
@@ -292,7 +295,7 @@ def test_under_a_wrapper_a_site_that_fails_is_dropped_and_no_usable_reply_ends_t
 def failing(inner: Node) -> Node:
     def answer(message: Message) -> Message | None:
         if message.metadata.message_type == "train":
-            return Message(Error(2, "no luck"), reply_to=message)
+            return Message(Error(2, "\x1b[31mno luck"), reply_to=message)
         return inner(message)
 
     return answer

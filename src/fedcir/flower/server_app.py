@@ -18,6 +18,7 @@ from flwr.serverapp import Grid, ServerApp
 from fedcir.algorithms import asked_config, make_algorithm
 from fedcir.algorithms.algorithm import Algorithm
 from fedcir.config import Asked, Config
+from fedcir.data.federation import Sizes
 from fedcir.engine.folder import RunFolder
 from fedcir.engine.machine import keep_memory, threads
 from fedcir.engine.resume import kept_in
@@ -179,7 +180,8 @@ def _saved_manifest(folder: RunFolder, resume: bool) -> dict[str, Any] | None:
     manifest = folder.manifest()
     if "key" not in manifest:
         raise InputError(f"{folder.path} was started on one machine, not across sites: choose another folder")
-    if any("validation" not in client for client in manifest["clients"]):
+    counts = [client.get(part) for client in manifest["clients"] for part in Sizes._fields]
+    if not all(isinstance(count, int) for count in counts):
         raise InputError(f"{folder.path} was started by an older fedcir: finish it with that, or choose another folder")
     return manifest
 
