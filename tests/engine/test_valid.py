@@ -29,7 +29,7 @@ def trained(**metrics: Any) -> ClientReply:
 
 
 def test_what_an_honest_client_tells_is_taken() -> None:
-    assert training_fault(trained(loss_ce=0.5, loss_align=-3e38), model(), SIZES) is None
+    assert training_fault(trained(loss_ce=0.5, loss_align=-3e38), SIZES) is None
     for told in (TEST | ASIDE, TEST | ASIDE | CALIBRATION, TEST | ASIDE | {"loss": float("inf")}):
         assert evaluation_fault(ClientReply(0, 4, {}, told), SIZES) is None
     assert evaluation_fault(ClientReply(0, 4, {}, TEST), Sizes(8, 4, 0)) is None
@@ -37,14 +37,14 @@ def test_what_an_honest_client_tells_is_taken() -> None:
 
 def test_a_variance_below_zero_is_refused_and_named() -> None:
     reply = replace(trained(), arrays=model(-1e-9))
-    assert training_fault(reply, model(), SIZES) == "model/norm.running_var is negative, which no variance is"
+    assert training_fault(reply, SIZES) == "model/norm.running_var is negative, which no variance is"
 
 
 @pytest.mark.parametrize("number", [7, 9, 10**18])
 def test_a_site_cannot_claim_more_images_than_it_introduced_itself_with(number: int) -> None:
     reply = replace(trained(), num_examples=number)
-    assert training_fault(reply, model(), SIZES) == f"num_examples is {number}, expected 8"
-    assert training_fault(reply, model(), None) is None  # a client on this machine, which nobody has asked
+    assert training_fault(reply, SIZES) == f"num_examples is {number}, expected 8"
+    assert training_fault(reply, None) is None  # a client on this machine, which nobody has asked
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_a_site_cannot_claim_more_images_than_it_introduced_itself_with(number: 
 def test_a_metric_of_training_that_is_unknown_or_without_bound_is_refused(
     metrics: dict[str, float], reason: str
 ) -> None:
-    said = training_fault(replace(trained(), metrics=metrics), model(), SIZES)
+    said = training_fault(replace(trained(), metrics=metrics), SIZES)
     assert said is not None
     assert said.startswith(reason)
 
@@ -101,7 +101,7 @@ def test_validation_that_was_introduced_must_be_told_and_no_other() -> None:
 
 def test_a_reply_that_lies_is_dropped_and_counted_and_the_others_make_the_round() -> None:
     replies = [trained(loss_ce=1.0), replace(trained(loss_ce=9.0), client_id=1, num_examples=10**18)]
-    collected = Collected(1, model(), {0: SIZES, 1: SIZES}, min_replies=1)
+    collected = Collected(1, model(), 1, {0: SIZES, 1: SIZES})
     assert [reply.client_id for reply in collected.usable(replies, [0, 1])] == [0]
     assert collected.dropped == {"1": f"num_examples is {10**18}, expected 8"}
     assert collected.losses() == {"ce": 1.0}

@@ -7,7 +7,7 @@ from typing import Any
 
 from fedcir.data.federation import Roster, Sizes
 from fedcir.engine.valid import evaluation_fault, training_fault
-from fedcir.models.tensors import tensor_bytes
+from fedcir.models.tensors import difference, tensor_bytes
 from fedcir.types import ClientReply, Dropped, Groups, RunError
 
 Counts = dict[str, tuple[int, int]]
@@ -17,8 +17,8 @@ Counts = dict[str, tuple[int, int]]
 class Collected:
     """What is counted while replies pass on their way to the server's step."""
 
-    def __init__(self, round: int, template: Groups, sizes: Mapping[int, Sizes], min_replies: int) -> None:
-        self.round, self.template, self.sizes, self.min_replies = round, template, sizes, min_replies
+    def __init__(self, round: int, template: Groups, min_replies: int, sizes: Mapping[int, Sizes]) -> None:
+        self.round, self.template, self.min_replies, self.sizes = round, template, min_replies, sizes
         self.dropped: dict[str, str] = {}
         self.bytes_up = self.flops = self.count = 0
         self._losses: dict[str, list[float]] = {}
@@ -51,7 +51,9 @@ class Collected:
         return {name: sum(values) / len(values) for name, values in self._losses.items()}
 
     def _fault(self, reply: ClientReply) -> str | None:
-        return training_fault(reply, self.template, self.sizes.get(reply.client_id))
+        if (reason := difference(reply.arrays, self.template)) is not None:
+            return reason
+        return training_fault(reply, self.sizes.get(reply.client_id))
 
 
 def _clients(numbers: Iterable[str]) -> str:

@@ -92,7 +92,7 @@ def take_step(
     """The server's part of a round: the next state from the replies of a cohort, and what was counted on the way."""
     before = session.state
     round = before.round + 1
-    collected = Collected(round, session.template(), session.roster.sizes, session.config.server.min_replies)
+    collected = Collected(round, session.template(), session.config.server.min_replies, session.roster.sizes)
     handed = replace(before, private=clone(before.private))
     usable = collected.usable(replies, cohort)
     state = session.algorithm.server_step(handed, usable, session.modules, session.context(round))

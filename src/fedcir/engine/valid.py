@@ -1,6 +1,6 @@
-"""What a reply may hold: the tensors of the template, the counts that the server knows, and no number without bound.
+"""What values a reply may hold: finite ones, variances that can be, the counts that the server knows, and no other.
 
-Names, shapes, types and values are checked here for every transport, so that one client can spoil its own reply only.
+They are checked here for every transport, once names, shapes and types are right: one client spoils its own reply only.
 """
 
 import math
@@ -10,7 +10,7 @@ import torch
 
 from fedcir.data.federation import Sizes
 from fedcir.engine.calibration import BINS, PREFIX, SUMS
-from fedcir.models.tensors import difference, not_finite
+from fedcir.models.tensors import not_finite
 from fedcir.types import ClientReply, Groups
 
 MAX_LOSS = float(torch.finfo(torch.float32).max)
@@ -24,10 +24,8 @@ TESTED = frozenset([*COUNTED, *(f"validation/{name}" for name in COUNTED), *SUMS
 """All that a client may tell of a test."""
 
 
-def training_fault(reply: ClientReply, template: Groups, sizes: Sizes | None) -> str | None:
+def training_fault(reply: ClientReply, sizes: Sizes | None) -> str | None:
     """Why the reply of a client that trained cannot be used; None if it can. `sizes` are known of a site only."""
-    if (reason := difference(reply.arrays, template)) is not None:
-        return reason
     if (name := not_finite(reply.arrays)) is not None:
         return f"{name} is not finite; a lower local.lr may help"
     if (name := _negative_variance(reply.arrays)) is not None:

@@ -208,12 +208,11 @@ class AlgorithmStrategy(Strategy):
     def _usable(self, wrapper: Strategy, message: Message) -> bool:
         """Whether a reply can be shown to a wrapper; why not is told when the server's step is taken."""
         session = self._begun().session
-        sizes, template = session.roster.sizes, session.template()
-        reply = next(self._answers([message], template), None)
+        reply = next(self._answers([message], session.template()), None)
         if reply is None:
             return False
         if isinstance(reply, ClientReply):
-            reason = training_fault(reply, template, sizes.get(reply.client_id))
+            reason = training_fault(reply, session.roster.sizes.get(reply.client_id))
             reason = reason or wrapper_fault(wrapper, message, self._sent[reply.client_id])
         else:
             reason = reply.reason
