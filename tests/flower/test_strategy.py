@@ -25,6 +25,7 @@ import fedcir
 from fedcir import Algorithm, FedCiR
 from fedcir.algorithms import algorithm_class, names
 from fedcir.flower import AlgorithmStrategy, local_update
+from fedcir.flower.strategy import _received
 from fedcir.flower.wire import unpack_arrays
 from fedcir.flower.wrapped import check_private
 from fedcir.types import InputError, RunError
@@ -161,6 +162,12 @@ def test_flowers_noise_at_the_server_goes_with_methods_that_average(tmp_path: Pa
     wrapped = DifferentialPrivacyServerSideFixedClipping(strategy("fedavg"), 0.1, 0.5, 3)
     result = wrapped.start(grid(tmp_path), strategy("fedavg").initial_arrays(), num_rounds=2)
     assert result.train_metrics_clientapp[2]["replies"] == 3
+
+
+def test_a_variance_that_noise_has_made_negative_reaches_clients_as_zero() -> None:
+    noised = ArrayRecord({"model/n.running_var": Array(np.float32([-1, 2])), "model/n.bias": Array(np.float32([-1]))})
+    assert _received(noised)["model"]["n.running_var"].tolist() == [0, 2]
+    assert _received(noised)["model"]["n.bias"].tolist() == [-1]
 
 
 AVERAGING = {"fedavg", "fedbn", "fedcirplus", "fedlc", "fedprox", "fedsr", "moon"}
