@@ -1,5 +1,7 @@
 """What the tests of real federations share."""
 
+import base64
+import hashlib
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
@@ -34,3 +36,9 @@ class Simulation(LocalFederation):
 
 def log_of(federation: LocalFederation, name: str) -> str:
     return federation.log(name).read_text(encoding="utf-8", errors="replace")
+
+
+def ssh_fingerprint(public: Path) -> str:
+    """What `ssh-keygen -lf` shows of a public key."""
+    blob = base64.b64decode(public.read_bytes().split()[1])
+    return f"SHA256:{base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip('=')}"

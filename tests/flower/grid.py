@@ -4,7 +4,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from flwr.app import Context, Message, RecordDict
+from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
@@ -27,10 +30,10 @@ def run_of_flower() -> Iterator[None]:
 
 
 class MemoryGrid(Grid):
-    """Nodes by number; they may come and go."""
+    """Nodes by number, which may come and go, and the public keys of some of them."""
 
-    def __init__(self, nodes: Mapping[int, Node]) -> None:
-        self.nodes = dict(nodes)
+    def __init__(self, nodes: Mapping[int, Node], keys: Mapping[int, bytes] | None = None) -> None:
+        self.nodes, self.keys = dict(nodes), dict(keys or {})
         self.sent: list[Message] = []
         self._replies: dict[str, Message] = {}
 
@@ -48,6 +51,9 @@ class MemoryGrid(Grid):
 
     def get_node_ids(self) -> list[int]:
         return list(self.nodes)
+
+    def get_nodes(self) -> list[NodeInfo]:
+        return [NodeInfo(node_id=node, public_key=self.keys.get(node, b"")) for node in self.nodes]
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         return [self._push(message) for message in messages]
@@ -94,3 +100,9 @@ def site(**node_config: Any) -> Node:
         return client_app.answer(message, context_of(named, message.metadata.dst_node_id), client_app._open)
 
     return node
+
+
+def pem(number: int) -> bytes:
+    """The public key of a node, as a SuperLink tells it."""
+    key = ec.derive_private_key(number, ec.SECP384R1()).public_key()
+    return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)

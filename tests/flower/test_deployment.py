@@ -17,7 +17,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from federations import APP, Simulation, log_of
+from federations import APP, Simulation, log_of, ssh_fingerprint
 from PIL import Image
 from safetensors.torch import load_file
 
@@ -278,6 +278,8 @@ def test_the_round_goes_on_without_a_site_that_dies_or_sends_what_it_should_not(
     assert "only site 'oslo' has 'laying': check that all sites spell it the same way" in text
     manifest = (folder.path / "manifest.json").read_text(encoding="utf-8")
     assert ".png" not in manifest  # no name of a file has left a site
+    keys = [ssh_fingerprint(tmp_path / "flower" / "nodes" / f"{number}.key.pub") for number in range(3)]
+    assert [client["node_key"] for client in json.loads(manifest)["clients"]] == keys
     page = (folder.path / "report.html").read_text(encoding="utf-8")
     assert "Not measured: fedcir ran across sites, which keep their images" in page
     with socket.socket() as probe:

@@ -4,13 +4,18 @@ import json
 import logging
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
+from federations import ssh_fingerprint
 from flwr.app import ConfigRecord, Error, Message, MessageType, MetricRecord, RecordDict
-from grid import MemoryGrid, Node, run_of_flower  # noqa: F401
+from grid import MemoryGrid, Node, pem, run_of_flower  # noqa: F401
 
 from fedcir.config import Config, DataConfig, PartitionConfig
+from fedcir.flower.certs import make_node_key
+from fedcir.flower.keys import fingerprint, forget_keys
 from fedcir.flower.sites import Introduction, Sites, agree, push, roster_of
 from fedcir.flower.wire import Order
 from fedcir.types import InputError, RunError
@@ -217,7 +222,7 @@ def test_an_introduction_tells_how_many_images_a_site_has_but_not_which() -> Non
     assert told == json.loads(json.dumps(asdict(own("a"))))
     assert told.keys() == {
         *("domain", "classes", "train", "test", "content"),
-        *("image_size", "channels", "partition", "shared", "versions"),
+        *("image_size", "channels", "validation", "partition", "shared", "versions"),
     }
 
 
@@ -429,6 +434,107 @@ def test_a_node_that_went_away_without_an_answer_is_asked_again_when_it_is_back(
     assert sites.introductions == {7: own("a")}
 
 
+ONE, TWO = (fingerprint(pem(number)) for number in (1, 2))
+
+
+def test_a_fingerprint_is_what_ssh_keygen_shows_of_the_public_key(tmp_path: Path) -> None:
+    public = make_node_key(tmp_path / "site.key")
+    key = load_ssh_public_key(public.read_bytes())
+    told = key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)  # by the SuperLink
+    assert fingerprint(told) == ssh_fingerprint(public)
+    assert fingerprint(bytes(32)) == fingerprint(b"") == ""  # what simulated nodes have
+
+
+def bound_grid() -> tuple[MemoryGrid, Sites, list[dict[str, Any]]]:
+    """Two sites whose names are bound to their keys."""
+    grid = MemoryGrid({7: introduces(own("a")), 8: introduces(own("b"))}, {7: pem(1), 8: pem(2)})
+    sites, clients = looking(grid), manifest_clients(own("a"), own("b"))
+    sites.bind(clients)
+    return grid, sites, clients
+
+
+def test_names_are_bound_to_the_keys_that_used_them_first() -> None:
+    _, sites, clients = bound_grid()
+    assert [client["node_key"] for client in clients] == [ONE, TWO]
+    assert sites.nodes(clients) == ({0: 7, 1: 8}, {})
+
+
+@pytest.mark.parametrize("content", ["hash of a", "other"])
+def test_a_node_that_claims_the_name_of_another_key_is_turned_away_and_named(
+    content: str, log: pytest.LogCaptureFixture
+) -> None:
+    grid, sites, clients = bound_grid()
+    grid.nodes[9], grid.keys[9] = introduces(own("a", content=content)), pem(3)
+    assert sites.nodes(clients) == ({0: 7, 1: 8}, {})
+    turned = f"it claims the name 'a' with the key {fingerprint(pem(3))}, but the name belongs to {ONE} (see new-keys)"
+    assert sites.failures == {9: turned}
+    assert f"node 9 cannot take part: {turned}" in log.messages
+    del grid.nodes[7]
+    found, missing = sites.nodes(clients)
+    assert found == {1: 8}
+    assert missing == {0: f"its node is not connected, and another was turned away: {turned}"}
+    assert log.messages.count(f"node 9 cannot take part: {turned}") == 1
+
+
+def test_a_registered_site_cannot_take_the_name_of_another_by_coming_back_as_it() -> None:
+    grid, sites, clients = bound_grid()
+    del grid.nodes[7]
+    grid.nodes[8] = silent
+    sites.look()
+    del grid.nodes[8]
+    sites.look()
+    grid.nodes[8] = introduces(own("a"))
+    assert sites.nodes(clients)[0] == {}
+    assert set(sites.failures) == {8}
+
+
+def test_a_node_that_restarts_with_its_key_has_its_name_whatever_its_number() -> None:
+    grid, sites, clients = bound_grid()
+    del grid.nodes[7]
+    grid.nodes[99], grid.keys[99] = introduces(own("a")), pem(1)
+    assert sites.nodes(clients) == ({0: 99, 1: 8}, {})
+
+
+def test_a_site_with_a_new_key_takes_part_if_the_run_is_resumed_with_its_name() -> None:
+    _, _, clients = bound_grid()
+    grid = MemoryGrid({1: introduces(own("a")), 2: introduces(own("b"))}, {1: pem(4), 2: pem(5)})
+    forget_keys(clients, ["a"])
+    sites = Sites(grid, Order(config(), {}))
+    sites.bind(clients)
+    assert sites.nodes(clients)[0] == {0: 1}
+    assert clients[0]["node_key"] == fingerprint(pem(4))
+    forget_keys(clients, ["all"])
+    assert not any("node_key" in client for client in clients)
+
+
+def test_forty_thousand_classes_are_agreed_on() -> None:
+    many = [f"class {number}" for number in range(40_000)]
+    sites = [own("a", *many), own("b", *many), own("c", *many[:-1], "another")]
+    manifest, notes = agree(sites, config())
+    assert len(manifest["classes"]) == 40_001
+    assert notes == [
+        f"site 'c' has no image of {many[-1]!r}",
+        "only site 'c' has 'another': check that all sites spell it the same way",
+    ]
+    assert len(agree(sites, config(tuple(many[:-1])))[1]) == 3
+
+
+@pytest.mark.parametrize("number", [-1, 10**18])
+def test_a_site_that_says_it_has_a_number_of_images_that_cannot_be_is_no_site(number: int) -> None:
+    for part in ("train", "test", "validation"):
+        assert set(looking(MemoryGrid({5: introduces(own("a", **{part: number}))})).failures) == {5}
+
+
+def test_an_introduction_that_another_node_sent_in_its_place_is_refused() -> None:
+    def forged(message: Message) -> Message:
+        reply = introduces(own("a"))(message)
+        assert reply is not None
+        reply.metadata.__dict__["_group_id"] = "0"  # it has not seen what was asked
+        return reply
+
+    assert looking(MemoryGrid({5: forged})).failures == {5: "another node has answered in its place"}
+
+
 class Refusing(MemoryGrid):
     """A grid that does not send to one node; `kept` says whether the ids that it gives have a gap there."""
 
@@ -445,5 +551,5 @@ class Refusing(MemoryGrid):
 def test_a_message_that_could_not_be_sent_does_not_mix_up_the_others(kept: bool) -> None:
     grid = Refusing([4, 5, 6], refused=4, kept=kept)
     went = push(grid, [Message(RecordDict(), node, MessageType.QUERY) for node in (4, 5, 6)])
-    assert went == {message.metadata.message_id: message.metadata.dst_node_id for message in grid.sent}
-    assert list(went.values()) == [5, 6]
+    assert went == {message.metadata.message_id: message.metadata for message in grid.sent}
+    assert [asked.dst_node_id for asked in went.values()] == [5, 6]

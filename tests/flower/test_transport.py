@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import Array, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
-from grid import MemoryGrid, Node, context_of, passed, run_of_flower, site  # noqa: F401
+from grid import MemoryGrid, Node, context_of, passed, pem, run_of_flower, site  # noqa: F401
 from PIL import Image
 
 import fedcir
@@ -19,6 +19,7 @@ from fedcir.config import Config, config_from, config_tables, dump_toml, merged,
 from fedcir.engine.folder import RunFolder
 from fedcir.engine.session import Session
 from fedcir.flower import server_app
+from fedcir.flower.keys import fingerprint
 from fedcir.flower.server_app import Settings, open_deployment
 from fedcir.flower.wire import Order
 from fedcir.types import InputError, RunError
@@ -51,9 +52,10 @@ def across(
     timeout: float = 60.0,
     sites: int = 3,
     until: int | None = None,
+    new_keys: tuple[str, ...] = (),
 ) -> Session:
     """A run across a grid, to its end or until so many rounds are done in all."""
-    with open_deployment(grid, Settings(config, out, resume, sites, 0.0, timeout)) as (session, rounds):
+    with open_deployment(grid, Settings(config, out, resume, sites, 0.0, timeout, True, new_keys)) as (session, rounds):
         while session.state.round != until and next(rounds, None) is not None:
             pass
     return session
@@ -170,6 +172,15 @@ FAULTS: dict[Change, str] = {
 }
 
 
+def told(**values: float) -> Change:
+    """Metrics that are other than they should be."""
+
+    def change(content: RecordDict) -> None:
+        content.metric_records["metrics"].update(values)
+
+    return change
+
+
 @pytest.mark.parametrize(("change", "reason"), FAULTS.items(), ids=lambda value: getattr(value, "__name__", ""))
 def test_a_node_whose_replies_cannot_be_used_is_dropped_and_named_and_the_run_goes_on(
     tiny: Tiny, tmp_path: Path, change: Change, reason: str
@@ -182,6 +193,74 @@ def test_a_node_whose_replies_cannot_be_used_is_dropped_and_named_and_the_run_go
         assert record["dropped"]["1"].startswith(reason)
         assert len(record["accuracy"]) == 3
     assert RunFolder(tmp_path / "run").finished
+
+
+def negate(content: RecordDict) -> None:
+    arrays = content.array_records["arrays"]
+    name = next(name for name in arrays if name.endswith("running_var"))
+    arrays[name] = Array(-1 - arrays[name].numpy())
+
+
+LIES: dict[str, tuple[str, Change, str]] = {
+    "images to train on": ("train", told(**{"num-examples": 10**18}), f"num_examples is {10**18}, expected 24"),
+    "a variance": ("train", negate, "model/encoder"),
+    "half an image": ("evaluate", told(correct=0.5, count=0.5), "evaluation: its counts are invalid"),
+    "images to test on": ("evaluate", told(correct=1e308, count=1e308), "evaluation: count is 1e+308, expected 12"),
+}
+
+
+@pytest.mark.parametrize(("kind", "lie", "reason"), LIES.values(), ids=LIES)
+def test_a_site_that_lies_about_its_numbers_is_dropped_and_named_and_changes_nothing(
+    tiny: Tiny, tmp_path: Path, kind: str, lie: Change, reason: str
+) -> None:
+    config = tiny("fedavg", "server.rounds=1", "server.weighting=samples")
+    grid = shares(tmp_path)
+    grid.nodes[17] = altered(grid.nodes[17], kind, lie)
+    across(grid, config, tmp_path / "run")
+    (record,) = rounds(tmp_path / "run")
+    assert list(record["dropped"]) == ["1"]
+    assert record["dropped"]["1"].startswith(reason)
+    assert all(value < 100 for value in record["losses"].values())
+    assert all(value <= 1 for value in record["accuracy"].values())
+    json.dumps(record, allow_nan=False)
+
+
+def forged(node: Node, **changes: Any) -> Node:
+    """The same node, whose replies in training say something else of themselves."""
+
+    def answer(message: Message) -> Message | None:
+        reply = node(message)
+        assert reply is not None
+        reply.metadata.__dict__.update({f"_{name}": value for name, value in changes.items()})
+        return reply
+
+    return instead(node, MessageType.TRAIN, answer)
+
+
+@pytest.mark.parametrize("changes", [{"src_node_id": 903}, {"group_id": "1"}], ids=["another's", "another round's"])
+def test_a_reply_of_another_node_or_to_another_message_is_refused(
+    tiny: Tiny, tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    grid = shares(tmp_path)
+    grid.nodes[17] = forged(grid.nodes[17], **changes)
+    across(grid, tiny("fedavg", "server.rounds=1"), tmp_path / "run")
+    assert dropped(tmp_path / "run") == [{"1": "another node has answered in its place"}]
+
+
+def test_a_resumed_run_knows_its_sites_by_their_keys_unless_it_is_told_of_new_ones(tiny: Tiny, tmp_path: Path) -> None:
+    grid = shares(tmp_path)
+    grid.keys = {node: pem(node) for node in NODES}
+    across(grid, tiny("fedavg"), tmp_path / "run", until=1)
+    bound = [client["node_key"] for client in RunFolder(tmp_path / "run").manifest()["clients"]]
+    assert bound == [fingerprint(pem(node)) for node in NODES]
+    grid.keys[17] = pem(99)
+    across(grid, tiny("fedavg"), tmp_path / "run", resume=True, sites=2, until=2)
+    assert list(dropped(tmp_path / "run")[1]) == ["1"]
+    assert "it claims the name '1' with the key SHA256:" in dropped(tmp_path / "run")[1]["1"]
+    across(grid, tiny("fedavg"), tmp_path / "run", resume=True, new_keys=("1",))
+    assert dropped(tmp_path / "run")[2] == {}
+    clients = RunFolder(tmp_path / "run").manifest()["clients"]
+    assert clients[1]["node_key"] == fingerprint(pem(99))
 
 
 def test_a_run_leaves_a_report_and_one_that_cannot_be_written_is_a_note(

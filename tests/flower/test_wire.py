@@ -62,7 +62,7 @@ def answered(content: RecordDict | Error) -> Message:
 
 
 def read(content: RecordDict | Error, expected: Groups | None = None) -> ClientReply | Dropped:
-    return unpack_reply(answered(content), 4, template() if expected is None else expected)
+    return unpack_reply(answered(content), 4, template() if expected is None else expected, TRAINED)
 
 
 def npy(array: Any, pickled: bool = False) -> bytes:
@@ -113,7 +113,7 @@ def test_groups_reach_a_client_bit_for_bit(trained: tuple[str, ...]) -> None:
 @pytest.mark.parametrize("trained", [("model",), ("model", "gaussians"), ()])
 def test_a_reply_reaches_the_server_bit_for_bit(trained: tuple[str, ...]) -> None:
     message = answered(pack_reply(ClientReply(0, 41, groups(), {"loss/ce": 0.1, "flops": 3e12}), trained))
-    reply = unpack_reply(message, 2, groups())
+    reply = unpack_reply(message, 2, groups(), trained)
     assert isinstance(reply, ClientReply)
     assert same({name: reply.arrays[name] for name in groups()}, groups())
     assert (reply.client_id, reply.num_examples, reply.metrics) == (2, 41, {"loss/ce": 0.1, "flops": 3e12})
@@ -198,6 +198,31 @@ def make_row(content: RecordDict) -> None:
     content.config_records["config"]["counts/labels"] = npy(np.zeros((1, 3), np.float32))
 
 
+def repeat_as_bytes(content: RecordDict) -> None:
+    content.config_records["config"][WEIGHT] = npy(np.full((2, 3), 1e4, np.float32))
+
+
+def repeat_in_another_record(content: RecordDict) -> None:
+    content["more"] = ArrayRecord({WEIGHT: Array(np.full((2, 3), 1e4, np.float32))})
+
+
+def move(content: RecordDict) -> None:
+    array = content.array_records["arrays"].pop(WEIGHT)
+    content.config_records["config"][WEIGHT] = array.data
+
+
+def say_more(content: RecordDict) -> None:
+    content.config_records["config"]["note"] = "mine"
+
+
+def write_a_number(content: RecordDict) -> None:
+    content.config_records["config"]["counts/labels"] = 7
+
+
+def measure_twice(content: RecordDict) -> None:
+    content["others"] = MetricRecord({"num-examples": 10**9})
+
+
 def empty(content: RecordDict) -> None:
     for name in list(content):
         del content[name]
@@ -212,6 +237,12 @@ FAULTS: dict[Callable[[RecordDict], None], str] = {
     widen: "model/head.weight is float64[2, 3], expected float32[2, 3]",
     swap_bytes: "model/head.weight is >f4[2, 3], expected float32[2, 3]",
     make_row: "counts/labels is float32[1, 3], expected float32[3]",
+    repeat_as_bytes: "'model/head.weight' is there twice",
+    repeat_in_another_record: "its record 'more' is not expected",
+    move: "model/head.weight is not in the record where it belongs",
+    say_more: "'note' is not expected",
+    write_a_number: "counts/labels is not an array",
+    measure_twice: "its record 'others' is not expected",
     empty: "counts/labels is missing",
 }
 
@@ -416,7 +447,7 @@ def test_an_order_goes_to_json_and_back() -> None:
     config = Config(data=DataConfig(classes=("a", "b")), algorithm=AlgorithmConfig("fedcir", fields))
     order = replace(ORDER, config=config)
     assert Order.from_json(order.to_json()) == order
-    assert json.loads(order.to_json())["format"] == 1
+    assert json.loads(order.to_json())["format"] == 2
 
 
 def test_the_weights_to_start_from_never_travel() -> None:
@@ -429,10 +460,10 @@ def test_the_weights_to_start_from_never_travel() -> None:
 
 def test_an_order_of_another_format_is_refused_and_both_are_named() -> None:
     values = json.loads(ORDER.to_json())
-    with pytest.raises(InputError, match="format 2 and the site 1: install the same fedcir"):
-        Order.from_json(json.dumps({**values, "format": 2}))
+    with pytest.raises(InputError, match="format 3 and the site 2: install the same fedcir"):
+        Order.from_json(json.dumps({**values, "format": 3}))
     del values["format"]
-    with pytest.raises(InputError, match="format None and the site 1"):
+    with pytest.raises(InputError, match="format None and the site 2"):
         Order.from_json(json.dumps(values))
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -27,6 +27,14 @@ Pairs = Mapping[str, tuple[Any, Any]] | Iterable[tuple[Any, Any]]
 """Clients of the caller: a (train, test) pair of Datasets each, either of which may be None, by name or one by one."""
 
 
+class Sizes(NamedTuple):
+    """How many images a client has, by what they are for."""
+
+    train: int
+    test: int
+    validation: int
+
+
 @dataclass(frozen=True)
 class Client:
     """A client: its training data, and the test data of its domain. Without training data it only tests."""
@@ -38,6 +46,10 @@ class Client:
     """None if it does not test."""
     validation: Examples | None = None
     """What the best round is picked on, where images were set aside for it."""
+
+    @property
+    def sizes(self) -> Sizes:
+        return Sizes(len(self.train or ()), len(self.test or ()), len(self.validation or ()))
 
 
 class Roster(Protocol):
@@ -68,6 +80,11 @@ class Roster(Protocol):
 
     @property
     def unseen(self) -> tuple[str, ...]: ...
+
+    @property
+    def sizes(self) -> dict[int, Sizes]:
+        """What each client has said it has, and its replies must tell; empty where clients are at hand themselves."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -101,6 +118,10 @@ class Federation:
             if client.test is not None:
                 first.setdefault(client.domain, client.id)
         return {client: domain for domain, client in first.items()}
+
+    @property
+    def sizes(self) -> dict[int, Sizes]:
+        return {}
 
 
 def deal(config: Config, on_file: OnFile | None = None) -> tuple[Domains, list[Share]]:

@@ -23,6 +23,11 @@ BETAS = tuple(float(beta) for beta in np.geomspace(1 / 16, 8, 29))
 BINS = 50
 """Of the score, equal ones from 0 to 1. With the slopes they stay below what a Flower message may hold of metrics."""
 PREFIX = "calibration/"
+SUMS = (
+    *(f"{PREFIX}slope/{number}" for number in range(len(BETAS))),
+    *(f"{PREFIX}unlike/{number}" for number in range(BINS)),
+)
+"""The names of what a client tells."""
 
 
 class Saved(TypedDict):
@@ -62,8 +67,7 @@ def calibration_sums(model: nn.Module, batches: Iterable[Batch], images: int) ->
         logits, unlike = judge(model, x)
         slopes += loss_slopes(logits, y, smoothing).cpu()
         counts += (unlike * BINS).long().clamp(0, BINS - 1).bincount(minlength=BINS).cpu()
-    named = {f"{PREFIX}slope/{n}": float(slope) for n, slope in enumerate(slopes)}
-    return named | {f"{PREFIX}unlike/{n}": float(count) for n, count in enumerate(counts)}
+    return dict(zip(SUMS, [*slopes.tolist(), *counts.tolist()], strict=True))
 
 
 def loss_slopes(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
@@ -142,7 +146,7 @@ def crossing(slopes: Any) -> float:
 
 def _read(metrics: Mapping[str, float]) -> tuple[list[float], list[float]] | None:
     """Slopes and counts of one client, if all are there and can be what they say."""
-    slopes = [metrics.get(f"{PREFIX}slope/{n}", math.nan) for n in range(len(BETAS))]
-    counts = [metrics.get(f"{PREFIX}unlike/{n}", math.nan) for n in range(BINS)]
+    told = [metrics.get(name, math.nan) for name in SUMS]
+    slopes, counts = told[:-BINS], told[-BINS:]
     usable = all(math.isfinite(each) for each in (*slopes, *counts)) and all(c >= 0 and c.is_integer() for c in counts)
     return (slopes, counts) if usable and any(counts) else None

@@ -5,7 +5,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedcir.models.tensors import difference, not_finite, tensor_bytes
+from fedcir.data.federation import Roster, Sizes
+from fedcir.engine.valid import evaluation_fault, training_fault
+from fedcir.models.tensors import difference, tensor_bytes
 from fedcir.types import ClientReply, Dropped, Groups, RunError
 
 Counts = dict[str, tuple[int, int]]
@@ -15,8 +17,8 @@ Counts = dict[str, tuple[int, int]]
 class Collected:
     """What is counted while replies pass on their way to the server's step."""
 
-    def __init__(self, round: int, template: Groups, min_replies: int) -> None:
-        self.round, self.template, self.min_replies = round, template, min_replies
+    def __init__(self, round: int, template: Groups, min_replies: int, sizes: Mapping[int, Sizes]) -> None:
+        self.round, self.template, self.min_replies, self.sizes = round, template, min_replies, sizes
         self.dropped: dict[str, str] = {}
         self.bytes_up = self.flops = self.count = 0
         self._losses: dict[str, list[float]] = {}
@@ -51,12 +53,7 @@ class Collected:
     def _fault(self, reply: ClientReply) -> str | None:
         if (reason := difference(reply.arrays, self.template)) is not None:
             return reason
-        if (name := not_finite(reply.arrays)) is not None:
-            return f"{name} is not finite; a lower local.lr may help"
-        if reply.num_examples < 1:
-            return f"num_examples must be at least 1, got {reply.num_examples}"
-        wrong = [name for name, value in reply.metrics.items() if not math.isfinite(value)]
-        return f"metric {wrong[0]} is not finite" if wrong else None
+        return training_fault(reply, self.sizes.get(reply.client_id))
 
 
 def _clients(numbers: Iterable[str]) -> str:
@@ -110,14 +107,13 @@ class Tests:
         }
 
 
-def tally(evaluators: Mapping[int, str], replies: Iterable[ClientReply | Dropped], dropped: dict[str, str]) -> Tests:
+def tally(roster: Roster, replies: Iterable[ClientReply | Dropped], dropped: dict[str, str]) -> Tests:
     """What the clients that test, by their domains, have found; those that could not be used go into `dropped`."""
-    tests = Tests()
+    tests, evaluators, sizes = Tests(), roster.evaluators, roster.sizes
     for reply in _in_order(replies, sorted(evaluators)):
-        if isinstance(reply, ClientReply) and not _counted(reply.metrics):
-            reply = Dropped(reply.client_id, "its counts are invalid")  # noqa: PLW2901
-        if isinstance(reply, Dropped):
-            dropped.setdefault(str(reply.client_id), f"evaluation: {reply.reason}")
+        reason = reply.reason if isinstance(reply, Dropped) else evaluation_fault(reply, sizes.get(reply.client_id))
+        if reason is not None or isinstance(reply, Dropped):
+            dropped.setdefault(str(reply.client_id), f"evaluation: {reason}")
             continue
         domain, metrics = evaluators[reply.client_id], reply.metrics
         tests.counts[domain] = int(metrics["correct"]), int(metrics["count"])
@@ -127,11 +123,3 @@ def tally(evaluators: Mapping[int, str], replies: Iterable[ClientReply | Dropped
             tests.aside[domain] = int(metrics["validation/correct"]), int(metrics["validation/count"])
         tests.sums.append(metrics)
     return tests
-
-
-def _counted(metrics: Mapping[str, float]) -> bool:
-    """Whether all counts are there, and none is above what was counted."""
-    pairs = [(metrics.get("correct", -1.0), metrics.get("count", 0.0))]
-    if "validation/count" in metrics:
-        pairs.append((metrics.get("validation/correct", -1.0), metrics["validation/count"]))
-    return all(0 <= correct <= count < math.inf and count > 0 for correct, count in pairs)

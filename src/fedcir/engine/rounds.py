@@ -92,7 +92,7 @@ def take_step(
     """The server's part of a round: the next state from the replies of a cohort, and what was counted on the way."""
     before = session.state
     round = before.round + 1
-    collected = Collected(round, session.template(), session.config.server.min_replies)
+    collected = Collected(round, session.template(), session.config.server.min_replies, session.roster.sizes)
     handed = replace(before, private=clone(before.private))
     usable = collected.usable(replies, cohort)
     state = session.algorithm.server_step(handed, usable, session.modules, session.context(round))
@@ -113,8 +113,8 @@ def _round(session: Session, transport: Transport) -> tuple[RoundRecord, ServerS
     tests = Tests()
     if round % server.eval_every == 0 or round == server.rounds:
         trained = replace(state, shared=session.to_test(state))
-        testers = session.roster.evaluators
-        tests = tally(testers, transport.evaluate(trained, sorted(testers)), collected.dropped)
+        replies = transport.evaluate(trained, sorted(session.roster.evaluators))
+        tests = tally(session.roster, replies, collected.dropped)
     _add(seconds, "evaluate", measured)
     record = RoundRecord(
         round=round,

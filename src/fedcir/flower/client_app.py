@@ -173,9 +173,13 @@ def _own(text: str, root: Path, domain: str, classes: tuple[str, ...]) -> Place:
     share = capped(Share(domain, rows), {domain: whole.train.labels}, config.partition.max_samples, config.run.seed)
     federation = federation_from(config, domains, [share])
     size, channels = federation.card["image_size"], federation.card["channels"]
-    trains = len(share.rows.get(domain, whole.train))
-    about = Introduction(domain, here, trains, len(whole.test), domains.content, size, channels, versions=VERSIONS)
-    return Place(federation.clients[0], federation.task, about)
+    client, trains = federation.clients[0], len(share.rows.get(domain, whole.train))
+    about = Introduction(
+        *(domain, here, trains, len(whole.test), domains.content, size, channels),
+        validation=client.sizes.validation,
+        versions=VERSIONS,
+    )
+    return Place(client, federation.task, about)
 
 
 @lru_cache(maxsize=1)
@@ -197,6 +201,7 @@ def _share(text: str, number: int) -> Place:
         federation.manifest["hash"],
         card["image_size"],
         card["channels"],
+        client.sizes.validation,
         number,
         shared=True,
         versions=VERSIONS,

@@ -12,6 +12,7 @@ from fedcir.config import Config, config_tables, dump_toml
 from fedcir.data.federation import open_federation
 from fedcir.data.pictures.decode import OnFile
 from fedcir.engine.folder import RunFolder
+from fedcir.flower.keys import EVERY
 from fedcir.flower.patience import TIMEOUT
 from fedcir.flower.processes import LocalFederation
 from fedcir.flower.server_app import check_deployable
@@ -62,6 +63,7 @@ def run_locally(
         settings.write_text(dump_toml(config_tables(config)), encoding="utf-8")
         asked = {"config": str(settings), "out": str(out.resolve()), "resume": True, "sites": sites, "timeout": timeout}
         asked["report"] = False  # whoever watches the rounds writes it
+        asked["new-keys"] = EVERY  # they are made anew each time
         with LocalFederation(Path(work), nodes) as flower:
             on_note(f"started a SuperLink at {flower.address} and {sites} SuperNodes, with TLS and authentication")
             yield from _watch(flower, flower.submit("run", asked), folder)

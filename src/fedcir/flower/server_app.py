@@ -18,11 +18,13 @@ from flwr.serverapp import Grid, ServerApp
 from fedcir.algorithms import asked_config, make_algorithm
 from fedcir.algorithms.algorithm import Algorithm
 from fedcir.config import Asked, Config
+from fedcir.data.federation import Sizes
 from fedcir.engine.folder import RunFolder
 from fedcir.engine.machine import keep_memory, threads
 from fedcir.engine.resume import kept_in
 from fedcir.engine.rounds import Rounds, run
 from fedcir.engine.session import Session, check_own, open_session, own_batchnorm
+from fedcir.flower.keys import forget_keys
 from fedcir.flower.patience import SITES, TIMEOUT, WAIT
 from fedcir.flower.sites import Sites, agree, roster_of
 from fedcir.flower.transport import GridTransport
@@ -49,6 +51,8 @@ class Settings:
     """Seconds that the clients of a round have to answer."""
     report: bool = True
     """Whether the run folder gets a report.html."""
+    new_keys: tuple[str, ...] = ()
+    """Sites that may come back with another key than the one that their name is bound to, or `all`."""
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> "Settings":
@@ -64,7 +68,8 @@ class Settings:
                 raise InputError(f"{name} must be a {'whole ' * (name == 'sites')}number above 0, got {number!r}")
         resume, page = bool(given.get("resume", False)), bool(given.get("report", True))
         sites, wait, timeout = numbers.values()
-        return cls(asked_config(asked), out, resume, int(sites), float(wait), float(timeout), page)
+        new_keys = tuple(shlex.split(str(given.get("new-keys", ""))))
+        return cls(asked_config(asked), out, resume, int(sites), float(wait), float(timeout), page, new_keys)
 
 
 @app.main()
@@ -99,11 +104,15 @@ def open_deployment(grid: Grid, settings: Settings) -> Iterator[tuple[Session, R
         keep_memory()
         sites = Sites(grid, Order(config, {}))
         manifest = _saved_manifest(folder, settings.resume)
+        if manifest is not None:
+            forget_keys(manifest["clients"], settings.new_keys)
+            sites.bind(manifest["clients"])
         sites.wait(settings.sites, settings.wait)
         notes = [f"node {node} takes no part: {reason}" for node, reason in sites.failures.items()]
         if manifest is None:
             manifest, more = agree(sites.introductions.values(), config)
             notes += more
+        sites.bind(manifest["clients"])
         for client in manifest["clients"]:
             check_own(config, algorithm, client["domain"], client["train"] > 0)
         roster = roster_of(manifest, config, notes)
@@ -171,6 +180,9 @@ def _saved_manifest(folder: RunFolder, resume: bool) -> dict[str, Any] | None:
     manifest = folder.manifest()
     if "key" not in manifest:
         raise InputError(f"{folder.path} was started on one machine, not across sites: choose another folder")
+    counts = [client.get(part) for client in manifest["clients"] for part in Sizes._fields]
+    if not all(isinstance(count, int) for count in counts):
+        raise InputError(f"{folder.path} was started by an older fedcir: finish it with that, or choose another folder")
     return manifest
 
 

@@ -1,6 +1,7 @@
 """Which node speaks for which client: sites introduce themselves before round 1, and again when they come back.
 
-Flower draws a node's number anew for every federation, so clients are told apart by what the sites call themselves.
+Flower draws a node's number anew for every federation, so clients are told apart by what the sites call themselves. A
+name belongs to the key of the node that used it first.
 """
 
 import hashlib
@@ -8,27 +9,32 @@ import json
 import logging
 import secrets
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from flwr.app import ConfigRecord, Message, MessageType, Metadata, RecordDict
 from flwr.serverapp import Grid
 
 from fedcir.config import Config, build
 from fedcir.data.catalogue import ALL
 from fedcir.data.examples import Normalisation
-from fedcir.data.federation import image_card
-from fedcir.flower.wire import CONFIG, NO_REPLY, ORDER, Order, reason_of
+from fedcir.data.federation import Sizes, image_card
+from fedcir.flower.keys import KEY, claim_fault, fingerprint, name_of
+from fedcir.flower.wire import ANOTHERS, CONFIG, NO_REPLY, ORDER, Order, ask, is_answer, reason_of
 from fedcir.models.task import Task, image_task
 from fedcir.types import InputError, RunError
 
 log = logging.getLogger("flwr")
 
+RESTART = "if you change its node-config, restart its SuperNode"
 POLL = 0.25
 """Seconds between two looks for replies."""
 MAX_NAME = 200
 MAX_INTRODUCTION = 10_000_000
+MAX_IMAGES = 1_000_000_000
+"""That a site may say it has. Its replies must tell of just as many."""
 
 
 @dataclass(frozen=True)
@@ -44,11 +50,18 @@ class Introduction:
     """A hash of its data, so that a resumed run does not go on with other data."""
     image_size: int = 0
     channels: int = 0
+    validation: int = 0
+    """How many images it has set aside to pick the best round on."""
     partition: int = -1
     """Its number, where it holds a share of a dataset that all have."""
     shared: bool = False
     """Whether the classes are those of that dataset, and not its own."""
     versions: str = ""
+
+    @property
+    def name(self) -> str:
+        """What its client is known by from one connection to the next."""
+        return str(self.partition) if self.partition >= 0 else self.domain
 
     def to_record(self) -> ConfigRecord:
         return ConfigRecord({ORDER: json.dumps(asdict(self))})
@@ -62,6 +75,8 @@ class Introduction:
         made = build(cls, json.loads(text), "introduction")
         if any(len(name) > MAX_NAME or not name.isprintable() for name in (made.domain, made.versions, *made.classes)):
             raise ValueError("a name that cannot be shown")
+        if not all(0 <= images <= MAX_IMAGES for images in (made.train, made.test, made.validation)):
+            raise ValueError("a number of images that cannot be")
         return made
 
 
@@ -75,26 +90,46 @@ class Sites:
     introductions: dict[int, Introduction] = field(default_factory=dict)
     """By node."""
     failures: dict[int, str] = field(default_factory=dict)
-    """Nodes that could not introduce themselves, and why."""
+    """Nodes that could not introduce themselves, or as another only, and why."""
+    keys: dict[int, str] = field(default_factory=dict)
+    """The fingerprints of connected nodes' keys, empty where Flower tells none."""
     remind: float = 30.0
     """Seconds of waiting after which the log says for whom, and nodes that failed are asked again."""
-    _asked: dict[str, int] = field(default_factory=dict)
-    """Nodes by the message that they have not answered yet."""
+    _bound: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """The manifest's clients by name, once there is one."""
+    _claims: dict[int, str] = field(default_factory=dict)
+    """Names that failed nodes have claimed."""
+    _said: dict[int, str] = field(default_factory=dict)
+    """What the log was told of each node."""
+    _asked: dict[str, Metadata] = field(default_factory=dict)
+    """Messages that have not been answered yet."""
 
     def look(self) -> set[int]:
         """Ask nodes that are new who they are, and read what has been answered; gives the nodes that are connected."""
-        connected = set(self.grid.get_node_ids())
-        asked = {*self.introductions, *self.failures, *self._asked.values()}
-        self._ask(connected - asked)
+        self.keys = {node.node_id: fingerprint(node.public_key) for node in self.grid.get_nodes()}
+        connected = set(self.keys)
+        self._ask(connected - {*self.introductions, *self.failures, *self._silent()})
         for message in self.grid.pull_messages(list(self._asked)) if self._asked else ():
-            node = self._asked.pop(message.metadata.reply_to_message_id, None)
-            if node is not None:
-                self._read(node, message)
+            asked = self._asked.pop(message.metadata.reply_to_message_id, None)
+            if asked is not None:
+                self._read(asked, message)
         for known in (self.introductions, self.failures):  # who comes back may be another, or mended
             for node in known.keys() - connected:
                 del known[node]
-        self._asked = {message: node for message, node in self._asked.items() if node in connected}
+        self._asked = {message: asked for message, asked in self._asked.items() if asked.dst_node_id in connected}
         return connected
+
+    def _silent(self) -> set[int]:
+        """Nodes that have not answered yet."""
+        return {asked.dst_node_id for asked in self._asked.values()}
+
+    def bind(self, clients: Sequence[dict[str, Any]]) -> None:
+        """Bind the names of the manifest's clients to the keys of the nodes that speak for them now."""
+        self._bound = {name_of(client): client for client in clients}
+        for node, site in self.introductions.items():
+            client = self._bound.get(site.name)
+            if client is not None and self.keys.get(node):
+                client.setdefault(KEY, self.keys[node])
 
     @property
     def expecting(self) -> bool:
@@ -104,10 +139,9 @@ class Sites:
     def wait(self, enough: int, patience: float) -> None:
         """Wait until enough sites are connected and every node has answered. The log tells how it goes."""
         begun = reminded = time.monotonic()
-        said: dict[int, str] = {}
         while True:
             self.look()
-            self._tell_news(said)
+            self._tell_news(f". It is asked again every {self.remind:g} s; {RESTART}")
             now = time.monotonic()
             if len(self.introductions) >= enough and not self._asked:
                 return
@@ -124,28 +158,26 @@ class Sites:
                 "Start or fix the others, or lower `sites`"
             )
 
-    def _tell_news(self, said: dict[int, str]) -> None:
+    def _tell_news(self, advice: str = "") -> None:
         """Log what is new about each node since the last call."""
+        said = self._said
         news = {
             node: f"site {site.domain!r} connected as node {node}: {site.train} training and {site.test} test images"
             for node, site in self.introductions.items()
         }
         for node, reason in self.failures.items():
-            news[node] = (
-                f"node {node} cannot take part: {reason}. It is asked again every {self.remind:g} s; "
-                "if you change its node-config, restart its SuperNode"
-            )
-        for node in said.keys() - news.keys() - set(self._asked.values()):
+            news[node] = f"node {node} cannot take part: {reason}{advice}"
+        for node in said.keys() - news.keys() - self._silent():
             del said[node]
             log.warning("node %s has disconnected", node)
         for node, line in news.items():
-            if said.get(node) != line:
+            if not said.get(node, "").startswith(line):
                 said[node] = line
                 log.log(logging.WARNING if node in self.failures else logging.INFO, line)
 
     def _remind(self, enough: int, left: float) -> None:
         """Say whom the run waits for, and ask nodes again that have failed: they may be mended by now."""
-        there, silent = len(self.introductions), set(self._asked.values())
+        there, silent = len(self.introductions), self._silent()
         line = f"{there} of {enough} sites are connected ({self._there()}), and the run waits {left:.0f} s more"
         advice = ": start the others, or stop it with `flwr stop` and start it with a lower `sites`"
         log.info("%s%s", line, advice if there + len(silent - self.failures.keys()) < enough else "")
@@ -161,11 +193,13 @@ class Sites:
     def nodes(self, clients: Sequence[dict[str, Any]]) -> tuple[dict[int, int], dict[int, str]]:
         """The nodes of the manifest's clients, and why others of them have none."""
         connected = self.look()
+        self._tell_news()
         found: dict[int, int] = {}
-        missing = {client["id"]: "its node is not connected" for client in clients}
-        named = {_name(client): client for client in clients}
+        claimed = {name: self.failures[node] for node, name in self._claims.items() if node in self.failures}
+        named = {name_of(client): client for client in clients}
+        missing = {c["id"]: f"its node is not connected{_but(claimed.get(name))}" for name, c in named.items()}
         for node, site in self.introductions.items():
-            client = named.get(_name(_entry(0, site, True)))
+            client = named.get(site.name)
             if client is None or node not in connected or client["id"] in found:
                 continue  # who said so first has the name; another may take over once that one is gone
             if client["content"] != site.content:
@@ -177,31 +211,41 @@ class Sites:
 
     def _ask(self, nodes: Set[int]) -> None:
         messages = [
-            Message(RecordDict({CONFIG: ConfigRecord({ORDER: self.order.to_json()})}), node, MessageType.QUERY)
+            ask(RecordDict({CONFIG: ConfigRecord({ORDER: self.order.to_json()})}), node, MessageType.QUERY)
             for node in sorted(nodes)
         ]
         if messages:
             self._asked |= push(self.grid, messages)
 
-    def _read(self, node: int, message: Message) -> None:
+    def _read(self, asked: Metadata, message: Message) -> None:
+        node = asked.dst_node_id
+        if not is_answer(message, asked):
+            self.failures[node] = ANOTHERS
+            return
         if message.has_error():
             if (reason := reason_of(message)) != NO_REPLY:  # or it is asked again
                 self.failures[node] = reason
             return
         try:
-            self.introductions[node] = Introduction.from_message(message)
+            site = Introduction.from_message(message)
+            if (owner := self._bound.get(site.name)) and (fault := claim_fault(owner, self.keys.get(node, ""))):
+                self.failures[node], self._claims[node] = fault, site.name
+                return
+            self.introductions[node] = site
             self.failures.pop(node, None)  # it was mended
+            self.bind(list(self._bound.values()))
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             self.failures[node] = (
                 "its answer is not one of this fedcir: install the same version at the site and at the server"
             )
 
 
-def push(grid: Grid, messages: Sequence[Message]) -> dict[str, int]:
-    """Send messages; the nodes by the messages that went out."""
+def push(grid: Grid, messages: Sequence[Message]) -> dict[str, Metadata]:
+    """Send messages; gives those that went out, by their ids."""
     went = set(grid.push_messages(messages))
-    sent = [message.metadata for message in messages if message.metadata.message_id in went]
-    return {each.message_id: each.dst_node_id for each in sent}
+    return {
+        message.metadata.message_id: message.metadata for message in messages if message.metadata.message_id in went
+    }
 
 
 @dataclass(frozen=True)
@@ -233,6 +277,10 @@ class SiteRoster:
         seen = {client["domain"] for client in self.manifest["clients"] if client["train"]}
         return tuple(domain for domain in self.evaluators.values() if domain not in seen)
 
+    @property
+    def sizes(self) -> dict[int, Sizes]:
+        return {client["id"]: Sizes(*(client[part] for part in Sizes._fields)) for client in self.manifest["clients"]}
+
 
 def roster_of(manifest: dict[str, Any], config: Config, notes: Iterable[str] = ()) -> SiteRoster:
     """The roster of a manifest, fresh or read again."""
@@ -247,19 +295,19 @@ def agree(sites: Iterable[Introduction], config: Config) -> tuple[dict[str, Any]
     sites = in_order(sites, config.partition.hold_out)
     _check(sites, config)
     configured = config.data.classes not in (None, ALL)
-    classes = sorted(set(config.data.classes or ()) if configured else {name for s in sites for name in s.classes})
+    here = [set(site.classes) for site in sites]
+    classes = sorted(set(config.data.classes or ()) if configured else set().union(*here))
+    holders = Counter(name for names in here for name in names)
     notes = []
-    at = {name: [site for site in sites if name in site.classes] for name in classes}
-    for site in [] if sites[0].shared else sites:
-        if missing := [name for name in classes if site not in at[name] and (configured or len(at[name]) > 1)]:
+    for site, names in zip(sites, here, strict=True) if not sites[0].shared else ():
+        if missing := [name for name in classes if name not in names and (configured or holders[name] > 1)]:
             notes.append(f"site {site.domain!r} has no image of {_names(missing)}")
-        if unknown := [name for name in site.classes if name not in classes]:
+        if unknown := sorted(names.difference(classes)):
             notes.append(f"site {site.domain!r} also has {_names(unknown)}, which data.classes leaves out")
-        if not configured and len(sites) > 1 and (alone := [name for name in classes if at[name] == [site]]):
+        if not configured and len(sites) > 1 and (alone := [n for n in classes if n in names and holders[n] == 1]):
             notes.append(f"only site {site.domain!r} has {_names(alone)}: check that all sites spell it the same way")
-    for name in classes:
-        if not at[name]:
-            raise InputError(f"data.classes: no site has an image of {name!r}")
+    if (nobody := next((name for name in classes if not holders[name]), None)) is not None:
+        raise InputError(f"data.classes: no site has an image of {nobody!r}")
     if len(classes) < 2:
         raise InputError(f"the sites have only one class, {classes[0]!r}: a classifier needs two")
     first = sites[0]
@@ -284,8 +332,9 @@ def in_order(sites: Iterable[Introduction], hold_out: str | None = None) -> list
 
 def entries(sites: Sequence[Introduction], hold_out: str | None = None) -> list[dict[str, Any]]:
     """The manifest's clients."""
-    names = [_name(_entry(0, site, True)) for site in sites]
-    if twice := next((site for site, name in zip(sites, names, strict=True) if names.count(name) > 1), None):
+    names = [site.name for site in sites]
+    times = Counter(names)
+    if twice := next((site for site, name in zip(sites, names, strict=True) if times[name] > 1), None):
         what = f"partition-id {twice.partition}" if twice.partition >= 0 else f"domain {twice.domain!r}"
         raise InputError(f"two nodes say that they are {what}: give each its own in --node-config")
     if len({site.partition < 0 for site in sites}) > 1:
@@ -322,13 +371,12 @@ def _check(sites: Sequence[Introduction], config: Config) -> None:
 def _entry(number: int, site: Introduction, trains: bool) -> dict[str, Any]:
     """A client in the manifest."""
     name = {"partition": site.partition} if site.partition >= 0 else {}
-    counts = {"train": site.train if trains else 0, "test": site.test}
+    counts = {"train": site.train if trains else 0, "test": site.test, "validation": site.validation}
     return {"id": number, **name, "domain": site.domain, **counts, "content": site.content}
 
 
-def _name(client: dict[str, Any]) -> str:
-    """What a client is known by from one connection to the next."""
-    return str(client.get("partition", client["domain"]))
+def _but(claim: str | None) -> str:
+    return "" if claim is None else f", and another was turned away: {claim}"
 
 
 def _names(classes: Sequence[str]) -> str:

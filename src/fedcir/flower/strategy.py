@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -17,14 +18,16 @@ from fedcir.engine.machine import threads
 from fedcir.engine.replies import tally
 from fedcir.engine.rounds import take_step
 from fedcir.engine.session import Session, open_session, own_config
+from fedcir.engine.valid import training_fault
 from fedcir.flower.patience import SITES, TIMEOUT, WAIT
 from fedcir.flower.server_app import check_deployable
 from fedcir.flower.sites import SiteRoster, Sites, entries, in_order
 from fedcir.flower.transport import GridTransport
 from fedcir.flower.wire import Order, pack_arrays, unpack_arrays
+from fedcir.flower.wrapped import check_private, guard, wrapper_fault, wrapper_of
 from fedcir.models.task import module_task
 from fedcir.models.tensors import difference
-from fedcir.types import ClientReply, Dropped, InputError
+from fedcir.types import ClientReply, Dropped, Groups, InputError
 
 log = logging.getLogger("flwr")
 
@@ -78,12 +81,15 @@ class AlgorithmStrategy(Strategy):
             layout="contiguous",
         )
         check_deployable(self.config, self.algorithm)
-        self._task = module_task(encoder, example, num_classes, self.config.model.latent, self.config.run.seed)
+        with threads(self.config.run.threads):
+            self._task = module_task(encoder, example, num_classes, self.config.model.latent, self.config.run.seed)
         self._timeout = TIMEOUT
         self._transport: GridTransport | None = None
         self._sent: dict[int, Message] = {}
         self._missing: dict[int, str] = {}
         self._cohort: list[int] = []
+        self._guarded: Strategy | None = None
+        """The strategy that wraps this one, and is shown no reply that cannot be used."""
 
     def initial_arrays(self) -> ArrayRecord:
         """What training starts from."""
@@ -111,9 +117,10 @@ class AlgorithmStrategy(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Messages for the cohort of a round."""
+        self._meet(wrapper_of(self))
         transport = self._begin(grid)
         session = transport.session
-        groups = unpack_arrays(arrays)
+        groups = _received(arrays)
         if (reason := difference(groups, session.to_test(session.state))) is not None:
             raise InputError(f"initial_arrays do not fit, {reason}: give those of AlgorithmStrategy.initial_arrays()")
         session.state = replace(session.state, round=server_round - 1, shared={**session.state.shared, **groups})
@@ -131,7 +138,7 @@ class AlgorithmStrategy(Strategy):
         transport = self._begun()
         session = transport.session
         with threads(self.config.run.threads):
-            session.state, collected = take_step(session, self._read(replies, train=True), self._cohort)
+            session.state, collected = take_step(session, self._read(replies, session.template()), self._cohort)
         _tell(collected.dropped)
         metrics = {f"loss/{name}": value for name, value in collected.losses().items()}
         arrays = pack_arrays(session.state.shared, self.algorithm.trains)
@@ -145,7 +152,7 @@ class AlgorithmStrategy(Strategy):
         self._sent, self._missing = transport.messages(
             MessageType.EVALUATE,
             server_round,
-            unpack_arrays(arrays),
+            _received(arrays),
             sorted(transport.session.roster.evaluators),
             _with_round(config, server_round),
         )
@@ -155,7 +162,7 @@ class AlgorithmStrategy(Strategy):
         """Test accuracy: the mean over sites, the worst, and each site's own."""
         session = self._begun().session
         dropped: dict[str, str] = {}
-        tests = tally(session.roster.evaluators, self._read(replies, train=False), dropped)
+        tests = tally(session.roster, self._read(replies, {}), dropped)
         _tell(dropped)
         found = tests.accuracies(session.roster.unseen)
         if found["accuracy_mean"] is None:
@@ -173,6 +180,7 @@ class AlgorithmStrategy(Strategy):
             sites = Sites(grid, Order(self.config, {}))
             sites.wait(self.sites, self.wait)
             clients = entries(in_order(sites.introductions.values()))
+            sites.bind(clients)
             session = self._open(clients)
             self._transport = GridTransport(sites, session, clients, _key(grid), self._timeout)
         return self._transport
@@ -184,23 +192,58 @@ class AlgorithmStrategy(Strategy):
 
     def _open(self, clients: list[dict[str, object]]) -> Session:
         """A session of these clients; without any, one that knows the first weights."""
-        nobody = {"id": 0, "domain": "", "train": 1}
+        nobody = {"id": 0, "domain": "", "train": 1, "test": 0, "validation": 0}
         manifest = {"clients": clients or [nobody], "hash": ""}
         classes = [str(number) for number in range(self._task.num_classes)]
         roster = SiteRoster(manifest, self._task, {"classes": classes})
         alone = replace(self.config.server, active=None, min_replies=1)
         config = self.config if clients else replace(self.config, server=alone)
-        return open_session(config, self.algorithm, roster)
+        with threads(config.run.threads):
+            return open_session(config, self.algorithm, roster)
 
-    def _read(self, replies: Iterable[Message], train: bool) -> Iterator[ClientReply | Dropped]:
-        transport = self._begun()
-        template = transport.session.template() if train else {}
-        clients = {message.metadata.message_id: client for client, message in self._sent.items()}
+    def _meet(self, wrapper: Strategy | None) -> None:
+        """Come to terms with a strategy that wraps this one: it may be refused, and it is shown no faulty reply."""
+        if wrapper is not None and wrapper is not self._guarded:
+            check_private(wrapper, self.algorithm, self.config.algorithm.name)
+            guard(wrapper, self, partial(self._usable, wrapper))
+            self._guarded = wrapper
+
+    def _usable(self, wrapper: Strategy, message: Message) -> bool:
+        """Whether a reply can be shown to a wrapper; why not is told when the server's step is taken."""
+        session = self._begun().session
+        reply = next(self._answers([message], session.template()), None)
+        if reply is None:
+            return False
+        if isinstance(reply, ClientReply):
+            reason = training_fault(reply, session.roster.sizes.get(reply.client_id))
+            reason = reason or wrapper_fault(wrapper, message, self._sent[reply.client_id])
+        else:
+            reason = reply.reason
+        if reason is not None:
+            self._missing[reply.client_id] = reason
+        return reason is None
+
+    def _read(self, replies: Iterable[Message], template: Groups) -> Iterator[ClientReply | Dropped]:
         for client, reason in self._missing.items():
             yield Dropped(client, reason)
-        for message in replies:
-            if (client := clients.get(message.metadata.reply_to_message_id, -1)) >= 0:
-                yield transport.read(message, client, template)
+        yield from self._answers(replies, template)
+
+    def _answers(self, replies: Iterable[Message], template: Groups) -> Iterator[ClientReply | Dropped]:
+        transport = self._begun()
+        asked = {message.metadata.message_id: (client, message.metadata) for client, message in self._sent.items()}
+        for reply in replies:
+            if (question := asked.get(reply.metadata.reply_to_message_id)) is not None:
+                yield transport.read(reply, *question, template)
+
+
+def _received(arrays: ArrayRecord) -> Groups:
+    """Arrays as clients get them. Noise that a wrapper has added may leave a variance below zero, which none is."""
+    groups = unpack_arrays(arrays)
+    for bag in groups.values():
+        for name in bag:
+            if name.endswith("running_var"):
+                bag[name].clamp_(min=0)
+    return groups
 
 
 def _with_round(config: ConfigRecord, round: int) -> ConfigRecord:

@@ -5,12 +5,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from flwr.app import ConfigRecord, Message, MessageType
+from flwr.app import ConfigRecord, Message, MessageType, Metadata
 
 from fedcir.engine.cost import peak_memory
 from fedcir.engine.session import Session
 from fedcir.flower.sites import POLL, Sites, push
-from fedcir.flower.wire import NO_REPLY, pack_task, unpack_reply
+from fedcir.flower.wire import ANOTHERS, NO_REPLY, ask, is_answer, pack_task, unpack_reply
 from fedcir.types import ClientReply, Dropped, Groups, ServerState
 
 
@@ -18,8 +18,8 @@ from fedcir.types import ClientReply, Dropped, Groups, ServerState
 class Sent:
     """Messages that are on their way."""
 
-    clients: dict[str, int]
-    """By message."""
+    clients: dict[str, tuple[int, Metadata]]
+    """By message, with what it said of itself."""
     missing: dict[int, str]
     """Clients that could not be reached, and why."""
     template: Groups
@@ -55,8 +55,9 @@ class GridTransport:
         messages, missing = self.messages(kind, round, groups, cohort)
         numbers = {message.metadata.dst_node_id: client for client, message in messages.items()}
         went = push(self.sites.grid, list(messages.values()))
-        clients = {message: numbers[node] for message, node in went.items()}
-        lost = dict.fromkeys(messages.keys() - set(clients.values()), "its message could not be sent")
+        clients = {message: (numbers[asked.dst_node_id], asked) for message, asked in went.items()}
+        reached = {client for client, _ in clients.values()}
+        lost = dict.fromkeys(messages.keys() - reached, "its message could not be sent")
         template = self.session.template() if kind == MessageType.TRAIN else {}
         return Sent(clients, {**missing, **lost}, template, time.monotonic() + self.timeout)
 
@@ -68,10 +69,7 @@ class GridTransport:
         order = replace(self.sites.order, clients={node: client for client, node in nodes.items()})
         order = replace(order, config=self.session.config, round=round, key=self.key)
         content = pack_task(groups, self.session.algorithm.trains, order, config)
-        return {
-            client: Message(content, node, kind, ttl=self.timeout, group_id=str(round))
-            for client, node in nodes.items()
-        }, missing
+        return {client: ask(content, node, kind, round, self.timeout) for client, node in nodes.items()}, missing
 
     def replies(self, sent: Sent) -> Iterator[ClientReply | Dropped]:
         """The replies as they come; clients that have none when the time is over are dropped."""
@@ -81,16 +79,19 @@ class GridTransport:
         while waiting:
             for message in self.sites.grid.pull_messages(list(waiting)):
                 if message.metadata.reply_to_message_id in waiting:
-                    client = waiting.pop(message.metadata.reply_to_message_id)
-                    yield self.read(message, client, sent.template)
+                    client, asked = waiting.pop(message.metadata.reply_to_message_id)
+                    yield self.read(message, client, asked, sent.template)
             if waiting and time.monotonic() > sent.until:
-                yield from (Dropped(client, NO_REPLY) for client in waiting.values())
+                yield from (Dropped(client, NO_REPLY) for client, _ in waiting.values())
                 return
             if waiting:
                 time.sleep(POLL)
 
-    def read(self, message: Message, client: int, template: Groups) -> ClientReply | Dropped:
-        return unpack_reply(message, client, template)
+    def read(self, message: Message, client: int, asked: Metadata, template: Groups) -> ClientReply | Dropped:
+        """A reply, if it is one to what was asked, in this round and of this client, and as it should be."""
+        if not is_answer(message, asked):
+            return Dropped(client, ANOTHERS)
+        return unpack_reply(message, client, template, self.session.algorithm.trains)
 
     def _reach(self, cohort: Sequence[int]) -> tuple[dict[int, int], dict[int, str]]:
         """The cohort's nodes. Those that have just come back are given time to say who they are."""

@@ -1,14 +1,16 @@
 """Our groups and replies to and from Flower's records. Nothing is pickled, and nothing is loaded unchecked.
 
 A message holds one ArrayRecord, with the groups that clients train, under the same names in both directions; one
-ConfigRecord; and in a reply one MetricRecord: so Flower's own mods, for differential privacy among others, go with
-every method. What an algorithm shares or sends beside (Gaussians, prototypes, a generator) lies in the ConfigRecord,
-each array as the bytes of an .npy file, which is what Flower makes of an array too.
+ConfigRecord; and in a reply one MetricRecord, as Flower's own mods for differential privacy want it. What an algorithm
+shares or sends beside (Gaussians, prototypes, a generator) lies in the ConfigRecord, each array as the bytes of an .npy
+file, which is what Flower makes of an array too. A reply holds each tensor once and in its place, and no other record:
+what Flower clips is what we average.
 """
 
 import io
 import json
 import math
+import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,22 +18,25 @@ from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, Metadata, MetricRecord, RecordDict
 from torch import Tensor
 
 from fedcir.config import Config, config_from, config_tables
 from fedcir.types import Arrays, ClientReply, Dropped, Groups, InputError
 
-FORMAT = 1
+FORMAT = 2
 ARRAYS, CONFIG, METRICS = "arrays", "config", "metrics"
 ORDER = "fedcir"
 NUM_EXAMPLES = "num-examples"
 MAX_HEADER = 1000
 """Bytes that an .npy file may take beside its numbers."""
 MAX_METRICS = 100
+NORM_BIT = "norm_bit"
+"""What Flower's adaptive clipping at a client tells its own half at the server. It is not for us."""
 LATE = (3, 4, 5)
 """Flower's codes for a message or reply that expired and for a node that is gone."""
 NO_REPLY = "no reply in time"
+ANOTHERS = "another node has answered in its place"
 
 
 @dataclass(frozen=True)
@@ -104,17 +109,19 @@ def pack_reply(reply: ClientReply, trained: Iterable[str]) -> RecordDict:
     return content
 
 
-def unpack_reply(message: Message, client: int, template: Groups) -> ClientReply | Dropped:
+def unpack_reply(message: Message, client: int, template: Groups, trained: Iterable[str]) -> ClientReply | Dropped:
     """What a client answered, if it is as the template says; nothing of it is loaded before that is known."""
     if message.has_error():
         return Dropped(client, reason_of(message))
     try:
         content = message.content
-        sent = {name: array.data for record in content.array_records.values() for name, array in record.items()}
-        for record in content.config_records.values():
-            sent |= {name: value for name, value in record.items() if isinstance(value, bytes)}
         expected = {f"{group}/{name}": tensor for group, bag in template.items() for name, tensor in bag.items()}
-        if (fault := _fault(sent, expected)) is not None:
+        arrays = {name: array.data for name, array in content.array_records.get(ARRAYS, ArrayRecord()).items()}
+        others = content.config_records.get(CONFIG, ConfigRecord())
+        beside = {name: value if isinstance(value, bytes) else b"" for name, value in others.items()}
+        sent = {**arrays, **beside}
+        fault = _repeated(arrays, beside) or _fault(sent, expected) or _misplaced(content, arrays, expected, trained)
+        if fault is not None:
             return Dropped(client, fault)
         named = {name: _tensor(sent[name], name) for name in expected}
         metrics = _metrics(content)
@@ -122,15 +129,26 @@ def unpack_reply(message: Message, client: int, template: Groups) -> ClientReply
         if not samples.is_integer():
             return Dropped(client, f"{NUM_EXAMPLES} is missing, or not a whole number")
         return ClientReply(client, int(samples), _grouped(named, template), metrics)
-    except (ValueError, TypeError, AttributeError) as error:
-        return Dropped(client, f"its reply cannot be read: {_line(error)}")
+    except (ValueError, TypeError, AttributeError, OverflowError) as error:
+        return Dropped(client, f"its reply cannot be read: {one_line(error)}")
 
 
 def reason_of(message: Message) -> str:
     """Why a node could not answer, in one line."""
     if message.error.code in LATE:
         return NO_REPLY
-    return _line(message.error.reason or f"error {message.error.code} without a reason")
+    return one_line(message.error.reason or f"error {message.error.code} without a reason")
+
+
+def ask(content: RecordDict, node: int, kind: str, round: int = 0, ttl: float | None = None) -> Message:
+    """A message with a group that only its receiver can repeat: Flower takes a reply's word for who sent it."""
+    return Message(content, node, kind, ttl=ttl, group_id=f"{round}-{secrets.token_hex(16)}")
+
+
+def is_answer(reply: Message, asked: Metadata) -> bool:
+    """Whether the node that was asked has sent the reply. Flower itself may tell of an error in its place."""
+    told = reply.metadata
+    return reply.has_error() or (told.src_node_id, told.group_id) == (asked.dst_node_id, asked.group_id)
 
 
 def pack_arrays(groups: Groups, trained: Iterable[str]) -> ArrayRecord:
@@ -147,8 +165,8 @@ def _others(groups: Groups, trained: Iterable[str]) -> Iterable[tuple[str, Tenso
     return [(f"{g}/{n}", tensor) for g, bag in groups.items() if g not in trained for n, tensor in bag.items()]
 
 
-def _line(text: object) -> str:
-    """What others have said, as a log can show it."""
+def one_line(text: object) -> str:
+    """What others have said, as a log or a terminal can show it: 200 letters at most, and no control character."""
     words = " ".join(str(text).split())[:200]
     return "".join(letter if letter.isprintable() else "?" for letter in words)
 
@@ -159,6 +177,23 @@ def _grouped(named: Arrays, names: Iterable[str] = ()) -> Groups:
         group, _, name = full.partition("/")
         groups.setdefault(group, {})[name] = tensor
     return groups
+
+
+def _repeated(arrays: Iterable[str], beside: Iterable[str]) -> str | None:
+    """A name that occurs twice: which of its tensors a wrapper of Flower's has clipped, nobody knows."""
+    twice = sorted({*arrays} & {*beside})
+    return f"{twice[0][:100]!r} is there twice" if twice else None
+
+
+def _misplaced(content: RecordDict, arrays: Iterable[str], expected: Arrays, trained: Iterable[str]) -> str | None:
+    """A record that no reply of ours has, or a tensor in another's place."""
+    kinds = {ARRAYS: ArrayRecord, CONFIG: ConfigRecord, METRICS: MetricRecord}
+    for name, record in content.items():
+        if not isinstance(record, kinds.get(name, ())):
+            return f"its record {name[:100]!r} is not expected"
+    groups = set(trained)
+    odd = sorted({name for name in expected if name.partition("/")[0] in groups} ^ {*arrays})
+    return f"{odd[0]} is not in the record where it belongs" if odd else None
 
 
 def _fault(sent: Mapping[str, bytes], expected: Arrays) -> str | None:
@@ -219,4 +254,4 @@ def _metrics(content: RecordDict) -> dict[str, float]:
             if isinstance(value, list) or len(name) > MAX_METRICS or len(metrics) >= MAX_METRICS:
                 raise ValueError(f"metrics must be numbers, and at most {MAX_METRICS}")
             metrics[name] = float(value)
-    return metrics
+    return {name: value for name, value in metrics.items() if name != NORM_BIT}

@@ -33,7 +33,7 @@ def evaluate(msg: Message, context: Context) -> Message:
 def train(msg: Message, context: Context) -> Message:
     """Node-config such as faults="2:nan 3:rename" says what goes wrong in which round."""
     faults = dict(fault.split(":") for fault in str(context.node_config.get("faults", "")).split())
-    fault = faults.get(msg.metadata.group_id)
+    fault = faults.get(msg.metadata.group_id.partition("-")[0])
     reply = client_app.train(msg, context)
     record = reply.content.array_records["arrays"]
     first = next(name for name, array in record.items() if array.dtype == "float32")

@@ -1,0 +1,107 @@
+"""What a reply may hold: one that holds anything else is refused with its reason."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from fedcir.data.federation import Sizes
+from fedcir.engine.calibration import BINS, SUMS
+from fedcir.engine.replies import Collected
+from fedcir.engine.valid import evaluation_fault, training_fault
+from fedcir.types import ClientReply, Groups
+
+SIZES = Sizes(train=8, test=4, validation=2)
+TEST = {"correct": 3.0, "count": 4.0, "loss": 0.5}
+ASIDE = {"validation/correct": 2.0, "validation/count": 2.0, "validation/loss": 0.1}
+CALIBRATION = dict.fromkeys(SUMS, 0.0) | {SUMS[-1]: 2.0}
+
+
+def model(variance: float = 1.0) -> Groups:
+    return {"model": {"norm.running_mean": torch.tensor([-1.0]), "norm.running_var": torch.tensor([variance])}}
+
+
+def trained(**metrics: Any) -> ClientReply:
+    return ClientReply(
+        0, 8, model(), {"flops": 1e9, **{name.replace("_", "/"): value for name, value in metrics.items()}}
+    )
+
+
+def test_what_an_honest_client_tells_is_taken() -> None:
+    assert training_fault(trained(loss_ce=0.5, loss_align=-3e38), SIZES) is None
+    for told in (TEST | ASIDE, TEST | ASIDE | CALIBRATION, TEST | ASIDE | {"loss": float("inf")}):
+        assert evaluation_fault(ClientReply(0, 4, {}, told), SIZES) is None
+    assert evaluation_fault(ClientReply(0, 4, {}, TEST), Sizes(8, 4, 0)) is None
+
+
+def test_a_variance_below_zero_is_refused_and_named() -> None:
+    reply = replace(trained(), arrays=model(-1e-9))
+    assert training_fault(reply, SIZES) == "model/norm.running_var is negative, which no variance is"
+
+
+@pytest.mark.parametrize("number", [7, 9, 10**18])
+def test_a_site_cannot_claim_more_images_than_it_introduced_itself_with(number: int) -> None:
+    reply = replace(trained(), num_examples=number)
+    assert training_fault(reply, SIZES) == f"num_examples is {number}, expected 8"
+    assert training_fault(reply, None) is None  # a client on this machine, which nobody has asked
+
+
+@pytest.mark.parametrize(
+    ("metrics", "reason"),
+    [
+        ({"flops": 1e308}, "flops is 1e+308, but must be a whole number from 0 to 1e+21"),
+        ({"flops": -1.0}, "flops is -1,"),
+        ({"flops": 0.5}, "flops is 0.5,"),
+        ({"flops": float("nan")}, "flops is nan,"),
+        ({"loss/ce": 1.7e308}, "metric loss/ce is 1.7e+308, above 3.40282e+38"),
+        ({"loss/ce": float("inf")}, "metric loss/ce is not finite"),
+        ({"accuracy": 1.0}, "metric 'accuracy' is not expected"),
+        ({"loss/\x1b[31m": 1.0}, "metric 'loss/\\x1b[31m' is not expected"),
+        ({f"loss/{'x' * 60}": 1.0}, "metric 'loss/xxx"),
+    ],
+)
+def test_a_metric_of_training_that_is_unknown_or_without_bound_is_refused(
+    metrics: dict[str, float], reason: str
+) -> None:
+    said = training_fault(replace(trained(), metrics=metrics), SIZES)
+    assert said is not None
+    assert said.startswith(reason)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"correct": 0.5, "count": 0.5}, "its counts are invalid"),
+        ({"correct": 1.5}, "its counts are invalid"),
+        ({"correct": 1e308, "count": 1e308}, "count is 1e+308, expected 4"),
+        ({"count": 5.0}, "count is 5, expected 4"),
+        ({"loss": 1.7e308}, "loss is 1.7e+308, but must be from 0 to"),
+        ({"loss": -1.0}, "loss is -1, but must be from 0 to"),
+        ({"validation/count": 3.0}, "validation/count is 3, expected 2"),
+        ({"validation/correct": 0.5}, "its counts are invalid"),
+        ({"flops": 1.0}, "metric 'flops' is not expected"),
+        (CALIBRATION | {SUMS[-1]: 1.0}, "calibration/unlike does not count 2 images"),
+        (CALIBRATION | {SUMS[-1]: 1.5, SUMS[-2]: 0.5}, "calibration/unlike does not count 2 images"),
+        (CALIBRATION | {SUMS[-1]: -1.0, SUMS[-2]: 3.0}, "calibration/unlike does not count 2 images"),
+        (CALIBRATION | {SUMS[0]: 1e300}, "calibration/slope is out of bounds"),
+        (dict.fromkeys(SUMS[:-BINS], 0.0), "calibration/unlike does not count 2 images"),
+    ],
+)
+def test_a_test_whose_numbers_are_not_those_of_its_images_is_refused(changes: dict[str, float], reason: str) -> None:
+    said = evaluation_fault(ClientReply(0, 4, {}, TEST | ASIDE | changes), SIZES)
+    assert said is not None
+    assert said.startswith(reason)
+
+
+def test_validation_that_was_introduced_must_be_told_and_no_other() -> None:
+    assert evaluation_fault(ClientReply(0, 4, {}, TEST), SIZES) == "its counts are invalid"
+    assert evaluation_fault(ClientReply(0, 4, {}, TEST | ASIDE), Sizes(8, 4, 0)) == "validation/count is 2, expected 0"
+
+
+def test_a_reply_that_lies_is_dropped_and_counted_and_the_others_make_the_round() -> None:
+    replies = [trained(loss_ce=1.0), replace(trained(loss_ce=9.0), client_id=1, num_examples=10**18)]
+    collected = Collected(1, model(), 1, {0: SIZES, 1: SIZES})
+    assert [reply.client_id for reply in collected.usable(replies, [0, 1])] == [0]
+    assert collected.dropped == {"1": f"num_examples is {10**18}, expected 8"}
+    assert collected.losses() == {"ce": 1.0}
