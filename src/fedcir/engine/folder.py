@@ -8,18 +8,36 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import IO, Any, NotRequired, TypedDict
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import load_file, save
 
 from fedcir.config import Config, config_from, config_tables, dump_toml, read_toml, typed
 from fedcir.engine.calibration import Calibration, Saved
-from fedcir.engine.files import RESTORE, file_hash, naming, pack, read_json, reading, unpack, unshared, write
+from fedcir.engine.files import (
+    CHECKSUM,
+    RESTORE,
+    check,
+    checksum,
+    content,
+    file_hash,
+    naming,
+    pack,
+    read_json,
+    reading,
+    regular,
+    sealed,
+    tensors_checksum,
+    unpack,
+    unsealed,
+    unshared,
+    write,
+)
 from fedcir.engine.store import GENERATIONS
 from fedcir.types import Arrays, InputError, RoundRecord, ServerState
 
@@ -69,6 +87,8 @@ class Summary(TypedDict):
     final: Scores | None
     best: Scores | None
     cost: dict[str, object]
+    model: NotRequired[str]
+    """The checksum of model.safetensors, which cannot hold its own: equal models are equal files."""
 
 
 class Card(TypedDict):
@@ -118,14 +138,16 @@ class RunFolder:
         from fedcir import __version__
 
         (self.path / "checkpoint").mkdir(parents=True, exist_ok=True)
-        write(self.path / "manifest.json", json.dumps(manifest, indent=1, ensure_ascii=False))
+        write(self.path / "manifest.json", json.dumps(sealed(manifest), indent=1, ensure_ascii=False))
         about = {"format": FORMAT, "version": __version__, "torch": torch.__version__}
         if config.model.freeze and config.model.weights is not None:  # they are in no checkpoint
             about["weights"] = file_hash(Path(config.model.weights))
         for what, source in own_files(config).items():
             about[what] = file_hash(source)
             write(self.path / source.name, source.read_bytes())
-        write(self.path / "config.toml", dump_toml({"fedcir": about, **config_tables(config)}))
+        tables = {"fedcir": about, **config_tables(config)}
+        about[CHECKSUM] = checksum(tables)
+        write(self.path / "config.toml", dump_toml(tables))
 
     def config(self) -> Config:
         tables = self._tables()
@@ -141,9 +163,12 @@ class RunFolder:
         if not self.exists:
             raise InputError(f"{self.path} is not a run: it holds no config.toml")
         path = self.path / "config.toml"
-        tables = read_toml(path)
         with reading(path, RESTORE):
-            found = typed(tables.get("fedcir", {}), dict, "fedcir").get("format", "none")
+            tables = read_toml(path)
+            about = typed(tables.get("fedcir", {}), dict, "fedcir")
+            found, said = about.get("format", "none"), about.pop(CHECKSUM, None)
+            if said is not None and found == FORMAT:
+                check(said, checksum(tables))
         if found != FORMAT:
             raise InputError(
                 f"{self.path} has run-folder format {found}, but this fedcir reads format {FORMAT}: "
@@ -161,14 +186,20 @@ class RunFolder:
         """The tensors of the model that the run came to."""
         path = self.path / "model.safetensors"
         with reading(path, REMAKE):
-            return load_file(path)
+            arrays = load_file(regular(path))
+            if self.finished and (said := self.summary().get("model")) is not None:
+                check(said, tensors_checksum(self._card(), arrays))
+        return arrays
 
     def card(self) -> dict[str, Any]:
         """What its model's file says of the model."""
-        path = self.path / "model.safetensors"
-        with reading(path, REMAKE), safe_open(path, framework="pt") as file:
-            found: dict[str, Any] = typed(json.loads((file.metadata() or {}).get("fedcir", "")), Card, "card")
+        with reading(self.path / "model.safetensors", REMAKE):
+            found: dict[str, Any] = typed(self._card(), Card, "card")
         return found
+
+    def _card(self) -> Any:
+        with safe_open(regular(self.path / "model.safetensors"), framework="pt") as file:
+            return json.loads((file.metadata() or {}).get("fedcir", ""))
 
     def records(self, after: int = 0) -> list[RoundRecord]:
         """The rounds after this one that were written whole.
@@ -179,7 +210,9 @@ class RunFolder:
         if not path.exists():
             return []
         records: list[RoundRecord] = []
-        for number, line in enumerate(path.read_bytes().split(b"\n")[after:-1], start=after + 1):
+        with reading(path, RESTORE):
+            lines = content(path).split(b"\n")[after:-1]
+        for number, line in enumerate(lines, start=after + 1):
             with reading(f"line {number} of {path}", REDO):
                 record = _record(line)
                 if record.round != number:
@@ -211,28 +244,34 @@ class RunFolder:
 
     def load_checkpoint(self) -> ServerState | None:
         """The newest state that reads back whole and whose rounds are all recorded; None if there is none yet."""
+        return next(self.states(), None)
+
+    def states(self, on_damage: Callable[[str], None] = lambda fault: None) -> Iterator[ServerState]:
+        """All states that read back whole and whose rounds are all recorded, the newest first."""
         recorded = len(self.records())
         for path in reversed(self._checkpoints()):
             try:
-                kinds, round = unpack(path)
-            except (SafetensorError, KeyError, ValueError, TypeError):
+                kinds, round = unpack(path, "shared", "private")
+            except InputError as error:
+                on_damage(str(error).removesuffix(f"; {RESTORE}"))
                 continue
             if round <= recorded:
-                return ServerState(round, kinds["shared"], kinds["private"])
-        return None
+                yield ServerState(round, kinds["shared"], kinds["private"])
 
     def finish(self, summary: dict[str, Any], model: Arrays, card: dict[str, Any]) -> None:
         """Write the model and then the summary, whose presence says that the run is done."""
-        self.save_model(model, card)
-        write(self.path / "summary.json", json.dumps(summary, indent=1, ensure_ascii=False) + "\n")
+        said = {**summary, "model": self.save_model(model, card)}
+        write(self.path / "summary.json", json.dumps(sealed(said), indent=1, ensure_ascii=False) + "\n")
 
-    def save_model(self, model: Arrays, card: dict[str, Any]) -> None:
+    def save_model(self, model: Arrays, card: dict[str, Any]) -> str:
+        """Write the model; gives its checksum."""
         # One metadata key, since safetensors writes several in no fixed order and equal runs are to be equal files.
-        about = {"fedcir": json.dumps({"format": FORMAT, **card}, sort_keys=True, ensure_ascii=False)}
-        write(self.path / "model.safetensors", save(unshared(model), about))
+        about, arrays = json.dumps({"format": FORMAT, **card}, sort_keys=True, ensure_ascii=False), unshared(model)
+        write(self.path / "model.safetensors", save(arrays, {"fedcir": about}))
+        return tensors_checksum(json.loads(about), arrays)
 
     def save_calibration(self, calibration: Calibration) -> None:
-        write(self.path / "calibration.json", json.dumps(calibration.to_json(), indent=1) + "\n")
+        write(self.path / "calibration.json", json.dumps(sealed(calibration.to_json()), indent=1) + "\n")
 
     def calibration(self) -> Calibration | None:
         """What the clients' validation images told of the last model; None where there were none."""
@@ -247,10 +286,10 @@ class RunFolder:
     def has_model(self) -> bool:
         """Whether the model is there and whole."""
         try:
-            with safe_open(self.path / "model.safetensors", framework="pt"):  # it knows how long the file must be
-                return True
-        except (OSError, SafetensorError):
+            self.card(), self.weights()
+        except InputError:
             return False
+        return True
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -282,7 +321,7 @@ class RunFolder:
 
 def _record(line: bytes) -> RoundRecord:
     """The round of a line of rounds.jsonl. Runs of before all methods called their cross-entropy `ce` may have `fl`."""
-    record: RoundRecord = typed(json.loads(line), RoundRecord, "round")
+    record: RoundRecord = unsealed(json.loads(line), RoundRecord, "round")
     return replace(record, losses={"ce" if name == "fl" else name: value for name, value in record.losses.items()})
 
 
@@ -290,7 +329,7 @@ def _line(record: RoundRecord) -> str:
     """A line of rounds.jsonl, without the fields that are empty in most runs, such as validation."""
     told = asdict(record).items()
     values = {name: value for name, value in told if name not in NOT_ALWAYS or value is not None}
-    return json.dumps(values, ensure_ascii=False) + "\n"
+    return json.dumps(sealed(values), ensure_ascii=False) + "\n"
 
 
 def take_lock(lock: Path, patience: float) -> IO[str] | None:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from fedcir.engine.files import RESTORE, pack, reading, unpack, write
+from fedcir.engine.files import pack, unpack, write
 from fedcir.types import Groups
 
 GENERATIONS = 2
@@ -28,9 +28,7 @@ class ClientStore:
             return {}
         if self.path is None:
             return self._memory[client][earlier[-1]]
-        file = self._file(client, earlier[-1])
-        with reading(file, RESTORE):
-            return unpack(file)[0]["kept"]
+        return unpack(self._file(client, earlier[-1]), "kept")[0]["kept"]
 
     def save(self, client: int, round: int, groups: Groups) -> None:
         if not groups:
