@@ -9,7 +9,7 @@ import typer
 
 from fedcir.cli.app import App
 from fedcir.cli.interrupt import Interrupted
-from fedcir.cli.options import Options, option, with_options
+from fedcir.cli.options import FromRound, Options, option, with_options
 from fedcir.cli.run import print_note, print_run
 
 deploy = App("Train across machines with Flower.")
@@ -24,6 +24,7 @@ def local(
     timeout: Annotated[
         float | None, typer.Option(help="Seconds that a site may take to answer in a round; 3600 by default.")
     ] = None,
+    from_round: FromRound = None,
 ) -> None:
     """Try a deployment on this machine. Starts a SuperLink and a SuperNode per client, with TLS and authentication."""
     _need_flower()
@@ -44,13 +45,14 @@ def local(
         if not options.quiet:
             print(f"note: {note}", file=sys.stderr)
 
-    if RunFolder(out).finished and options.resume and RunFolder(out).config().server.rounds == config.server.rounds:
+    done = RunFolder(out).finished and options.resume and from_round is None
+    if done and RunFolder(out).config().server.rounds == config.server.rounds:
         tell(f"{out} is already finished, after round {config.server.rounds}")
         with open_track(options.track, out, print_note):  # it may not know all of it
             pass
     else:
         with Meter("preparing images", options.quiet) as meter:
-            rounds = run_locally(config, out, options.resume, sites, timeout, meter.show, tell)
+            rounds = run_locally(config, out, options.resume, sites, timeout, meter.show, tell, from_round)
             with (
                 Display(options.quiet, every=True) as display,
                 open_track(options.track, out, print_note) as track,

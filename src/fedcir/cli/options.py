@@ -13,6 +13,10 @@ from fedcir.config import OPTIONS, Asked, Config
 
 SHARED = [name for name in OPTIONS if name not in ("algorithm", "seed")]
 """Settings that every command that trains takes. Some commands take one algorithm and seed, others several."""
+FromRound = Annotated[
+    int | None,
+    typer.Option(metavar="N", help="With --resume: go back to the last checkpoint at or before round N."),
+]
 Assignments = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="SECTION.FIELD=VALUE", help="A setting of `fedcir settings`; may be repeated."),

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from fedcir.cli.interrupt import Interrupted
-from fedcir.cli.options import Options, listed, numbers, option, with_options
+from fedcir.cli.options import FromRound, Options, listed, numbers, option, with_options
 from fedcir.cli.tables import print_table
 from fedcir.config import DEFAULT_COMPARISON
 
@@ -22,6 +22,7 @@ def run(
     options: Options,
     algorithm: Annotated[str | None, option("algorithm")] = None,
     seed: Annotated[int | None, option("seed")] = None,
+    from_round: FromRound = None,
 ) -> None:
     """Train one algorithm. Without arguments, trains FedCiRPlus on an embedded dataset of digits."""
     from fedcir.cli.progress import Display, Meter
@@ -42,7 +43,7 @@ def run(
     name = run_name(config)
     with (
         Meter("preparing images", options.quiet) as meter,
-        open_run(config, out, options.resume, meter.show) as (session, rounds),
+        open_run(config, out, options.resume, meter.show, from_round) as (session, rounds),
     ):
         meter.close()
         if not options.quiet:

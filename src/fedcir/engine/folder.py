@@ -8,7 +8,7 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import IO, Any, NotRequired, TypedDict
@@ -38,10 +38,11 @@ from fedcir.engine.files import (
     unshared,
     write,
 )
-from fedcir.engine.store import GENERATIONS
+from fedcir.engine.store import GENERATIONS, NAME
 from fedcir.types import Arrays, InputError, RoundRecord, ServerState
 
 FORMAT = 1
+NAMED = "round-{:06d}.safetensors"
 NOT_ALWAYS = ("validation", "risk", "unseen", "accuracy_unseen")
 LOCK_PATIENCE = 3.0
 """Seconds that the workers of a killed run are given to end: they hold its lock too, and might still write."""
@@ -225,22 +226,40 @@ class RunFolder:
         with naming(path), open(path, "a", encoding="utf-8") as file:
             file.write(_line(record))
 
-    def rewind(self, round: int) -> list[RoundRecord]:
-        """Delete the rounds after this one, which will be repeated; returns the rounds that stay."""
+    def rewind(self, round: int, aside: bool = False) -> list[RoundRecord]:
+        """Delete the rounds after this one, which will be repeated; returns the rounds that stay.
+
+        With `aside`, the file of all rounds so far is kept under another name: they may not come out the same again.
+        """
         for leftover in (*self.path.glob(".*.tmp"), *(self.path / "checkpoint").glob(".*.tmp")):
             leftover.unlink()
-        records = [record for record in self.records() if record.round <= round]
+        every = self.records()
+        records = [record for record in every if record.round <= round]
+        if aside and len(records) < len(every):
+            write(self._unused(f"rounds-{len(every)}"), content(self.path / "rounds.jsonl"))
         write(self.path / "rounds.jsonl", "".join(_line(record) for record in records))
-        with contextlib.suppress(FileNotFoundError):
-            (self.path / "summary.json").unlink()
+        for name in ("summary.json", *(f"checkpoint/{NAMED.format(each)}" for each in self.saved() if each > round)):
+            (self.path / name).unlink(missing_ok=True)
         return records
 
-    def save_checkpoint(self, state: ServerState) -> None:
-        folder = self.path / "checkpoint"
+    def _unused(self, stem: str) -> Path:
+        numbers = ("", *(f"-{number}" for number in range(2, 10**6)))
+        return next(path for each in numbers if not (path := self.path / f"{stem}{each}.old.jsonl").exists())
+
+    def save_checkpoint(self, state: ServerState, records: Sequence[RoundRecord] = ()) -> None:
+        """Save a state. The last two are kept, and the one whose round was the best so far."""
         kinds = {"shared": state.shared, "private": state.private}
-        write(folder / f"round-{state.round:06d}.safetensors", pack(kinds, state.round))
-        for old in self._checkpoints()[:-GENERATIONS]:
-            old.unlink()
+        write(self.path / "checkpoint" / NAMED.format(state.round), pack(kinds, state.round))
+        rounds = self.saved()
+        best = best_of([record for record in records if record.round in rounds])
+        for old in rounds[:-GENERATIONS]:
+            if best is None or old != best.round:
+                (self.path / "checkpoint" / NAMED.format(old)).unlink()
+
+    def saved(self) -> list[int]:
+        """The rounds that have a checkpoint."""
+        found = [NAME.fullmatch(path.name) for path in (self.path / "checkpoint").glob("round-*")]
+        return sorted(int(each[1]) for each in found if each)
 
     def load_checkpoint(self) -> ServerState | None:
         """The newest state that reads back whole and whose rounds are all recorded; None if there is none yet."""
@@ -249,14 +268,16 @@ class RunFolder:
     def states(self, on_damage: Callable[[str], None] = lambda fault: None) -> Iterator[ServerState]:
         """All states that read back whole and whose rounds are all recorded, the newest first."""
         recorded = len(self.records())
-        for path in reversed(self._checkpoints()):
+        for round in reversed([each for each in self.saved() if each <= recorded]):
+            path = self.path / "checkpoint" / NAMED.format(round)
             try:
-                kinds, round = unpack(path, "shared", "private")
+                kinds, of = unpack(path, "shared", "private")
+                if of != round:
+                    raise InputError(f"{path} holds round {of}")
             except InputError as error:
                 on_damage(str(error).removesuffix(f"; {RESTORE}"))
                 continue
-            if round <= recorded:
-                yield ServerState(round, kinds["shared"], kinds["private"])
+            yield ServerState(round, kinds["shared"], kinds["private"])
 
     def finish(self, summary: dict[str, Any], model: Arrays, card: dict[str, Any]) -> None:
         """Write the model and then the summary, whose presence says that the run is done."""
@@ -315,8 +336,21 @@ class RunFolder:
                         if new:
                             self.path.rmdir()
 
-    def _checkpoints(self) -> list[Path]:
-        return sorted((self.path / "checkpoint").glob("round-*.safetensors"))
+
+def best_of(records: Sequence[RoundRecord]) -> RoundRecord | None:
+    """The first round of the highest mean accuracy, on validation images where there are any; None if none was tested.
+
+    Those images are not tested on, so the round that they pick is not picked on what it is measured by.
+    """
+    tested = [record for record in records if record.accuracy_mean is not None]
+    aside = any(record.validation for record in tested)
+    return max(tested, key=lambda record: (_to_pick_by(record, aside), -record.round), default=None)
+
+
+def _to_pick_by(record: RoundRecord, aside: bool) -> float:
+    if not aside:
+        return record.accuracy_mean or 0.0
+    return sum(record.validation.values()) / len(record.validation) if record.validation else 0.0
 
 
 def _record(line: bytes) -> RoundRecord:

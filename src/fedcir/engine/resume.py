@@ -1,5 +1,6 @@
 """Keeping a run in a folder, and whether the run that is already there may be continued."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -7,10 +8,11 @@ from typing import Any
 from fedcir.algorithms.algorithm import Algorithm
 from fedcir.config import Config, differing
 from fedcir.data.federation import Roster
-from fedcir.engine.files import file_hash
+from fedcir.engine.files import RESTORE, file_hash
 from fedcir.engine.folder import RunFolder, own_files
-from fedcir.engine.session import Session, hyper_parameters
-from fedcir.types import InputError
+from fedcir.engine.session import Session, hyper_parameters, keeps_something
+from fedcir.engine.store import GENERATIONS, ClientStore
+from fedcir.types import InputError, ServerState
 
 MAY_DIFFER = {
     "server.rounds",
@@ -28,10 +30,16 @@ OPEN = {"server.active": None, "run.layout": "auto"}
 """Settings that are settled only when a run is opened."""
 
 
-def kept_in(session: Session, out: Path, resume: bool) -> None:
-    """Keep a session in a folder: from its first round on, or from where the run that is there was left."""
+def kept_in(session: Session, out: Path, resume: bool, from_round: int | None = None) -> None:
+    """Keep a session in a folder: from its first round on, or from where the run that is there was left.
+
+    With `from_round`, it goes on from the newest checkpoint at or before that round, and what came after it is kept
+    aside: across sites, a round that is repeated may come out differently.
+    """
     config, roster = session.config, session.roster
     session.folder = folder = RunFolder(out)
+    if from_round is not None and not (resume and folder.exists):
+        raise InputError(f"{out} is not resumed, so it cannot go back to round {from_round}: resume it, or start anew")
     if not folder.exists:
         folder.create(config, roster.manifest)
         return
@@ -39,10 +47,17 @@ def kept_in(session: Session, out: Path, resume: bool) -> None:
         raise InputError(f"{out} already holds a run: resume it, or choose another folder")
     check_settings(folder, config, session.algorithm)
     check_data(folder, config, roster)
-    if (state := folder.load_checkpoint()) is not None:
+    store, damage = ClientStore(out / "clients"), list[str]()
+    if (state := _to_go_on_from(folder, store, from_round, damage)) is not None:
         session.state = state
+    elif from_round:
+        raise InputError(_too_early(folder, from_round, damage))
+    _check_kept(session, folder, from_round)
+    session.notes = (*session.notes, *(f"{each}; continuing from round {session.state.round}" for each in damage))
     if not session.finished or not folder.finished:
-        session.records = folder.rewind(session.state.round)
+        if from_round is not None:
+            store.rewind(session.state.round)
+        session.records = folder.rewind(session.state.round, aside=from_round is not None)
         folder.create(config, roster.manifest)  # a longer run says so
         return
     session.records = folder.records()
@@ -50,6 +65,39 @@ def kept_in(session: Session, out: Path, resume: bool) -> None:
         folder.save_model(session.model, session.card)
         said = f"{out}/model.safetensors was missing or damaged, and was written again from the last checkpoint"
         session.notes = (*session.notes, said)
+
+
+def _to_go_on_from(
+    folder: RunFolder, store: ClientStore, from_round: int | None, damage: list[str]
+) -> ServerState | None:
+    """The newest state at or before a round that reads back whole, with what clients kept then; None for the start."""
+    for state in folder.states(damage.append):
+        if from_round is not None and state.round > from_round:
+            continue
+        if (fault := store.fault(state.round + 1)) is None:
+            return state
+        damage.append(fault.removesuffix(f"; {RESTORE}"))
+    return None
+
+
+def _too_early(folder: RunFolder, from_round: int, damage: Sequence[str]) -> str:
+    there = " and ".join(map(str, folder.saved())) or "none"
+    why = f" ({'; '.join(damage)})" if damage else ""
+    return (
+        f"{folder.path} has no checkpoint at or before round {from_round}, but of {there}{why}: "
+        "choose a later round, or 0 to begin again"
+    )
+
+
+def _check_kept(session: Session, folder: RunFolder, from_round: int | None) -> None:
+    """Refuse to go back further than sites keep what they need of earlier rounds; here checkpoints say what to keep."""
+    reach = len(folder.records()) - GENERATIONS * session.config.server.checkpoint_every
+    sites = "key" in session.roster.manifest and keeps_something(session.config, session.algorithm)
+    if from_round is not None and sites and 0 < session.state.round < reach:
+        raise InputError(
+            f"sites keep what {session.config.algorithm.name} needs of earlier rounds, but no longer that of round "
+            f"{session.state.round}: go back to round {reach} at most, or to 0 to begin again"
+        )
 
 
 def check_settings(folder: RunFolder, config: Config, algorithm: Algorithm) -> None:

@@ -1,12 +1,17 @@
 """What clients keep to themselves between rounds."""
 
+import re
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from fedcir.engine.files import pack, unpack, write
-from fedcir.types import Groups
+from fedcir.types import Groups, InputError
 
 GENERATIONS = 2
 """States that a run keeps, so that a damaged one costs no more than some rounds."""
+
+NAME = re.compile(r"round-(\d{6,9})\.safetensors")
+"""Of a file that holds what was so after a round."""
 
 
 class ClientStore:
@@ -15,10 +20,14 @@ class ClientStore:
     With a path it lies on disk, a file each, so that it survives the process; without one, in memory.
     """
 
-    def __init__(self, path: Path | None = None, generations: int = GENERATIONS) -> None:
+    def __init__(
+        self, path: Path | None = None, generations: int = GENERATIONS, saved: Callable[[], Iterable[int]] = tuple
+    ) -> None:
         self.path = path
         self.generations = generations
         """How many rounds back a resume may have to go."""
+        self.saved = saved
+        """Rounds further back that a resume may go to, because they have a checkpoint."""
         self._memory: dict[int, dict[int, Groups]] = {}
 
     def load(self, client: int, round: int) -> Groups:
@@ -38,12 +47,34 @@ class ClientStore:
         else:
             self._file(client, round).parent.mkdir(parents=True, exist_ok=True)
             write(self._file(client, round), pack({"kept": groups}, round))
-        old = [each for each in self._rounds(client) if each <= round - self.generations]
-        for each in old[:-1]:  # the newest of them is where a resume would start
-            if self.path is None:
-                del self._memory[client][each]
-            else:
-                self._file(client, each).unlink()
+        rounds = self._rounds(client)
+        needed = {each for each in rounds if round - self.generations < each <= round}  # later ones are given up
+        for start in (round - self.generations, *self.saved()):
+            needed.add(max((each for each in rounds if each <= start), default=0))
+        for each in set(rounds) - needed:
+            self._forget(client, each)
+
+    def fault(self, round: int) -> str | None:
+        """What is wrong with what clients had kept before this round; None if all of it reads back whole."""
+        try:
+            for client in self._clients():
+                self.load(client, round)
+        except InputError as error:
+            return str(error)
+        return None
+
+    def rewind(self, round: int) -> None:
+        """Forget what clients kept after this round, which will not be repeated as it was."""
+        for client in self._clients():
+            for each in self._rounds(client):
+                if each > round:
+                    self._forget(client, each)
+
+    def _forget(self, client: int, round: int) -> None:
+        if self.path is None:
+            del self._memory[client][round]
+        else:
+            self._file(client, round).unlink()
 
     def _file(self, client: int, round: int) -> Path:
         assert self.path is not None
@@ -52,5 +83,10 @@ class ClientStore:
     def _rounds(self, client: int) -> list[int]:
         if self.path is None:
             return sorted(self._memory.get(client, ()))
-        files = (self.path / str(client)).glob("round-*.safetensors")
-        return sorted(int(file.stem.removeprefix("round-")) for file in files)
+        names = [path.name for path in (self.path / str(client)).glob("round-*")]
+        return sorted(int(found[1]) for name in names if (found := NAME.fullmatch(name)))
+
+    def _clients(self) -> list[int]:
+        if self.path is None:
+            return sorted(self._memory)
+        return sorted(int(each.name) for each in self.path.glob("*") if each.name.isdecimal())

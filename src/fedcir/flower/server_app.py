@@ -49,6 +49,8 @@ class Settings:
     """Seconds that the clients of a round have to answer."""
     report: bool = True
     """Whether the run folder gets a report.html."""
+    from_round: int | None = None
+    """Where a resumed run goes back to, at most."""
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> "Settings":
@@ -62,9 +64,14 @@ class Settings:
             whole = name != "sites" or isinstance(number, int)
             if isinstance(number, bool) or not isinstance(number, int | float) or number <= 0 or not whole:
                 raise InputError(f"{name} must be a {'whole ' * (name == 'sites')}number above 0, got {number!r}")
+        back = given.get("from-round", -1)
+        if isinstance(back, bool) or not isinstance(back, int):
+            raise InputError(f"from-round must be a whole number, got {back!r}")
         resume, page = bool(given.get("resume", False)), bool(given.get("report", True))
         sites, wait, timeout = numbers.values()
-        return cls(asked_config(asked), out, resume, int(sites), float(wait), float(timeout), page)
+        return cls(
+            asked_config(asked), out, resume, int(sites), float(wait), float(timeout), page, back if back >= 0 else None
+        )
 
 
 @app.main()
@@ -108,7 +115,7 @@ def open_deployment(grid: Grid, settings: Settings) -> Iterator[tuple[Session, R
             check_own(config, algorithm, client["domain"], client["train"] > 0)
         roster = roster_of(manifest, config, notes)
         session = open_session(config, algorithm, roster)
-        kept_in(session, settings.out, settings.resume)
+        kept_in(session, settings.out, settings.resume, settings.from_round)
         sites.order = replace(sites.order, classes=tuple(manifest["classes"]))
         transport = GridTransport(sites, session, manifest["clients"], manifest["key"], settings.timeout)
         rounds = run(session, transport)
