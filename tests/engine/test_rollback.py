@@ -72,6 +72,16 @@ def test_what_a_client_kept_and_a_disk_damaged_is_named_and_the_round_before_it_
     assert model(run) == model(whole)
 
 
+def test_what_a_client_kept_and_a_disk_lost_is_named_and_the_round_before_it_taken(
+    tiny: Tiny, run: Path, whole: Path
+) -> None:
+    (run / "clients" / "1" / "round-000006.safetensors").unlink()
+    said, start = notes(tiny("fedbn", *SIX), run)
+    assert start == 4
+    assert said == (f"{run}/clients/1/round-000006.safetensors is missing; continuing from round 4",)
+    assert model(run) == model(whole)
+
+
 def test_a_damaged_model_of_a_finished_run_is_written_again(tiny: Tiny, whole: Path, tmp_path: Path) -> None:
     run = shutil.copytree(whole, tmp_path / "run")
     flip(run / "model.safetensors")

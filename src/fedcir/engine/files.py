@@ -11,7 +11,7 @@ import os
 import stat
 import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
@@ -137,10 +137,12 @@ class About:
     round: int
     kinds: dict[str, list[str]]
     """The names of the groups of each kind, since no tensor tells of an empty one."""
+    kept: dict[str, int] | None = None
+    """The round of what each client keeps beside it; None in files of earlier versions."""
     checksum: str | None = None
 
 
-def pack(kinds: dict[str, Groups], round: int) -> bytes:
+def pack(kinds: dict[str, Groups], round: int, kept: Mapping[int, int] | None = None) -> bytes:
     """Groups by kind as one safetensors file."""
     flat = unshared({
         f"{kind}/{quote(group, safe='')}/{name}": tensor  # so that a group's name may hold a slash
@@ -148,11 +150,12 @@ def pack(kinds: dict[str, Groups], round: int) -> bytes:
         for group, bag in groups.items()
         for name, tensor in bag.items()
     })  # fmt: skip
-    about = asdict(About(round, {kind: list(groups) for kind, groups in kinds.items()}))
+    beside = None if kept is None else {str(client): each for client, each in kept.items()}
+    about = asdict(About(round, {kind: list(groups) for kind, groups in kinds.items()}, beside))
     return save(flat, {"fedcir": json.dumps({**about, CHECKSUM: tensors_checksum(about, flat)})})
 
 
-def unpack(path: Path, *expected: str) -> tuple[dict[str, Groups], int]:
+def unpack(path: Path, *expected: str) -> tuple[dict[str, Groups], About]:
     """The inverse, for a file of these kinds; one that is damaged is an error."""
     with reading(path, RESTORE), safe_open(regular(path), framework="pt") as file:
         about: About = typed(json.loads(file.metadata()["fedcir"]), About, "metadata")
@@ -160,12 +163,12 @@ def unpack(path: Path, *expected: str) -> tuple[dict[str, Groups], int]:
             raise InputError(f"it holds {' and '.join(about.kinds)}, not {' and '.join(expected)}")
         flat = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
         if about.checksum is not None:
-            check(about.checksum, tensors_checksum(asdict(About(about.round, about.kinds)), flat))
+            check(about.checksum, tensors_checksum(asdict(replace(about, checksum=None)), flat))
         kinds: dict[str, Groups] = {kind: {g: {} for g in groups} for kind, groups in about.kinds.items()}
         for key, tensor in flat.items():
             kind, group, name = key.split("/", 2)
             kinds[kind][unquote(group)][name] = tensor
-    return kinds, about.round
+    return kinds, about
 
 
 def unshared(arrays: Arrays) -> Arrays:

@@ -8,7 +8,7 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import IO, Any, NotRequired, TypedDict
@@ -246,10 +246,15 @@ class RunFolder:
         numbers = ("", *(f"-{number}" for number in range(2, 10**6)))
         return next(path for each in numbers if not (path := self.path / f"{stem}{each}.old.jsonl").exists())
 
-    def save_checkpoint(self, state: ServerState, records: Sequence[RoundRecord] = ()) -> None:
-        """Save a state. The last two are kept, and the one whose round was the best so far."""
+    def save_checkpoint(
+        self, state: ServerState, records: Sequence[RoundRecord] = (), kept: Mapping[int, int] | None = None
+    ) -> None:
+        """Save a state. The last two are kept, and the one whose round was the best so far.
+
+        `kept` says in which round each client kept what belongs to it.
+        """
         kinds = {"shared": state.shared, "private": state.private}
-        write(self.path / "checkpoint" / NAMED.format(state.round), pack(kinds, state.round))
+        write(self.path / "checkpoint" / NAMED.format(state.round), pack(kinds, state.round, kept))
         rounds = self.saved()
         best = best_of([record for record in records if record.round in rounds])
         for old in rounds[:-GENERATIONS]:
@@ -263,21 +268,27 @@ class RunFolder:
 
     def load_checkpoint(self) -> ServerState | None:
         """The newest state that reads back whole and whose rounds are all recorded; None if there is none yet."""
-        return next(self.states(), None)
+        return next((state for state, _ in self.states()), None)
 
-    def states(self, on_damage: Callable[[str], None] = lambda fault: None) -> Iterator[ServerState]:
-        """All states that read back whole and whose rounds are all recorded, the newest first."""
+    def states(
+        self, on_damage: Callable[[str], None] = lambda fault: None
+    ) -> Iterator[tuple[ServerState, Mapping[int, int]]]:
+        """All states that read back whole and whose rounds are all recorded, the newest first.
+
+        Each with the rounds in which clients kept what belongs to it.
+        """
         recorded = len(self.records())
         for round in reversed([each for each in self.saved() if each <= recorded]):
             path = self.path / "checkpoint" / NAMED.format(round)
             try:
-                kinds, of = unpack(path, "shared", "private")
-                if of != round:
-                    raise InputError(f"{path} holds round {of}")
+                kinds, about = unpack(path, "shared", "private")
+                if about.round != round:
+                    raise InputError(f"{path} holds round {about.round}")
             except InputError as error:
                 on_damage(str(error).removesuffix(f"; {RESTORE}"))
                 continue
-            yield ServerState(round, kinds["shared"], kinds["private"])
+            kept = {int(client): each for client, each in (about.kept or {}).items()}
+            yield ServerState(round, kinds["shared"], kinds["private"]), kept
 
     def finish(self, summary: dict[str, Any], model: Arrays, card: dict[str, Any]) -> None:
         """Write the model and then the summary, whose presence says that the run is done."""
@@ -374,6 +385,8 @@ def take_lock(lock: Path, patience: float) -> IO[str] | None:
     until = time.monotonic() + patience
     while True:
         lock.parent.mkdir(parents=True, exist_ok=True)
+        if lock.exists() and not lock.is_file():
+            raise InputError(f"{lock} is not a file: delete it")
         try:
             file = open(lock, "w", encoding="utf-8")  # noqa: SIM115 (the caller closes it)
         except FileNotFoundError:  # its folder was removed just now

@@ -71,10 +71,10 @@ def _to_go_on_from(
     folder: RunFolder, store: ClientStore, from_round: int | None, damage: list[str]
 ) -> ServerState | None:
     """The newest state at or before a round that reads back whole, with what clients kept then; None for the start."""
-    for state in folder.states(damage.append):
+    for state, kept in folder.states(damage.append):
         if from_round is not None and state.round > from_round:
             continue
-        if (fault := store.fault(state.round + 1)) is None:
+        if (fault := store.fault(state.round, kept)) is None:
             return state
         damage.append(fault.removesuffix(f"; {RESTORE}"))
     return None

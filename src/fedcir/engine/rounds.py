@@ -42,7 +42,7 @@ def run(session: Session, transport: Transport) -> Rounds:
             record, state, calibration = _round(session, transport)
             writing = time.perf_counter()
             if folder is not None and (state.round % server.checkpoint_every == 0 or state.round == server.rounds):
-                folder.save_checkpoint(state, session.records)
+                folder.save_checkpoint(state, session.records, session.store.rounds(state.round))
                 saved = state.round
             record.seconds["load"], session.loading = session.loading, 0.0
             _add(record.seconds, "write", writing)
@@ -59,7 +59,7 @@ def run(session: Session, transport: Transport) -> Rounds:
             folder.finish(summarise(session), session.model, session.card)
     finally:
         if folder is not None and session.state.round > saved:
-            folder.save_checkpoint(session.state, session.records)
+            folder.save_checkpoint(session.state, session.records, session.store.rounds(session.state.round))
 
 
 def summarise(session: Session) -> dict[str, Any]:

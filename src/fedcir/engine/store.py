@@ -1,7 +1,7 @@
 """What clients keep to themselves between rounds."""
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from fedcir.engine.files import pack, unpack, write
@@ -54,11 +54,20 @@ class ClientStore:
         for each in set(rounds) - needed:
             self._forget(client, each)
 
-    def fault(self, round: int) -> str | None:
-        """What is wrong with what clients had kept before this round; None if all of it reads back whole."""
+    def rounds(self, until: int) -> dict[int, int]:
+        """The last round, up to this one, in which each client kept something."""
+        found = {client: [each for each in self._rounds(client) if each <= until] for client in self._clients()}
+        return {client: rounds[-1] for client, rounds in found.items() if rounds}
+
+    def fault(self, round: int, kept: Mapping[int, int]) -> str | None:
+        """What is wrong with what clients kept up to a round; None if all of it is there and reads back whole."""
+        there = self.rounds(round)
+        for client, each in kept.items():
+            if there.get(client) != each:
+                return f"{self._file(client, each)} is missing"
         try:
-            for client in self._clients():
-                self.load(client, round)
+            for client in there:
+                self.load(client, round + 1)
         except InputError as error:
             return str(error)
         return None
