@@ -17,7 +17,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save
 
-from fedcir.config import Config, config_from, config_tables, dump_toml, read_toml, typed
+from fedcir.config import PATHS, Config, config_from, config_tables, dump_toml, read_toml, typed
 from fedcir.engine.calibration import Calibration, Saved
 from fedcir.engine.files import (
     CHECKSUM,
@@ -147,7 +147,7 @@ class RunFolder:
             about[what] = file_hash(source)
             write(self.path / source.name, source.read_bytes())
         tables = {"fedcir": about, **config_tables(config)}
-        about[CHECKSUM] = checksum(tables)
+        about[CHECKSUM] = _settings_checksum(tables)
         write(self.path / "config.toml", dump_toml(tables))
 
     def config(self) -> Config:
@@ -169,7 +169,7 @@ class RunFolder:
             about = typed(tables.get("fedcir", {}), dict, "fedcir")
             found, said = about.get("format", "none"), about.pop(CHECKSUM, None)
             if said is not None and found == FORMAT:
-                check(said, checksum(tables))
+                check(said, _settings_checksum(tables))
         if found != FORMAT:
             raise InputError(
                 f"{self.path} has run-folder format {found}, but this fedcir reads format {FORMAT}: "
@@ -362,6 +362,17 @@ def _to_pick_by(record: RoundRecord, aside: bool) -> float:
     if not aside:
         return record.accuracy_mean or 0.0
     return sum(record.validation.values()) / len(record.validation) if record.validation else 0.0
+
+
+def _settings_checksum(tables: Mapping[str, Any]) -> str:
+    """But for places on this machine: whoever moves data may say so in the file."""
+    return checksum(
+        {
+            section: {name: value for name, value in values.items() if f"{section}.{name}" not in PATHS}
+            for section, values in tables.items()
+            if isinstance(values, Mapping)
+        }
+    )
 
 
 def _record(line: bytes) -> RoundRecord:

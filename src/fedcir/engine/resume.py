@@ -26,6 +26,9 @@ MAY_DIFFER = {
 }
 """Settings that a resume may change."""
 
+CODE = ("algorithm.name", "model.name", "model.arguments")
+"""Settings that may name code of the user's."""
+
 OPEN = {"server.active": None, "run.layout": "auto"}
 """Settings that are settled only when a run is opened."""
 
@@ -133,13 +136,26 @@ def _check_files(folder: RunFolder, config: Config) -> None:
     begun, weights = folder.file_hash("weights"), config.model.weights
     if begun is not None and weights is not None and file_hash(Path(weights)) != begun:
         raise InputError(f"{weights} has changed since {folder.path} was started: choose another folder")
+    copies = {what: folder.path / file.name for what, file in own_files(folder.config()).items()}
     for what, path in own_files(config).items():
-        begun = folder.file_hash(what)
-        if begun is not None and path.is_file() and file_hash(path) != begun and folder.records():
+        begun, copy = folder.file_hash(what), copies.get(what)
+        if begun is None or copy is None:
+            continue
+        if path.is_file() and file_hash(path) != begun and folder.records():
             raise InputError(
-                f"{path} has changed since {folder.path} was started: choose another folder "
-                f"(that run's copy is {folder.path / own_files(folder.config())[what].name})"
+                f"{path} has changed since {folder.path} was started: choose another folder (that run's copy is {copy})"
             )
+        if copy.is_file() and file_hash(copy) != begun:
+            raise InputError(f"{copy} has changed since the run was started: restore it, or choose another folder")
+
+
+def same_code(config: Config, out: Path) -> bool:
+    """Whether a run's own code, if it names any, is what the user names: then it is trusted."""
+    theirs = RunFolder(out).config()
+    apart = {key: pair for key, pair in differing(theirs, config).items() if key in CODE}
+    if any(not _same_file(key, *pair) for key, pair in apart.items()):
+        return False
+    return all(file_hash(out / path.name) == file_hash(path) for path in own_files(config).values())
 
 
 def _same_file(key: str, old: Any, new: Any) -> bool:

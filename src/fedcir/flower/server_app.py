@@ -162,7 +162,7 @@ def _wrote_report(out: Path) -> bool:
             report,  # not for every message at every site, which imports this module
         )
 
-        report([out], out / "report.html")
+        report([out], out / "report.html", trust_code=True)
     except Exception as error:
         log.warning("note: cannot write report.html: %s", error)
         return False
