@@ -21,6 +21,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from fedcir.config import typed
+from fedcir.data.private import as_open_as_folder
 from fedcir.models.tensors import kind_of
 from fedcir.types import Arrays, Groups, InputError
 
@@ -35,7 +36,7 @@ def write(path: Path, content: str | bytes) -> None:
     data = content.encode() if isinstance(content, str) else content
     beside = path.with_name(f".{path.name}.tmp")
     try:
-        with naming(path), open(beside, "wb") as file:
+        with naming(path), open(beside, "wb", opener=as_open_as_folder) as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())

@@ -18,6 +18,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save
 
 from fedcir.config import PATHS, Config, config_from, config_tables, dump_toml, read_toml, typed
+from fedcir.data.private import as_open_as_folder, private_folder
 from fedcir.engine.calibration import Calibration, Saved
 from fedcir.engine.files import (
     CHECKSUM,
@@ -138,7 +139,8 @@ class RunFolder:
         """Begin a run; config.toml comes last, so that a folder with one has all that a resume needs."""
         from fedcir import __version__
 
-        (self.path / "checkpoint").mkdir(parents=True, exist_ok=True)
+        for folder in (self.path, self.path / "checkpoint"):
+            private_folder(folder)
         write(self.path / "manifest.json", json.dumps(sealed(manifest), indent=1, ensure_ascii=False))
         about = {"format": FORMAT, "version": __version__, "torch": torch.__version__}
         if config.model.freeze and config.model.weights is not None:  # they are in no checkpoint
@@ -223,7 +225,7 @@ class RunFolder:
 
     def append(self, record: RoundRecord) -> None:
         path = self.path / "rounds.jsonl"
-        with naming(path), open(path, "a", encoding="utf-8") as file:
+        with naming(path), open(path, "a", encoding="utf-8", opener=as_open_as_folder) as file:
             file.write(_line(record))
 
     def rewind(self, round: int, aside: bool = False) -> list[RoundRecord]:
@@ -395,11 +397,11 @@ def take_lock(lock: Path, patience: float) -> IO[str] | None:
     """
     until = time.monotonic() + patience
     while True:
-        lock.parent.mkdir(parents=True, exist_ok=True)
+        private_folder(lock.parent)
         if lock.exists() and not lock.is_file():
             raise InputError(f"{lock} is not a file: delete it")
         try:
-            file = open(lock, "w", encoding="utf-8")  # noqa: SIM115 (the caller closes it)
+            file = open(lock, "w", encoding="utf-8", opener=as_open_as_folder)  # noqa: SIM115 (the caller closes it)
         except FileNotFoundError:  # its folder was removed just now
             if time.monotonic() > until:
                 raise

@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
+from fedcir.data.private import private_folder
 from fedcir.engine.files import pack, unpack, write
 from fedcir.types import Groups, InputError
 
@@ -45,7 +46,8 @@ class ClientStore:
         if self.path is None:
             self._memory.setdefault(client, {})[round] = groups
         else:
-            self._file(client, round).parent.mkdir(parents=True, exist_ok=True)
+            for folder in (self.path, self.path / str(client)):
+                private_folder(folder)
             write(self._file(client, round), pack({"kept": groups}, round))
         rounds = self._rounds(client)
         needed = {each for each in rounds if round - self.generations < each <= round}  # later ones are given up
