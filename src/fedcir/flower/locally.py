@@ -15,6 +15,7 @@ from fedcir.engine.folder import RunFolder
 from fedcir.flower.patience import TIMEOUT
 from fedcir.flower.processes import LocalFederation
 from fedcir.flower.server_app import check_deployable
+from fedcir.flower.watcher import watched
 from fedcir.runs.events import told
 from fedcir.types import InputError, RoundRecord, RunError
 
@@ -67,7 +68,7 @@ def run_locally(
         if from_round is not None:
             asked["from-round"] = from_round
         asked["report"] = False  # whoever watches the rounds writes it
-        with LocalFederation(Path(work), nodes) as flower:
+        with watched(Path(work)), LocalFederation(Path(work), nodes) as flower:
             on_note(f"started a SuperLink at {flower.address} and {sites} SuperNodes, with TLS and authentication")
             yield from _watch(flower, flower.submit("run", asked), folder, from_round is not None)
 
