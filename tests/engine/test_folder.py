@@ -47,6 +47,7 @@ ROUND_KEYS = [
     "seconds",
     "dropped",
     "risk",  # where a round was evaluated
+    "checksum",
 ]
 
 
@@ -119,7 +120,9 @@ def test_a_finished_run_holds_the_files_of_the_contract_and_no_others(finished: 
 
 def test_config_toml_is_resolved_and_says_which_versions_wrote_it(finished: Path) -> None:
     tables = tomllib.loads((finished / "config.toml").read_text(encoding="utf-8"))
-    assert tables.pop("fedcir") == {"format": 1, "version": fedcir.__version__, "torch": torch.__version__}
+    about = tables.pop("fedcir")
+    assert len(about.pop("checksum")) == 8
+    assert about == {"format": 1, "version": fedcir.__version__, "torch": torch.__version__}
     assert tables.keys() == {"data", "partition", "model", "local", "server", "algorithm", "run"}
     assert tables["server"]["active"] == 3
     assert tables["algorithm"]["lambda_reg"] == 0.5
@@ -130,7 +133,8 @@ def test_config_toml_is_resolved_and_says_which_versions_wrote_it(finished: Path
 def test_a_run_of_before_domains_were_told_apart_still_reads(tiny: Tiny, train: Train, tmp_path: Path) -> None:
     """It has a mean over all domains and does not say which of them nobody trains on."""
     run = train(tiny("fedavg", "partition.hold_out=pen"), tmp_path / "run")
-    old = [{key: value for key, value in line.items() if "unseen" not in key} for line in lines(run)]
+    new = ("unseen", "accuracy_unseen", "checksum")
+    old = [{key: value for key, value in line.items() if key not in new} for line in lines(run)]
     (run / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in old))
     records = RunFolder(run).records()
     assert len(records) == 3
@@ -175,7 +179,7 @@ def test_rounds_jsonl_has_a_line_a_round_from_1_with_exactly_the_keys_of_the_con
 
 def test_the_summary_has_the_keys_of_the_contract_and_agrees_with_the_rounds(finished: Path) -> None:
     summary, records = json.loads((finished / "summary.json").read_text(encoding="utf-8")), lines(finished)
-    assert summary.keys() == {"algorithm", "dataset", "seed", "rounds", "final", "best", "cost"}
+    assert summary.keys() == {"algorithm", "dataset", "seed", "rounds", "final", "best", "cost", "model", "checksum"}
     assert [summary[key] for key in ("algorithm", "dataset", "seed", "rounds")] == ["fedcir", "arrays", 0, 7]
     accuracies = ("round", "accuracy_mean", "accuracy_weighted", "accuracy_worst", "accuracy")
     assert summary["final"] == {key: records[-1][key] for key in accuracies}
@@ -275,8 +279,8 @@ def test_a_line_that_was_cut_short_is_done_again(tiny: Tiny, train: Train, finis
 def test_a_run_that_called_its_cross_entropy_fl_reads_and_resumes_as_one_of_today(
     tiny: Tiny, train: Train, finished: Path, stopped: Path
 ) -> None:
-    old = [line.replace('"ce"', '"fl"') for line in (stopped / "rounds.jsonl").read_text().splitlines(keepends=True)]
-    (stopped / "rounds.jsonl").write_text("".join(old[:6]))
+    old = [json.dumps({key: value for key, value in line.items() if key != "checksum"}) for line in lines(stopped)]
+    (stopped / "rounds.jsonl").write_text("".join(line.replace('"ce"', '"fl"') + "\n" for line in old[:6]))
     assert RunFolder(stopped).records() == RunFolder(finished).records()[:6]
     assert same_run(train(seven(tiny), stopped, resume=True), finished)
 
@@ -308,6 +312,23 @@ def garble(path: Path) -> None:
     path.write_bytes(os.urandom(1000))
 
 
+def flip(path: Path) -> None:
+    """Turn over a bit of the last tensor."""
+    content = path.read_bytes()
+    path.write_bytes(content[:-2] + bytes([content[-2] ^ 1]) + content[-1:])
+
+
+def flip_header(path: Path) -> None:
+    """Give the first tensor another name."""
+    in_text(path, "head.bias", "head.bjas")
+
+
+def in_text(path: Path, old: str, new: str) -> None:
+    content = path.read_bytes()
+    assert old.encode() in content
+    path.write_bytes(content.replace(old.encode(), new.encode(), 1))
+
+
 def forget(path: Path) -> None:
     save_file({"shared/model/x": torch.zeros(2)}, path)
 
@@ -320,6 +341,8 @@ def forget(path: Path) -> None:
         garble,
         Path.unlink,
         forget,
+        flip,
+        flip_header,
     ],
 )
 def test_a_spoilt_checkpoint_falls_back_to_the_one_before(
@@ -407,6 +430,16 @@ def in_line(number: int, old: str, new: str) -> Callable[[Path], None]:
     return spoil
 
 
+def doubled(number: int) -> Callable[[Path], None]:
+    """A line of rounds.jsonl twice."""
+
+    def spoil(path: Path) -> None:
+        content = path.read_text().splitlines(keepends=True)
+        path.write_text("".join([*content[:number], *content[number - 1 :]]))
+
+    return spoil
+
+
 def holding(text: str) -> Callable[[Path], None]:
     return lambda path: path.write_text(text) and None
 
@@ -430,7 +463,12 @@ DAMAGED = [
         "line 4 of .*round must be a whole number, got 'four'",
     ),
     ("rounds.jsonl", in_line(4, '"round": 4, ', ""), r"line 4 of .*round\.round is missing"),
-    ("rounds.jsonl", in_line(5, '"round": 5', '"round": 9'), "line 5 of .*it holds round 9"),
+    ("rounds.jsonl", doubled(5), "line 6 of .*it holds round 5"),
+    ("rounds.jsonl", in_line(5, '"round": 5', '"round": 9'), r"line 5 of .*its checksum is \w{8}, but"),
+    ("manifest.json", lambda path: in_text(path, "ink/train/000003", "ink/train/000004"), "its checksum is"),
+    ("summary.json", lambda path: in_text(path, '"seed": 0', '"seed": 1'), "its checksum is .*; delete summary"),
+    ("config.toml", lambda path: in_text(path, "lr = 0.01", "lr = 0.02"), "its checksum is .*; restore the file"),
+    ("model.safetensors", flip, "its checksum is .*; resume the run"),
     ("rounds.jsonl", in_line(5, '{"round"', '"round"'), "line 5 of "),
     ("config.toml", lambda path: path.write_text("fedcir = 3") and None, "fedcir must be an object, got 3"),
 ]

@@ -192,7 +192,7 @@ def test_a_run_of_an_algorithm_of_ones_own_needs_its_file(
     mine = tmp_path / "mine.py"
     mine.write_text("import fedcir\n\n\nclass Mine(fedcir.FedAvg):\n    '''Nobody.'''\n", encoding="utf-8")
     out = train(settings(str(mine), "server.rounds=1"), tmp_path / "run")
-    with pytest.raises(InputError, match=r"was trained by .*mine.py, .* name its file as algorithm"):
+    with pytest.raises(InputError, match=r"was trained by .*mine.py, which is not part of fedcir: pass it"):
         Predictor(out)
     (said,) = Predictor(out, algorithm=mine, device="cpu")(pictures / "day" / "low" / "0.png")
     assert said.label in ("high", "low", "middle")

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from fedcir.data.domains import Domains
 from fedcir.data.federation import deal, federation_from
 from fedcir.data.partition import Share
 from fedcir.engine.store import ClientStore
+from fedcir.engine.trust import trusted
 from fedcir.runs.run import Source, as_run
 from fedcir.types import InputError
 
@@ -79,12 +80,15 @@ def diagnose_run(
     data_root: str | None = None,
     limit: int | None = None,
     on_distance: OnDistance | None = None,
+    trust_code: bool = False,
 ) -> Diagnosis:
     """A finished run, or the one at a path, on all images that it was tested on.
 
-    Distances are of at most `limit` images of each domain. Predictions are the algorithm's own.
+    Distances are of at most `limit` images of each domain. Predictions are the algorithm's own. With `trust_code`, code
+    that the run names may run.
     """
-    run = as_run(source)
+    run = as_run(source, trust_code)
+    run = replace(run, config=trusted(run.config, run.path, run.trust_code))
     config, domains, shares = data_of_run(run, data_root)
     _check(domains)
     federation = federation_from(config, domains, shares)

@@ -1,7 +1,6 @@
 """The command line: arguments in, calls out."""
 
 import os
-import signal
 import sys
 from typing import Annotated
 
@@ -16,6 +15,7 @@ from fedcir.cli.evaluate import evaluate
 from fedcir.cli.export import export
 from fedcir.cli.failure import DEBUG, fail
 from fedcir.cli.init import init
+from fedcir.cli.interrupt import catch_signals, ignore_signals
 from fedcir.cli.methods import algorithms
 from fedcir.cli.predict import predict
 from fedcir.cli.recommend import recommend
@@ -68,14 +68,15 @@ app.add_typer(deploy, name="deploy")
 
 def main() -> None:
     """Run a command; turn what went wrong into one line and an exit code."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for what runs in the background
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    catch_signals()
     try:
         code = get_command(app)(prog_name="fedcir", standalone_mode=False)
         if code == 130:  # what typer makes of Ctrl-C
             raise KeyboardInterrupt
+        ignore_signals()
         sys.exit(code if isinstance(code, int) else 0)
     except (Exception, KeyboardInterrupt) as error:
+        ignore_signals()
         if type(error).__name__ == "NoArgsIsHelpError":
             print(error)
             sys.exit(0)

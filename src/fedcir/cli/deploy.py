@@ -9,7 +9,7 @@ import typer
 
 from fedcir.cli.app import App
 from fedcir.cli.interrupt import Interrupted
-from fedcir.cli.options import Options, option, with_options
+from fedcir.cli.options import FromRound, Options, TrustCode, option, with_options
 from fedcir.cli.run import print_note, print_run
 
 deploy = App("Train across machines with Flower.")
@@ -24,11 +24,14 @@ def local(
     timeout: Annotated[
         float | None, typer.Option(help="Seconds that a site may take to answer in a round; 3600 by default.")
     ] = None,
+    from_round: FromRound = None,
+    trust_code: TrustCode = False,
 ) -> None:
     """Try a deployment on this machine. Starts a SuperLink and a SuperNode per client, with TLS and authentication."""
     _need_flower()
     from fedcir.cli.progress import Display, Meter
     from fedcir.engine.folder import RunFolder
+    from fedcir.engine.trust import names_code
     from fedcir.flower.locally import run_locally
     from fedcir.runs.places import run_name
     from fedcir.runs.tracking import check_tracker, open_track
@@ -37,20 +40,21 @@ def local(
     check_tracker(options.track)
     if options.profile:
         raise InputError("--profile measures this process, but the sites train in others: use `fedcir run`")
-    config, out = options.to_run(algorithm, seed, prefix="flower-")
+    config, out = options.to_run(algorithm, seed, prefix="flower-", trust_code=trust_code)
     name = run_name(config)
 
     def tell(note: str) -> None:
         if not options.quiet:
             print(f"note: {note}", file=sys.stderr)
 
-    if RunFolder(out).finished and options.resume and RunFolder(out).config().server.rounds == config.server.rounds:
+    done = RunFolder(out).finished and options.resume and from_round is None
+    if done and RunFolder(out).config().server.rounds == config.server.rounds:
         tell(f"{out} is already finished, after round {config.server.rounds}")
         with open_track(options.track, out, print_note):  # it may not know all of it
             pass
     else:
         with Meter("preparing images", options.quiet) as meter:
-            rounds = run_locally(config, out, options.resume, sites, timeout, meter.show, tell)
+            rounds = run_locally(config, out, options.resume, sites, timeout, meter.show, tell, from_round)
             with (
                 Display(options.quiet, every=True) as display,
                 open_track(options.track, out, print_note) as track,
@@ -62,7 +66,10 @@ def local(
                         display.show(name, record)
                 except KeyboardInterrupt:
                     rounds.close()
-                    raise Interrupted(f"continue with: fedcir deploy local --resume --out {quote(str(out))}") from None
+                    trust = " --trust-code" if names_code(config) else ""
+                    raise Interrupted(
+                        f"continue with: fedcir deploy local --resume{trust} --out {quote(str(out))}"
+                    ) from None
     print_run(RunFolder(out).summary(), options, out)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedcir.cli.options import Assignments, option
+from fedcir.cli.options import Assignments, TrustCode, option
 from fedcir.cli.tables import print_table
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ def diagnose(
     samples: Annotated[int, typer.Option(help="Test images per domain to measure distances on.")] = 1000,
     projection: Annotated[str, typer.Option(help="How to draw features in two dimensions: pca, tsne or umap.")] = "pca",
     out: Annotated[Path, typer.Option("--out", "-o", help="File to write the picture to.")] = Path("diagnosis.png"),
+    trust_code: TrustCode = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
     set: Assignments = None,
@@ -48,6 +49,7 @@ def diagnose(
             projection=projection,
             out=out,
             set=set or (),
+            trust_code=trust_code,
             on_work=watch.work,
             **own,
         )

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedcir.cli.options import Assignments
+from fedcir.cli.options import Assignments, TrustCode
 from fedcir.cli.predict import OwnAlgorithm, RunArgument, SiteOption
 from fedcir.cli.tables import print_table
 
@@ -28,6 +28,7 @@ def evaluate(
     quiet: Annotated[bool, typer.Option("--quiet", help="Print only errors and what --json asks for.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
     algorithm: OwnAlgorithm = None,
+    trust_code: TrustCode = False,
     set: Assignments = None,
 ) -> None:
     """Test the model of a run on any labelled images. Shows accuracy, calibration and mistakes; writes a page."""
@@ -48,6 +49,7 @@ def evaluate(
             device=device,
             out=out or run / "evaluation",
             set=set or (),
+            trust_code=trust_code,
             on_work=watch.work,
         )
     found = made.evaluation

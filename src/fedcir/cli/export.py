@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
+from fedcir.cli.options import TrustCode
 from fedcir.cli.predict import OwnAlgorithm, RunArgument, SiteOption
 
 
@@ -20,13 +21,14 @@ def export(
     site: SiteOption = None,
     data_root: Annotated[Path | None, typer.Option(help="Folder that holds the run's data, if it has moved.")] = None,
     algorithm: OwnAlgorithm = None,
+    trust_code: TrustCode = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print only errors.")] = False,
 ) -> None:
     """Write the model of a run to a file. Checks it against the run first, and writes a MODEL_CARD.md beside it."""
     from fedcir.use.export import export as write
 
     kind: Any = format
-    made = write(run, out, format=kind, site=site, algorithm=algorithm, data_root=data_root)
+    made = write(run, out, format=kind, site=site, algorithm=algorithm, data_root=data_root, trust_code=trust_code)
     if quiet:
         return
     images = f"{made.images} test images of the run" if made.real else f"{made.images} random images"

@@ -57,7 +57,7 @@ def with_options(text: str) -> str:
     """A message with the options of the settings that it names: in place of one at its beginning, else at its end."""
     from fedcir.config import OPTIONS
 
-    names = {option.place: name for name, option in OPTIONS.items()} | {name: name for name in OPTIONS}
+    names = {option.place: name for name, option in OPTIONS.items()} | {name: name for name in (*OPTIONS, "trust_code")}
     setting, colon, rest = text.partition(": ")
     if colon and setting in names:
         return f"--{names[setting].replace('_', '-')}: {rest}"

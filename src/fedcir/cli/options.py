@@ -3,7 +3,7 @@
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
@@ -13,6 +13,14 @@ from fedcir.config import OPTIONS, Asked, Config
 
 SHARED = [name for name in OPTIONS if name not in ("algorithm", "seed")]
 """Settings that every command that trains takes. Some commands take one algorithm and seed, others several."""
+TrustCode = Annotated[
+    bool,
+    typer.Option("--trust-code", help="Run the code that the run names, a copy in its folder or a package's."),
+]
+FromRound = Annotated[
+    int | None,
+    typer.Option(metavar="N", help="With --resume: go back to the last checkpoint at or before round N."),
+]
 Assignments = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="SECTION.FIELD=VALUE", help="A setting of `fedcir settings`; may be repeated."),
@@ -50,10 +58,16 @@ class Options:
         named = ("preset", "config", "out", "resume", "report", "track")
         return {**self.settings, **{name: getattr(self, name) for name in named}, "set": self.set or ()}
 
-    def to_run(self, algorithm: str | None, seed: int | None, prefix: str = "") -> tuple[Config, Path]:
-        """The settings and the folder of one run. A resumed run keeps its own settings unless others are given."""
+    def to_run(
+        self, algorithm: str | None, seed: int | None, prefix: str = "", trust_code: bool = False
+    ) -> tuple[Config, Path]:
+        """The settings and the folder of one run. A resumed run keeps its own settings unless others are given.
+
+        Its own code, which another may have chosen, is kept only if it is trusted.
+        """
         from fedcir.algorithms import asked_config
         from fedcir.engine.folder import RunFolder
+        from fedcir.engine.trust import trusted_algorithm, trusted_model
         from fedcir.runs.places import run_name, unused
         from fedcir.types import InputError
 
@@ -65,7 +79,13 @@ class Options:
             raise InputError("--resume needs --out, the folder of the run to continue")
         if not RunFolder(self.out).exists:
             raise InputError(f"{self.out} holds no run to continue: start one without --resume")
-        return asked.config_over(RunFolder(self.out).config()), self.out
+        saved, given = RunFolder(self.out).config(), asked.tables()
+        if not given.get("algorithm", {}).get("name"):
+            name = trusted_algorithm(saved.algorithm.name, self.out, trust_code)
+            saved = replace(saved, algorithm=replace(saved.algorithm, name=name))
+        if not given.get("model", {}).get("name"):
+            saved = replace(saved, model=trusted_model(saved.model, self.out, trust_code))
+        return asked.config_over(saved), self.out
 
 
 def listed(text: str) -> list[str]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedcir.cli.options import TrustCode
 from fedcir.config.spreadsheet import safe_cell
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ def predict(
     site: SiteOption = None,
     device: Annotated[str, typer.Option(help="Where to run: auto, cpu, cuda or mps.")] = "auto",
     algorithm: OwnAlgorithm = None,
+    trust_code: TrustCode = False,
 ) -> None:
     """Classify images with the model of a run. Names and skips files that cannot be read; exits with 2 then."""
     from fedcir.types import InputError
@@ -48,7 +50,7 @@ def predict(
         raise InputError("--json and --csv exclude each other: choose one")
     named = files_in(path for path in paths if path != "-")
     files = iter(named) if "-" not in paths else _with_listed(named)
-    predictor = Predictor(run, site=site, algorithm=algorithm, device=device, top=top)
+    predictor = Predictor(run, site=site, algorithm=algorithm, device=device, top=top, trust_code=trust_code)
     if not predictor.calibrated:
         print(f"note: {UNCALIBRATED}", file=sys.stderr)
     write = _as_json if json else _as_csv if csv else _as_table

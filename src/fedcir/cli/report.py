@@ -6,6 +6,9 @@ from typing import Annotated
 
 import typer
 
+from fedcir.cli.failure import with_options
+from fedcir.cli.options import TrustCode
+
 
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Finished runs, or folders of runs.")],
@@ -15,6 +18,7 @@ def report(
     ] = None,
     samples: Annotated[int, typer.Option(help="Test images per domain to measure distances on; 0 skips them.")] = 250,
     data_root: Annotated[Path | None, typer.Option(help="Folder that holds the dataset, if it has moved.")] = None,
+    trust_code: TrustCode = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print only errors.")] = False,
 ) -> None:
     """Write one page about finished runs. Has accuracies, curves, distances, costs and settings; opens offline."""
@@ -22,8 +26,16 @@ def report(
     from fedcir.insight.report.write import report as write_report
 
     with Watch(quiet) as watch:
-        page = write_report(runs, out=out, target=target, samples=samples, data_root=data_root, on_work=watch.work)
+        page = write_report(
+            runs,
+            out=out,
+            target=target,
+            samples=samples,
+            data_root=data_root,
+            trust_code=trust_code,
+            on_work=watch.work,
+        )
     for note in page.notes:
-        print(f"note: {note}", file=sys.stderr)
+        print(f"note: {with_options(note)}", file=sys.stderr)
     if not quiet:
         print(f"wrote {page.path}: open it in a browser")

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from fedcir.cli.interrupt import Interrupted
-from fedcir.cli.options import Options, listed, numbers, option, with_options
+from fedcir.cli.options import FromRound, Options, TrustCode, listed, numbers, option, with_options
 from fedcir.cli.tables import print_table
 from fedcir.config import DEFAULT_COMPARISON
 
@@ -22,11 +22,14 @@ def run(
     options: Options,
     algorithm: Annotated[str | None, option("algorithm")] = None,
     seed: Annotated[int | None, option("seed")] = None,
+    from_round: FromRound = None,
+    trust_code: TrustCode = False,
 ) -> None:
     """Train one algorithm. Without arguments, trains FedCiRPlus on an embedded dataset of digits."""
     from fedcir.cli.progress import Display, Meter
     from fedcir.engine.machine import end_with
     from fedcir.engine.simulate import open_run
+    from fedcir.engine.trust import names_code
     from fedcir.runs.nursery import PARENT
     from fedcir.runs.places import run_name
     from fedcir.runs.tracking import check_tracker, open_track
@@ -38,11 +41,11 @@ def run(
     if options.profile:
         from fedcir.engine.profiling import Profile
 
-    config, out = options.to_run(algorithm, seed)
+    config, out = options.to_run(algorithm, seed, trust_code=trust_code)
     name = run_name(config)
     with (
         Meter("preparing images", options.quiet) as meter,
-        open_run(config, out, options.resume, meter.show) as (session, rounds),
+        open_run(config, out, options.resume, meter.show, from_round) as (session, rounds),
     ):
         meter.close()
         if not options.quiet:
@@ -63,8 +66,10 @@ def run(
                     display.show(name, record)
             except KeyboardInterrupt:
                 rounds.close()
+                trust = " --trust-code" if names_code(config) else ""
                 raise Interrupted(
-                    f"round {session.state.round} is saved; continue with: fedcir run --resume --out {quote(str(out))}"
+                    f"round {session.state.round} is saved; "
+                    f"continue with: fedcir run --resume{trust} --out {quote(str(out))}"
                 ) from None
         summary = session.folder.summary() if session.folder is not None else {}
     print_run(summary, options, out, [] if watched is None else watched.rows())

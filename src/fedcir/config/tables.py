@@ -210,7 +210,7 @@ def _single(value: Any, hint: Any, name: str) -> Any:
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value) if abs(value) < 2**1023 else math.copysign(math.inf, value)
     if not isinstance(value, hint) or (isinstance(value, bool) and hint not in (bool, object)):
-        quote = f'; write it in quotes, "{shown(value)}"' if hint is str else ""
+        quote = f'; write it in quotes, "{shown(value)}"' if hint is str and isinstance(value, int | float) else ""
         raise InputError(f"{name} must be {_WORDS.get(hint, hint)}, got {shown(value)}{quote}")
     if hint is int:  # and more than anything counts
         raise InputError(f"{name} must be a whole number of at most 19 digits, got {shown(value)}")

@@ -19,6 +19,7 @@ from fedcir.data.examples import Examples, ImageExamples, Normalisation, Positio
 from fedcir.data.extraction import Values, compute
 from fedcir.data.pictures.cache import alone, cache_folder, writing
 from fedcir.data.pictures.decode import OnFile
+from fedcir.data.private import inner_folder, new_file, private_folder
 from fedcir.models.tensors import snapshot
 
 VERSION = 1  # of how features are computed: another version is another cache
@@ -121,14 +122,14 @@ def _kept(key: str, about: dict[str, Any], build: Callable[[Path], None]) -> Val
     if (values := _read(place)) is not None:
         return values
     with writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
+        private_folder(folder)
         with alone(folder / f"build-{key}.lock"):
             if _read(place) is None:  # another process may have built it while this one waited
                 shutil.rmtree(beside, ignore_errors=True)  # of a process that was killed
-                beside.mkdir()
+                inner_folder(beside)
                 try:
-                    (beside / "about.json").write_text(json.dumps(about), encoding="utf-8")
-                    build(beside / "features.npy")
+                    new_file(beside / "about.json").write_text(json.dumps(about), encoding="utf-8")
+                    build(new_file(beside / "features.npy"))
                     shutil.rmtree(place, ignore_errors=True)  # of a disk that lost something
                     os.rename(beside, place)
                 finally:

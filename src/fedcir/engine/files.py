@@ -1,21 +1,34 @@
-"""Files that are written whole or not at all, and that are named when they cannot be read. Nothing is pickled."""
+"""Files that are written whole or not at all, and that are named when they cannot be read. Nothing is pickled.
+
+Each carries a checksum of what it holds. It tells of a disk or a hand that changed something; whoever changes a file
+on purpose can change the checksum too. Files without one, of earlier versions, are taken as they are.
+"""
 
 import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+import stat
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from fedcir.config import typed
+from fedcir.data.private import as_open_as_folder
+from fedcir.models.tensors import kind_of
 from fedcir.types import Arrays, Groups, InputError
 
 RESTORE = "restore the file, or repeat the run in another folder"
+CHECKSUM = "checksum"
+NOT_SHARED = ("seconds", "peak_memory")
+"""What no two runs have in common: checksums leave it out, so that equal runs have equal ones."""
 
 
 def write(path: Path, content: str | bytes) -> None:
@@ -23,7 +36,7 @@ def write(path: Path, content: str | bytes) -> None:
     data = content.encode() if isinstance(content, str) else content
     beside = path.with_name(f".{path.name}.tmp")
     try:
-        with naming(path), open(beside, "wb") as file:
+        with naming(path), open(beside, "wb", opener=as_open_as_folder) as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -52,37 +65,111 @@ def reading(what: Path | str, fix: str) -> Iterator[None]:
     """Turn what is wrong with a file (missing, damaged, of another kind) into an error with its name and the fix."""
     try:
         yield
-    except (OSError, ValueError, SafetensorError) as error:
+    except (OSError, ValueError, LookupError, TypeError, RecursionError, SafetensorError) as error:
         why = getattr(error, "strerror", None) or ("No such file" if isinstance(error, FileNotFoundError) else error)
-        raise InputError(f"cannot read {what}: {why}; {fix}") from error
+        if isinstance(error, RecursionError):
+            why = "it is nested too deeply"
+        raise InputError(f"cannot read {what}: {' '.join(str(why).split())}; {fix}") from error
+
+
+def content(path: Path) -> bytes:
+    return regular(path).read_bytes()
+
+
+def regular(path: Path) -> Path:
+    """The path of a file, since nobody would ever come to the end of a pipe or a device."""
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        raise ValueError("it is not a file")
+    return path
 
 
 def read_json(path: Path, kind: type, fix: str) -> dict[str, Any]:
     with reading(path, fix):
-        values: dict[str, Any] = typed(json.loads(path.read_text(encoding="utf-8")), kind, path.stem)
+        values: dict[str, Any] = unsealed(json.loads(content(path)), kind, path.stem)
     return values
 
 
-def pack(kinds: dict[str, Groups], round: int) -> bytes:
-    """Groups by kind as one safetensors file; its metadata names them, since no tensor tells of an empty bag."""
-    flat = {
+def sealed(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values with their checksum."""
+    return {**values, CHECKSUM: checksum(values)}
+
+
+def unsealed(values: Any, kind: type, name: str) -> Any:
+    """Values of a type without their checksum, which must be theirs."""
+    bare = {key: value for key, value in typed(values, dict, name).items() if key != CHECKSUM}
+    found = typed(bare, kind, name)
+    if CHECKSUM in values:
+        check(values[CHECKSUM], checksum(bare))
+    return found
+
+
+def checksum(values: Any) -> str:
+    return _hex(zlib.crc32(json.dumps(_shared(values), sort_keys=True, default=str).encode()))
+
+
+def check(said: object, found: str) -> None:
+    if said != found:
+        raise InputError(f"its checksum is {said}, but that of its content is {found}")
+
+
+def tensors_checksum(about: Any, tensors: Arrays) -> str:
+    """Of named tensors and what is said of them."""
+    kinds = {name: kind_of(tensor) for name, tensor in tensors.items()}
+    value = zlib.crc32(json.dumps([about, kinds], sort_keys=True).encode())
+    for _, tensor in sorted(tensors.items()):
+        value = zlib.crc32(memoryview(tensor.reshape(-1).view(torch.uint8).numpy()), value)  # type: ignore[arg-type]
+    return _hex(value)
+
+
+def _hex(value: int) -> str:
+    return f"{value:08x}"
+
+
+def _shared(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _shared(each) for key, each in value.items() if key not in NOT_SHARED}
+    return [_shared(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+@dataclass(frozen=True)
+class About:
+    """What a file of groups says of them in its metadata."""
+
+    round: int
+    kinds: dict[str, list[str]]
+    """The names of the groups of each kind, since no tensor tells of an empty one."""
+    kept: dict[str, int] | None = None
+    """The round of what each client keeps beside it; None in files of earlier versions."""
+    checksum: str | None = None
+
+
+def pack(kinds: dict[str, Groups], round: int, kept: Mapping[int, int] | None = None) -> bytes:
+    """Groups by kind as one safetensors file."""
+    flat = unshared({
         f"{kind}/{quote(group, safe='')}/{name}": tensor  # so that a group's name may hold a slash
         for kind, groups in kinds.items()
         for group, bag in groups.items()
         for name, tensor in bag.items()
-    }
-    names = {kind: list(groups) for kind, groups in kinds.items()}
-    return save(unshared(flat), {"fedcir": json.dumps({"round": round, "kinds": names})})
+    })  # fmt: skip
+    beside = None if kept is None else {str(client): each for client, each in kept.items()}
+    about = asdict(About(round, {kind: list(groups) for kind, groups in kinds.items()}, beside))
+    return save(flat, {"fedcir": json.dumps({**about, CHECKSUM: tensors_checksum(about, flat)})})
 
 
-def unpack(path: Path) -> tuple[dict[str, Groups], int]:
-    with safe_open(path, framework="pt") as file:
-        about = json.loads(file.metadata()["fedcir"])
-        kinds: dict[str, Groups] = {kind: {g: {} for g in groups} for kind, groups in about["kinds"].items()}
-        for key in file.keys():  # noqa: SIM118 (not a dict)
+def unpack(path: Path, *expected: str) -> tuple[dict[str, Groups], About]:
+    """The inverse, for a file of these kinds; one that is damaged is an error."""
+    with reading(path, RESTORE), safe_open(regular(path), framework="pt") as file:
+        about: About = typed(json.loads(file.metadata()["fedcir"]), About, "metadata")
+        if set(about.kinds) != set(expected):
+            raise InputError(f"it holds {' and '.join(about.kinds)}, not {' and '.join(expected)}")
+        flat = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
+        if about.checksum is not None:
+            check(about.checksum, tensors_checksum(asdict(replace(about, checksum=None)), flat))
+        kinds: dict[str, Groups] = {kind: {g: {} for g in groups} for kind, groups in about.kinds.items()}
+        for key, tensor in flat.items():
             kind, group, name = key.split("/", 2)
-            kinds[kind][unquote(group)][name] = file.get_tensor(key)
-    return kinds, about["round"]
+            kinds[kind][unquote(group)][name] = tensor
+    return kinds, about
 
 
 def unshared(arrays: Arrays) -> Arrays:

@@ -8,22 +8,42 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import IO, Any, NotRequired, TypedDict
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import load_file, save
 
-from fedcir.config import Config, config_from, config_tables, dump_toml, read_toml, typed
+from fedcir.config import PATHS, Config, config_from, config_tables, dump_toml, read_toml, typed
+from fedcir.data.private import as_open_as_folder, private_folder
 from fedcir.engine.calibration import Calibration, Saved
-from fedcir.engine.files import RESTORE, file_hash, naming, pack, read_json, reading, unpack, unshared, write
-from fedcir.engine.store import GENERATIONS
+from fedcir.engine.files import (
+    CHECKSUM,
+    RESTORE,
+    check,
+    checksum,
+    content,
+    file_hash,
+    naming,
+    pack,
+    read_json,
+    reading,
+    regular,
+    sealed,
+    tensors_checksum,
+    unpack,
+    unsealed,
+    unshared,
+    write,
+)
+from fedcir.engine.store import GENERATIONS, NAME
 from fedcir.types import Arrays, InputError, RoundRecord, ServerState
 
 FORMAT = 1
+NAMED = "round-{:06d}.safetensors"
 NOT_ALWAYS = ("validation", "risk", "unseen", "accuracy_unseen")
 LOCK_PATIENCE = 3.0
 """Seconds that the workers of a killed run are given to end: they hold its lock too, and might still write."""
@@ -69,6 +89,8 @@ class Summary(TypedDict):
     final: Scores | None
     best: Scores | None
     cost: dict[str, object]
+    model: NotRequired[str]
+    """The checksum of model.safetensors, which cannot hold its own: equal models are equal files."""
 
 
 class Card(TypedDict):
@@ -117,15 +139,18 @@ class RunFolder:
         """Begin a run; config.toml comes last, so that a folder with one has all that a resume needs."""
         from fedcir import __version__
 
-        (self.path / "checkpoint").mkdir(parents=True, exist_ok=True)
-        write(self.path / "manifest.json", json.dumps(manifest, indent=1, ensure_ascii=False))
+        for folder in (self.path, self.path / "checkpoint"):
+            private_folder(folder)
+        write(self.path / "manifest.json", json.dumps(sealed(manifest), indent=1, ensure_ascii=False))
         about = {"format": FORMAT, "version": __version__, "torch": torch.__version__}
         if config.model.freeze and config.model.weights is not None:  # they are in no checkpoint
             about["weights"] = file_hash(Path(config.model.weights))
         for what, source in own_files(config).items():
             about[what] = file_hash(source)
             write(self.path / source.name, source.read_bytes())
-        write(self.path / "config.toml", dump_toml({"fedcir": about, **config_tables(config)}))
+        tables = {"fedcir": about, **config_tables(config)}
+        about[CHECKSUM] = _settings_checksum(tables)
+        write(self.path / "config.toml", dump_toml(tables))
 
     def config(self) -> Config:
         tables = self._tables()
@@ -141,9 +166,12 @@ class RunFolder:
         if not self.exists:
             raise InputError(f"{self.path} is not a run: it holds no config.toml")
         path = self.path / "config.toml"
-        tables = read_toml(path)
         with reading(path, RESTORE):
-            found = typed(tables.get("fedcir", {}), dict, "fedcir").get("format", "none")
+            tables = read_toml(path)
+            about = typed(tables.get("fedcir", {}), dict, "fedcir")
+            found, said = about.get("format", "none"), about.pop(CHECKSUM, None)
+            if said is not None and found == FORMAT:
+                check(said, _settings_checksum(tables))
         if found != FORMAT:
             raise InputError(
                 f"{self.path} has run-folder format {found}, but this fedcir reads format {FORMAT}: "
@@ -161,14 +189,20 @@ class RunFolder:
         """The tensors of the model that the run came to."""
         path = self.path / "model.safetensors"
         with reading(path, REMAKE):
-            return load_file(path)
+            arrays = load_file(regular(path))
+            if self.finished and (said := self.summary().get("model")) is not None:
+                check(said, tensors_checksum(self._card(), arrays))
+        return arrays
 
     def card(self) -> dict[str, Any]:
         """What its model's file says of the model."""
-        path = self.path / "model.safetensors"
-        with reading(path, REMAKE), safe_open(path, framework="pt") as file:
-            found: dict[str, Any] = typed(json.loads((file.metadata() or {}).get("fedcir", "")), Card, "card")
+        with reading(self.path / "model.safetensors", REMAKE):
+            found: dict[str, Any] = typed(self._card(), Card, "card")
         return found
+
+    def _card(self) -> Any:
+        with safe_open(regular(self.path / "model.safetensors"), framework="pt") as file:
+            return json.loads((file.metadata() or {}).get("fedcir", ""))
 
     def records(self, after: int = 0) -> list[RoundRecord]:
         """The rounds after this one that were written whole.
@@ -179,7 +213,9 @@ class RunFolder:
         if not path.exists():
             return []
         records: list[RoundRecord] = []
-        for number, line in enumerate(path.read_bytes().split(b"\n")[after:-1], start=after + 1):
+        with reading(path, RESTORE):
+            lines = content(path).split(b"\n")[after:-1]
+        for number, line in enumerate(lines, start=after + 1):
             with reading(f"line {number} of {path}", REDO):
                 record = _record(line)
                 if record.round != number:
@@ -189,50 +225,87 @@ class RunFolder:
 
     def append(self, record: RoundRecord) -> None:
         path = self.path / "rounds.jsonl"
-        with naming(path), open(path, "a", encoding="utf-8") as file:
+        with naming(path), open(path, "a", encoding="utf-8", opener=as_open_as_folder) as file:
             file.write(_line(record))
 
-    def rewind(self, round: int) -> list[RoundRecord]:
-        """Delete the rounds after this one, which will be repeated; returns the rounds that stay."""
+    def rewind(self, round: int, aside: bool = False) -> list[RoundRecord]:
+        """Delete the rounds after this one, which will be repeated; returns the rounds that stay.
+
+        With `aside`, the file of all rounds so far is kept under another name: they may not come out the same again.
+        """
         for leftover in (*self.path.glob(".*.tmp"), *(self.path / "checkpoint").glob(".*.tmp")):
             leftover.unlink()
-        records = [record for record in self.records() if record.round <= round]
+        every = self.records()
+        records = [record for record in every if record.round <= round]
+        if aside and len(records) < len(every):
+            write(self._unused(f"rounds-{len(every)}"), content(self.path / "rounds.jsonl"))
         write(self.path / "rounds.jsonl", "".join(_line(record) for record in records))
-        with contextlib.suppress(FileNotFoundError):
-            (self.path / "summary.json").unlink()
+        for name in ("summary.json", *(f"checkpoint/{NAMED.format(each)}" for each in self.saved() if each > round)):
+            (self.path / name).unlink(missing_ok=True)
         return records
 
-    def save_checkpoint(self, state: ServerState) -> None:
-        folder = self.path / "checkpoint"
+    def _unused(self, stem: str) -> Path:
+        numbers = ("", *(f"-{number}" for number in range(2, 10**6)))
+        return next(path for each in numbers if not (path := self.path / f"{stem}{each}.old.jsonl").exists())
+
+    def save_checkpoint(
+        self, state: ServerState, records: Sequence[RoundRecord] = (), kept: Mapping[int, int] | None = None
+    ) -> None:
+        """Save a state. The last two are kept, and the one whose round was the best so far.
+
+        `kept` says in which round each client kept what belongs to it.
+        """
         kinds = {"shared": state.shared, "private": state.private}
-        write(folder / f"round-{state.round:06d}.safetensors", pack(kinds, state.round))
-        for old in self._checkpoints()[:-GENERATIONS]:
-            old.unlink()
+        write(self.path / "checkpoint" / NAMED.format(state.round), pack(kinds, state.round, kept))
+        rounds = self.saved()
+        best = best_of([record for record in records if record.round in rounds])
+        for old in rounds[:-GENERATIONS]:
+            if best is None or old != best.round:
+                (self.path / "checkpoint" / NAMED.format(old)).unlink()
+
+    def saved(self) -> list[int]:
+        """The rounds that have a checkpoint."""
+        found = [NAME.fullmatch(path.name) for path in (self.path / "checkpoint").glob("round-*")]
+        return sorted(int(each[1]) for each in found if each)
 
     def load_checkpoint(self) -> ServerState | None:
         """The newest state that reads back whole and whose rounds are all recorded; None if there is none yet."""
+        return next((state for state, _ in self.states()), None)
+
+    def states(
+        self, on_damage: Callable[[str], None] = lambda fault: None
+    ) -> Iterator[tuple[ServerState, Mapping[int, int]]]:
+        """All states that read back whole and whose rounds are all recorded, the newest first.
+
+        Each with the rounds in which clients kept what belongs to it.
+        """
         recorded = len(self.records())
-        for path in reversed(self._checkpoints()):
+        for round in reversed([each for each in self.saved() if each <= recorded]):
+            path = self.path / "checkpoint" / NAMED.format(round)
             try:
-                kinds, round = unpack(path)
-            except (SafetensorError, KeyError, ValueError, TypeError):
+                kinds, about = unpack(path, "shared", "private")
+                if about.round != round:
+                    raise InputError(f"{path} holds round {about.round}")
+            except InputError as error:
+                on_damage(str(error).removesuffix(f"; {RESTORE}"))
                 continue
-            if round <= recorded:
-                return ServerState(round, kinds["shared"], kinds["private"])
-        return None
+            kept = {int(client): each for client, each in (about.kept or {}).items()}
+            yield ServerState(round, kinds["shared"], kinds["private"]), kept
 
     def finish(self, summary: dict[str, Any], model: Arrays, card: dict[str, Any]) -> None:
         """Write the model and then the summary, whose presence says that the run is done."""
-        self.save_model(model, card)
-        write(self.path / "summary.json", json.dumps(summary, indent=1, ensure_ascii=False) + "\n")
+        said = {**summary, "model": self.save_model(model, card)}
+        write(self.path / "summary.json", json.dumps(sealed(said), indent=1, ensure_ascii=False) + "\n")
 
-    def save_model(self, model: Arrays, card: dict[str, Any]) -> None:
+    def save_model(self, model: Arrays, card: dict[str, Any]) -> str:
+        """Write the model; gives its checksum."""
         # One metadata key, since safetensors writes several in no fixed order and equal runs are to be equal files.
-        about = {"fedcir": json.dumps({"format": FORMAT, **card}, sort_keys=True, ensure_ascii=False)}
-        write(self.path / "model.safetensors", save(unshared(model), about))
+        about, arrays = json.dumps({"format": FORMAT, **card}, sort_keys=True, ensure_ascii=False), unshared(model)
+        write(self.path / "model.safetensors", save(arrays, {"fedcir": about}))
+        return tensors_checksum(json.loads(about), arrays)
 
     def save_calibration(self, calibration: Calibration) -> None:
-        write(self.path / "calibration.json", json.dumps(calibration.to_json(), indent=1) + "\n")
+        write(self.path / "calibration.json", json.dumps(sealed(calibration.to_json()), indent=1) + "\n")
 
     def calibration(self) -> Calibration | None:
         """What the clients' validation images told of the last model; None where there were none."""
@@ -247,10 +320,10 @@ class RunFolder:
     def has_model(self) -> bool:
         """Whether the model is there and whole."""
         try:
-            with safe_open(self.path / "model.safetensors", framework="pt"):  # it knows how long the file must be
-                return True
-        except (OSError, SafetensorError):
+            self.card(), self.weights()
+        except InputError:
             return False
+        return True
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -276,13 +349,37 @@ class RunFolder:
                         if new:
                             self.path.rmdir()
 
-    def _checkpoints(self) -> list[Path]:
-        return sorted((self.path / "checkpoint").glob("round-*.safetensors"))
+
+def best_of(records: Sequence[RoundRecord]) -> RoundRecord | None:
+    """The first round of the highest mean accuracy, on validation images where there are any; None if none was tested.
+
+    Those images are not tested on, so the round that they pick is not picked on what it is measured by.
+    """
+    tested = [record for record in records if record.accuracy_mean is not None]
+    aside = any(record.validation for record in tested)
+    return max(tested, key=lambda record: (_to_pick_by(record, aside), -record.round), default=None)
+
+
+def _to_pick_by(record: RoundRecord, aside: bool) -> float:
+    if not aside:
+        return record.accuracy_mean or 0.0
+    return sum(record.validation.values()) / len(record.validation) if record.validation else 0.0
+
+
+def _settings_checksum(tables: Mapping[str, Any]) -> str:
+    """But for places on this machine: whoever moves data may say so in the file."""
+    return checksum(
+        {
+            section: {name: value for name, value in values.items() if f"{section}.{name}" not in PATHS}
+            for section, values in tables.items()
+            if isinstance(values, Mapping)
+        }
+    )
 
 
 def _record(line: bytes) -> RoundRecord:
     """The round of a line of rounds.jsonl. Runs of before all methods called their cross-entropy `ce` may have `fl`."""
-    record: RoundRecord = typed(json.loads(line), RoundRecord, "round")
+    record: RoundRecord = unsealed(json.loads(line), RoundRecord, "round")
     return replace(record, losses={"ce" if name == "fl" else name: value for name, value in record.losses.items()})
 
 
@@ -290,7 +387,7 @@ def _line(record: RoundRecord) -> str:
     """A line of rounds.jsonl, without the fields that are empty in most runs, such as validation."""
     told = asdict(record).items()
     values = {name: value for name, value in told if name not in NOT_ALWAYS or value is not None}
-    return json.dumps(values, ensure_ascii=False) + "\n"
+    return json.dumps(sealed(values), ensure_ascii=False) + "\n"
 
 
 def take_lock(lock: Path, patience: float) -> IO[str] | None:
@@ -300,9 +397,11 @@ def take_lock(lock: Path, patience: float) -> IO[str] | None:
     """
     until = time.monotonic() + patience
     while True:
-        lock.parent.mkdir(parents=True, exist_ok=True)
+        private_folder(lock.parent)
+        if lock.exists() and not lock.is_file():
+            raise InputError(f"{lock} is not a file: delete it")
         try:
-            file = open(lock, "w", encoding="utf-8")  # noqa: SIM115 (the caller closes it)
+            file = open(lock, "w", encoding="utf-8", opener=as_open_as_folder)  # noqa: SIM115 (the caller closes it)
         except FileNotFoundError:  # its folder was removed just now
             if time.monotonic() > until:
                 raise

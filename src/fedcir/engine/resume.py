@@ -1,5 +1,6 @@
 """Keeping a run in a folder, and whether the run that is already there may be continued."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -7,10 +8,11 @@ from typing import Any
 from fedcir.algorithms.algorithm import Algorithm
 from fedcir.config import Config, differing
 from fedcir.data.federation import Roster
-from fedcir.engine.files import file_hash
+from fedcir.engine.files import RESTORE, file_hash
 from fedcir.engine.folder import RunFolder, own_files
-from fedcir.engine.session import Session, hyper_parameters
-from fedcir.types import InputError
+from fedcir.engine.session import Session, hyper_parameters, keeps_something
+from fedcir.engine.store import GENERATIONS, ClientStore
+from fedcir.types import InputError, ServerState
 
 MAY_DIFFER = {
     "server.rounds",
@@ -24,14 +26,23 @@ MAY_DIFFER = {
 }
 """Settings that a resume may change."""
 
+CODE = ("algorithm.name", "model.name", "model.arguments")
+"""Settings that may name code of the user's."""
+
 OPEN = {"server.active": None, "run.layout": "auto"}
 """Settings that are settled only when a run is opened."""
 
 
-def kept_in(session: Session, out: Path, resume: bool) -> None:
-    """Keep a session in a folder: from its first round on, or from where the run that is there was left."""
+def kept_in(session: Session, out: Path, resume: bool, from_round: int | None = None) -> None:
+    """Keep a session in a folder: from its first round on, or from where the run that is there was left.
+
+    With `from_round`, it goes on from the newest checkpoint at or before that round, and what came after it is kept
+    aside: across sites, a round that is repeated may come out differently.
+    """
     config, roster = session.config, session.roster
     session.folder = folder = RunFolder(out)
+    if from_round is not None and not (resume and folder.exists):
+        raise InputError(f"{out} is not resumed, so it cannot go back to round {from_round}: resume it, or start anew")
     if not folder.exists:
         folder.create(config, roster.manifest)
         return
@@ -39,10 +50,17 @@ def kept_in(session: Session, out: Path, resume: bool) -> None:
         raise InputError(f"{out} already holds a run: resume it, or choose another folder")
     check_settings(folder, config, session.algorithm)
     check_data(folder, config, roster)
-    if (state := folder.load_checkpoint()) is not None:
+    store, damage = ClientStore(out / "clients"), list[str]()
+    if (state := _to_go_on_from(folder, store, from_round, damage)) is not None:
         session.state = state
+    elif from_round:
+        raise InputError(_too_early(folder, from_round, damage))
+    _check_kept(session, folder, from_round)
+    session.notes = (*session.notes, *(f"{each}; continuing from round {session.state.round}" for each in damage))
     if not session.finished or not folder.finished:
-        session.records = folder.rewind(session.state.round)
+        if from_round is not None:
+            store.rewind(session.state.round)
+        session.records = folder.rewind(session.state.round, aside=from_round is not None)
         folder.create(config, roster.manifest)  # a longer run says so
         return
     session.records = folder.records()
@@ -50,6 +68,39 @@ def kept_in(session: Session, out: Path, resume: bool) -> None:
         folder.save_model(session.model, session.card)
         said = f"{out}/model.safetensors was missing or damaged, and was written again from the last checkpoint"
         session.notes = (*session.notes, said)
+
+
+def _to_go_on_from(
+    folder: RunFolder, store: ClientStore, from_round: int | None, damage: list[str]
+) -> ServerState | None:
+    """The newest state at or before a round that reads back whole, with what clients kept then; None for the start."""
+    for state, kept in folder.states(damage.append):
+        if from_round is not None and state.round > from_round:
+            continue
+        if (fault := store.fault(state.round, kept)) is None:
+            return state
+        damage.append(fault.removesuffix(f"; {RESTORE}"))
+    return None
+
+
+def _too_early(folder: RunFolder, from_round: int, damage: Sequence[str]) -> str:
+    there = " and ".join(map(str, folder.saved())) or "none"
+    why = f" ({'; '.join(damage)})" if damage else ""
+    return (
+        f"{folder.path} has no checkpoint at or before round {from_round}, but of {there}{why}: "
+        "choose a later round, or 0 to begin again"
+    )
+
+
+def _check_kept(session: Session, folder: RunFolder, from_round: int | None) -> None:
+    """Refuse to go back further than sites keep what they need of earlier rounds; here checkpoints say what to keep."""
+    reach = len(folder.records()) - GENERATIONS * session.config.server.checkpoint_every
+    sites = "key" in session.roster.manifest and keeps_something(session.config, session.algorithm)
+    if from_round is not None and sites and 0 < session.state.round < reach:
+        raise InputError(
+            f"sites keep what {session.config.algorithm.name} needs of earlier rounds, but no longer that of round "
+            f"{session.state.round}: go back to round {reach} at most, or to 0 to begin again"
+        )
 
 
 def check_settings(folder: RunFolder, config: Config, algorithm: Algorithm) -> None:
@@ -85,13 +136,26 @@ def _check_files(folder: RunFolder, config: Config) -> None:
     begun, weights = folder.file_hash("weights"), config.model.weights
     if begun is not None and weights is not None and file_hash(Path(weights)) != begun:
         raise InputError(f"{weights} has changed since {folder.path} was started: choose another folder")
+    copies = {what: folder.path / file.name for what, file in own_files(folder.config()).items()}
     for what, path in own_files(config).items():
-        begun = folder.file_hash(what)
-        if begun is not None and path.is_file() and file_hash(path) != begun and folder.records():
+        begun, copy = folder.file_hash(what), copies.get(what)
+        if begun is None or copy is None:
+            continue
+        if path.is_file() and file_hash(path) != begun and folder.records():
             raise InputError(
-                f"{path} has changed since {folder.path} was started: choose another folder "
-                f"(that run's copy is {folder.path / own_files(folder.config())[what].name})"
+                f"{path} has changed since {folder.path} was started: choose another folder (that run's copy is {copy})"
             )
+        if copy.is_file() and file_hash(copy) != begun:
+            raise InputError(f"{copy} has changed since the run was started: restore it, or choose another folder")
+
+
+def same_code(config: Config, out: Path) -> bool:
+    """Whether a run's own code, if it names any, is what the user names: then it is trusted."""
+    theirs = RunFolder(out).config()
+    apart = {key: pair for key, pair in differing(theirs, config).items() if key in CODE}
+    if any(not _same_file(key, *pair) for key, pair in apart.items()):
+        return False
+    return all(file_hash(out / path.name) == file_hash(path) for path in own_files(config).values())
 
 
 def _same_file(key: str, old: Any, new: Any) -> bool:

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from fedcir.engine.calibration import Calibration
 from fedcir.engine.cost import ledger
+from fedcir.engine.folder import best_of
 from fedcir.engine.replies import Collected, Tests, tally
 from fedcir.engine.session import Session
 from fedcir.models.tensors import clone, not_finite, tensor_bytes
@@ -41,7 +42,7 @@ def run(session: Session, transport: Transport) -> Rounds:
             record, state, calibration = _round(session, transport)
             writing = time.perf_counter()
             if folder is not None and (state.round % server.checkpoint_every == 0 or state.round == server.rounds):
-                folder.save_checkpoint(state)
+                folder.save_checkpoint(state, session.records, session.store.rounds(state.round))
                 saved = state.round
             record.seconds["load"], session.loading = session.loading, 0.0
             _add(record.seconds, "write", writing)
@@ -58,14 +59,13 @@ def run(session: Session, transport: Transport) -> Rounds:
             folder.finish(summarise(session), session.model, session.card)
     finally:
         if folder is not None and session.state.round > saved:
-            folder.save_checkpoint(session.state)
+            folder.save_checkpoint(session.state, session.records, session.store.rounds(session.state.round))
 
 
 def summarise(session: Session) -> dict[str, Any]:
     """The content of summary.json."""
     evaluated = [record for record in session.records if record.accuracy_mean is not None]
-    aside = any(record.validation for record in evaluated)
-    best = max(evaluated, key=lambda record: (_to_pick_by(record, aside), -record.round), default=None)
+    aside, best = any(record.validation for record in evaluated), best_of(evaluated)
     cost = asdict(ledger(session.records))
     del cost["rounds"]
     return {
@@ -77,13 +77,6 @@ def summarise(session: Session) -> dict[str, Any]:
         "best": {**_accuracies(best), "picked_on": "validation" if aside else "test"} if best is not None else None,
         "cost": {**cost, "peak_memory": session.peak_memory},
     }
-
-
-def _to_pick_by(record: RoundRecord, aside: bool) -> float:
-    """Mean accuracy over domains, on validation images where there are any."""
-    if not aside:
-        return record.accuracy_mean or 0.0
-    return sum(record.validation.values()) / len(record.validation) if record.validation else 0.0
 
 
 def take_step(

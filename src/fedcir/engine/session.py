@@ -241,6 +241,11 @@ def own_batchnorm(config: Config, algorithm: Algorithm) -> str | None:
     return "model.batchnorm=local" if config.model.batchnorm == "local" else None
 
 
+def keeps_something(config: Config, algorithm: Algorithm) -> bool:
+    """Whether clients keep anything from one round to another."""
+    return bool(algorithm.keeps or algorithm.remembers or own_batchnorm(config, algorithm))
+
+
 def own_tensors(config: Config, algorithm: Algorithm, model: nn.Module) -> frozenset[str]:
     """The tensors of the model that stay with each client: whole BatchNorm layers, their statistics, or none."""
     if own_batchnorm(config, algorithm) is None:

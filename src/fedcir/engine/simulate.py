@@ -15,7 +15,7 @@ from fedcir.engine.folder import RunFolder
 from fedcir.engine.machine import devices_of, keep_memory, pick_workers, threads
 from fedcir.engine.resume import kept_in
 from fedcir.engine.rounds import Rounds, Transport, run
-from fedcir.engine.session import Session, check_own, open_session, own_batchnorm
+from fedcir.engine.session import Session, check_own, keeps_something, open_session
 from fedcir.engine.store import GENERATIONS, ClientStore
 from fedcir.engine.transports.processes import ProcessTransport
 from fedcir.engine.transports.serial import SerialTransport
@@ -24,23 +24,33 @@ from fedcir.engine.transports.threads import ThreadTransport
 
 @contextmanager
 def open_run(
-    config: Config, out: Path | None = None, resume: bool = False, on_file: OnFile | None = None
+    config: Config,
+    out: Path | None = None,
+    resume: bool = False,
+    on_file: OnFile | None = None,
+    from_round: int | None = None,
 ) -> Iterator[tuple[Session, Rounds]]:
     """A configured run, and its rounds for the caller to go through. With `out` it is kept in that folder.
 
-    `on_file` is told of images that are decoded, where the dataset has not been prepared.
+    `on_file` is told of images that are decoded, where the dataset has not been prepared. With `from_round`, a resumed
+    run goes on from the newest checkpoint at or before that round.
     """
     started = time.perf_counter()
     algorithm = make_algorithm(config.algorithm)
     federation = open_federation(config, on_file)
-    with open_rounds(config, algorithm, federation, out, resume) as (session, rounds):
+    with open_rounds(config, algorithm, federation, out, resume, from_round) as (session, rounds):
         session.loading = time.perf_counter() - started
         yield session, rounds
 
 
 @contextmanager
 def open_rounds(
-    config: Config, algorithm: Algorithm, federation: Federation, out: Path | None, resume: bool
+    config: Config,
+    algorithm: Algorithm,
+    federation: Federation,
+    out: Path | None,
+    resume: bool,
+    from_round: int | None = None,
 ) -> Iterator[tuple[Session, Rounds]]:
     """The same for a federation that is there already."""
     for client in federation.clients:
@@ -53,15 +63,15 @@ def open_rounds(
         session = open_session(config, algorithm, federation)
         config = session.config
         if out is not None:
-            kept_in(session, out, resume)
+            kept_in(session, out, resume, from_round)
         stack.enter_context(threads(config.run.threads))
         keep_memory()
         workers = pick_workers(config, len(federation.evaluators))
         place = out / "clients" if out else None
-        keeps = algorithm.keeps or algorithm.remembers or own_batchnorm(config, algorithm)
-        if place is None and workers > 1 and keeps:
+        if place is None and workers > 1 and keeps_something(config, algorithm):
             place = Path(stack.enter_context(TemporaryDirectory(prefix="fedcir-")))
-        session.store = store = ClientStore(place, GENERATIONS * config.server.checkpoint_every)
+        saved = session.folder.saved if session.folder is not None else tuple
+        session.store = store = ClientStore(place, GENERATIONS * config.server.checkpoint_every, saved)
         transport: Transport
         if workers == 1:
             transport = SerialTransport(session.workbench(), federation.clients, store)

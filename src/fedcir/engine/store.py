@@ -1,12 +1,18 @@
 """What clients keep to themselves between rounds."""
 
+import re
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from fedcir.engine.files import RESTORE, pack, reading, unpack, write
-from fedcir.types import Groups
+from fedcir.data.private import private_folder
+from fedcir.engine.files import pack, unpack, write
+from fedcir.types import Groups, InputError
 
 GENERATIONS = 2
 """States that a run keeps, so that a damaged one costs no more than some rounds."""
+
+NAME = re.compile(r"round-(\d{6,9})\.safetensors")
+"""Of a file that holds what was so after a round."""
 
 
 class ClientStore:
@@ -15,10 +21,14 @@ class ClientStore:
     With a path it lies on disk, a file each, so that it survives the process; without one, in memory.
     """
 
-    def __init__(self, path: Path | None = None, generations: int = GENERATIONS) -> None:
+    def __init__(
+        self, path: Path | None = None, generations: int = GENERATIONS, saved: Callable[[], Iterable[int]] = tuple
+    ) -> None:
         self.path = path
         self.generations = generations
         """How many rounds back a resume may have to go."""
+        self.saved = saved
+        """Rounds further back that a resume may go to, because they have a checkpoint."""
         self._memory: dict[int, dict[int, Groups]] = {}
 
     def load(self, client: int, round: int) -> Groups:
@@ -28,9 +38,7 @@ class ClientStore:
             return {}
         if self.path is None:
             return self._memory[client][earlier[-1]]
-        file = self._file(client, earlier[-1])
-        with reading(file, RESTORE):
-            return unpack(file)[0]["kept"]
+        return unpack(self._file(client, earlier[-1]), "kept")[0]["kept"]
 
     def save(self, client: int, round: int, groups: Groups) -> None:
         if not groups:
@@ -38,14 +46,46 @@ class ClientStore:
         if self.path is None:
             self._memory.setdefault(client, {})[round] = groups
         else:
-            self._file(client, round).parent.mkdir(parents=True, exist_ok=True)
+            for folder in (self.path, self.path / str(client)):
+                private_folder(folder)
             write(self._file(client, round), pack({"kept": groups}, round))
-        old = [each for each in self._rounds(client) if each <= round - self.generations]
-        for each in old[:-1]:  # the newest of them is where a resume would start
-            if self.path is None:
-                del self._memory[client][each]
-            else:
-                self._file(client, each).unlink()
+        rounds = self._rounds(client)
+        needed = {each for each in rounds if round - self.generations < each <= round}  # later ones are given up
+        for start in (round - self.generations, *self.saved()):
+            needed.add(max((each for each in rounds if each <= start), default=0))
+        for each in set(rounds) - needed:
+            self._forget(client, each)
+
+    def rounds(self, until: int) -> dict[int, int]:
+        """The last round, up to this one, in which each client kept something."""
+        found = {client: [each for each in self._rounds(client) if each <= until] for client in self._clients()}
+        return {client: rounds[-1] for client, rounds in found.items() if rounds}
+
+    def fault(self, round: int, kept: Mapping[int, int]) -> str | None:
+        """What is wrong with what clients kept up to a round; None if all of it is there and reads back whole."""
+        there = self.rounds(round)
+        for client, each in kept.items():
+            if there.get(client) != each:
+                return f"{self._file(client, each)} is missing"
+        try:
+            for client in there:
+                self.load(client, round + 1)
+        except InputError as error:
+            return str(error)
+        return None
+
+    def rewind(self, round: int) -> None:
+        """Forget what clients kept after this round, which will not be repeated as it was."""
+        for client in self._clients():
+            for each in self._rounds(client):
+                if each > round:
+                    self._forget(client, each)
+
+    def _forget(self, client: int, round: int) -> None:
+        if self.path is None:
+            del self._memory[client][round]
+        else:
+            self._file(client, round).unlink()
 
     def _file(self, client: int, round: int) -> Path:
         assert self.path is not None
@@ -54,5 +94,10 @@ class ClientStore:
     def _rounds(self, client: int) -> list[int]:
         if self.path is None:
             return sorted(self._memory.get(client, ()))
-        files = (self.path / str(client)).glob("round-*.safetensors")
-        return sorted(int(file.stem.removeprefix("round-")) for file in files)
+        names = [path.name for path in (self.path / str(client)).glob("round-*")]
+        return sorted(int(found[1]) for name in names if (found := NAME.fullmatch(name)))
+
+    def _clients(self) -> list[int]:
+        if self.path is None:
+            return sorted(self._memory)
+        return sorted(int(each.name) for each in self.path.glob("*") if each.name.isdecimal())

@@ -21,6 +21,7 @@ from fedcir.config import AlgorithmConfig, Config, build, config_from, config_ta
 from fedcir.data.federation import Client, Federation, federation_from, federation_of, open_federation
 from fedcir.data.opening import open_site, site_pictures
 from fedcir.data.partition import Share, capped
+from fedcir.data.private import private_folder
 from fedcir.engine.client import What, attend
 from fedcir.engine.machine import keep_memory, pick_device, threads
 from fedcir.engine.session import workbench
@@ -123,6 +124,7 @@ def _content(
     config = order.config
     number = order.clients[msg.metadata.dst_node_id]
     here = place(order, context)
+    private_folder(state_folder(context))
     store = ClientStore(state_folder(context) / order.key, GENERATIONS * config.server.checkpoint_every)
     fields = config.algorithm.fields
     method = _algorithm(config, context) if algorithm is None else build(algorithm, fields, "algorithm")

@@ -16,6 +16,7 @@ from fedcir.flower.keys import EVERY
 from fedcir.flower.patience import TIMEOUT
 from fedcir.flower.processes import LocalFederation
 from fedcir.flower.server_app import check_deployable
+from fedcir.flower.watcher import watched
 from fedcir.runs.events import told
 from fedcir.types import InputError, RoundRecord, RunError
 
@@ -31,6 +32,7 @@ def run_locally(
     timeout: float | None = None,
     on_file: OnFile | None = None,
     on_note: Callable[[str], None] = lambda note: None,
+    from_round: int | None = None,
 ) -> Generator[RoundRecord, None, None]:
     """Train across a SuperNode for each client, with TLS and authentication; gives each round once it is on disk.
 
@@ -41,6 +43,8 @@ def run_locally(
         raise InputError(f"timeout must be above 0, got {timeout:g}")
     folder = RunFolder(out)
     check_deployable(config, make_algorithm(config.algorithm))
+    if from_round is not None and not (resume and folder.exists):
+        raise InputError(f"{out} is not resumed, so it cannot go back to round {from_round}: resume it, or start anew")
     if folder.exists and not resume:
         raise InputError(f"{out} already holds a run: resume it, or choose another folder")
     with folder.locked():  # what is wrong with the folder is said before anything is started
@@ -62,26 +66,33 @@ def run_locally(
         settings = Path(work, "fedcir.toml")
         settings.write_text(dump_toml(config_tables(config)), encoding="utf-8")
         asked = {"config": str(settings), "out": str(out.resolve()), "resume": True, "sites": sites, "timeout": timeout}
+        if from_round is not None:
+            asked["from-round"] = from_round
         asked["report"] = False  # whoever watches the rounds writes it
         asked["new-keys"] = EVERY  # they are made anew each time
-        with LocalFederation(Path(work), nodes) as flower:
+        with watched(Path(work)), LocalFederation(Path(work), nodes) as flower:
             on_note(f"started a SuperLink at {flower.address} and {sites} SuperNodes, with TLS and authentication")
-            yield from _watch(flower, flower.submit("run", asked), folder)
+            yield from _watch(flower, flower.submit("run", asked), folder, from_round is not None)
 
 
-def _watch(flower: LocalFederation, process: "subprocess.Popen[bytes]", folder: RunFolder) -> Iterator[RoundRecord]:
+def _watch(
+    flower: LocalFederation, process: "subprocess.Popen[bytes]", folder: RunFolder, back: bool
+) -> Iterator[RoundRecord]:
+    """The rounds as they come; where the run goes back, those that come again too."""
     shown = len(folder.records())
     running = True
     while running:
         running = process.poll() is None
         records = folder.records()
+        if back and len(records) < shown:
+            shown = len(records)
         yield from records[shown:]
         shown = max(shown, len(records))
         if running:
             time.sleep(LOOK)
+    if why := [each["text"] for each in told(flower.events) if each["event"] == "failed"]:
+        raise RunError(why[-1])
     if not folder.finished:
-        if why := [each["text"] for each in told(flower.events) if each["event"] == "failed"]:
-            raise RunError(why[-1])
         text = flower.log("run").read_text(encoding="utf-8", errors="replace")
         last = next((line for line in reversed(text.splitlines()) if line.strip()), "its log is empty")
         raise RunError(f"Flower's run ended early: {last.strip()}")

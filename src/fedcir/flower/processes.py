@@ -28,6 +28,8 @@ from fedcir.types import InputError, RunError
 HOST = "127.0.0.1"
 CONNECTION = "federation"
 """The name of the SuperLink in Flower's config; a folder of that name would be taken for an app of an older kind."""
+STANDARD = "TYPER_STANDARD_TRACEBACK"
+"""Without it, a traceback of Flower's commands shows local variables."""
 START = 120.0
 """Seconds that Flower's processes have to start."""
 GRACE = 10.0
@@ -63,7 +65,7 @@ class LocalFederation:
         """Flower's own folder is one of ours, it tells nobody, and it finds its commands beside this Python."""
         path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
         own = {"FLWR_HOME": str(self.folder / home), "PATH": path, "PYTHONUNBUFFERED": "1", EVENTS: str(self.events)}
-        return {**os.environ, **own, "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
+        return {**os.environ, **own, "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", STANDARD: "1"}
 
     @property
     def events(self) -> Path:

@@ -53,6 +53,8 @@ class Settings:
     """Whether the run folder gets a report.html."""
     new_keys: tuple[str, ...] = ()
     """Sites that may come back with another key than the one that their name is bound to, or `all`."""
+    from_round: int | None = None
+    """Where a resumed run goes back to, at most."""
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> "Settings":
@@ -66,10 +68,23 @@ class Settings:
             whole = name != "sites" or isinstance(number, int)
             if isinstance(number, bool) or not isinstance(number, int | float) or number <= 0 or not whole:
                 raise InputError(f"{name} must be a {'whole ' * (name == 'sites')}number above 0, got {number!r}")
+        back = given.get("from-round", -1)
+        if isinstance(back, bool) or not isinstance(back, int):
+            raise InputError(f"from-round must be a whole number, got {back!r}")
         resume, page = bool(given.get("resume", False)), bool(given.get("report", True))
         sites, wait, timeout = numbers.values()
         new_keys = tuple(shlex.split(str(given.get("new-keys", ""))))
-        return cls(asked_config(asked), out, resume, int(sites), float(wait), float(timeout), page, new_keys)
+        return cls(
+            asked_config(asked),
+            out,
+            resume,
+            int(sites),
+            float(wait),
+            float(timeout),
+            page,
+            new_keys,
+            back if back >= 0 else None,
+        )
 
 
 @app.main()
@@ -117,7 +132,7 @@ def open_deployment(grid: Grid, settings: Settings) -> Iterator[tuple[Session, R
             check_own(config, algorithm, client["domain"], client["train"] > 0)
         roster = roster_of(manifest, config, notes)
         session = open_session(config, algorithm, roster)
-        kept_in(session, settings.out, settings.resume)
+        kept_in(session, settings.out, settings.resume, settings.from_round)
         sites.order = replace(sites.order, classes=tuple(manifest["classes"]))
         transport = GridTransport(sites, session, manifest["clients"], manifest["key"], settings.timeout)
         rounds = run(session, transport)
@@ -164,7 +179,7 @@ def _wrote_report(out: Path) -> bool:
             report,  # not for every message at every site, which imports this module
         )
 
-        report([out], out / "report.html")
+        report([out], out / "report.html", trust_code=True)
     except Exception as error:
         log.warning("note: cannot write report.html: %s", error)
         return False

@@ -38,6 +38,7 @@ def diagnose(
     projection: str = "pca",
     out: str | Path | None = "diagnosis.png",
     set: Sequence[str] | Mapping[str, Any] = (),
+    trust_code: bool = False,
     on_work: OnWork = unheard,
     **options: Any,
 ) -> Diagnosed:
@@ -45,7 +46,7 @@ def diagnose(
 
     `runs` are one finished run, or two to compare. Without any, `options` say which data to look at, such as
     dataset="pacs", clients=20 or seed=1. `samples` are the test images of each domain to measure on. The picture goes
-    into `out`; None draws none.
+    into `out`; None draws none. `trust_code` lets code of a run's own run.
     """
     paths = [Path(each) for each in ([runs] if isinstance(runs, str | Path) else runs)]
     given = [name for name, value in {**options, "set": set or None}.items() if value is not None]
@@ -59,7 +60,7 @@ def diagnose(
         check_picture(picture, projection)
     on_distance = partial(on_work, what="measuring distances")
     if paths:
-        found = _of_runs(paths, None if data_root is None else str(data_root), samples, on_distance)
+        found = _of_runs(paths, None if data_root is None else str(data_root), samples, on_distance, trust_code)
     else:
         found = [diagnose_data(asked.config(), samples, on_distance)]
     said = verdict(found[0], *found[1:])
@@ -68,11 +69,13 @@ def diagnose(
     return Diagnosed(found, said, picture)
 
 
-def _of_runs(paths: Sequence[Path], data_root: str | None, samples: int, on_distance: Any) -> list[Diagnosis]:
+def _of_runs(
+    paths: Sequence[Path], data_root: str | None, samples: int, on_distance: Any, trust_code: bool
+) -> list[Diagnosis]:
     folders = run_folders(paths)
     if len(folders) > 2:
         raise InputError(f"diagnose takes one run or two, got {len(folders)}: name the ones to look at")
-    read = [load_run(folder) for folder in folders]
+    read = [load_run(folder, trust_code=trust_code) for folder in folders]
     same_data(read, clients=True)
     found = [diagnose_run(run, data_root, samples, on_distance) for run in read]
     if len({each.name for each in found}) < len(found):

@@ -47,12 +47,14 @@ def evaluate(
     device: str = "auto",
     out: str | Path | None = None,
     set: Sequence[str] = (),
+    trust_code: bool = False,
     on_work: OnWork = unheard,
 ) -> Evaluated:
     """Test the model of a finished run on labelled images, as `fedcir evaluate` does: on any data, or on its own.
 
     With `out`, that folder gets evaluation.html and evaluation.json. `adapt` first takes BatchNorm statistics from each
     domain's images, without their labels. `set` are further settings of the data, such as "data.classes=dog,cat".
+    `trust_code` lets code of the run's own run.
     """
     folder = None if out is None else Path(out)
     if folder is not None:
@@ -69,6 +71,7 @@ def evaluate(
         set=set,
         on_domain=partial(on_work, what="testing domains"),
         on_file=partial(on_work, what="decoding images"),
+        trust_code=trust_code,
     )
     if folder is None:
         return Evaluated(found, None, None)

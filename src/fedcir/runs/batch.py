@@ -11,7 +11,7 @@ from fedcir.algorithms.algorithm import Algorithm
 from fedcir.config import AlgorithmConfig
 from fedcir.data.federation import Federation, open_federation
 from fedcir.engine.folder import RunFolder
-from fedcir.engine.resume import check_data, check_settings
+from fedcir.engine.resume import check_data, check_settings, same_code
 from fedcir.runs.run import Run, load_run
 from fedcir.runs.sweep import Job, Progress, sweep
 from fedcir.runs.tracking import check_tracker
@@ -109,7 +109,8 @@ def run_all(
             on_progress(step)
     if len(failures) == len(jobs):
         raise RunError(told_failures(failures, len(jobs)))
-    return {job.out.name: load_run(job.out) for job in jobs if job.out.name not in failures}, failures
+    ended = [job for job in jobs if job.out.name not in failures]
+    return {job.out.name: load_run(job.out, trust_code=same_code(job.config, job.out)) for job in ended}, failures
 
 
 def told_failures(failures: Mapping[str, str], runs: int) -> str:

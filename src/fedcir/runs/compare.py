@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from scipy.stats import t as student
 
-from fedcir.algorithms import algorithm_class
 from fedcir.engine.cost import to_target
 from fedcir.runs.run import Run
 from fedcir.types import InputError
@@ -133,8 +132,8 @@ def half_width(values: Sequence[float], confidence: float = 0.95) -> float:
 
 def _pools(by_seed: Mapping[int, Run]) -> bool:
     try:
-        return algorithm_class(next(iter(by_seed.values())).config.algorithm.name).pools is not None
-    except InputError:  # a file of its author's own that is not here
+        return next(iter(by_seed.values())).method().pools is not None
+    except InputError:  # its author's own, which is not here or not trusted
         return False
 
 

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -10,12 +10,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedcir.algorithms import make_algorithm, named_algorithm, names
+from fedcir.algorithms import named_algorithm, names
 from fedcir.algorithms.algorithm import Algorithm
-from fedcir.config import AlgorithmConfig, Config, ModelConfig, build, nearest
+from fedcir.config import Config, ModelConfig, build, nearest
 from fedcir.engine.client import own_part
 from fedcir.engine.folder import REWRITE, RunFolder
 from fedcir.engine.store import ClientStore
+from fedcir.engine.trust import trusted_algorithm, trusted_model
 from fedcir.models.task import Task, image_task
 from fedcir.models.tensors import batchnorm_names, difference
 from fedcir.types import Arrays, InputError, RoundRecord, ServerState
@@ -35,6 +36,8 @@ class Run:
     records: tuple[RoundRecord, ...]
     summary: dict[str, Any] | None
     """None until the run is finished."""
+    trust_code: bool = False
+    """Whether code that its settings name may run, which its author chose."""
 
     @property
     def finished(self) -> bool:
@@ -94,7 +97,8 @@ class Run:
         Where each client has BatchNorm (FedBN) or a whole model (FedProto) of its own, `domain` says whose to take:
         that of the first client of the domain.
         A run of an algorithm of your own needs it as `algorithm`: an instance, its class, or its file. A run of
-        fedcir.train needs an `encoder` like the one that it was given.
+        fedcir.train needs an `encoder` like the one that it was given. A run whose model is a callable of another
+        package or file must be loaded with `trust_code`.
         """
         arrays, method = self.weights(), self._method(algorithm)
         if domain is not None:
@@ -140,16 +144,18 @@ class Run:
 
     def _method(self, given: Algorithm | type[Algorithm] | str | Path | None) -> Algorithm:
         values = {name: value for name, value in self.card["algorithm"].items() if name != "name"}
-        name = self.config.algorithm.name
-        if given is None:
-            if name not in names():
-                raise InputError(
-                    f"{self.path} was trained by {name}, which is not part of fedcir: "
-                    "pass it, as in run.model(algorithm='./mine.py')"
-                )
-            return make_algorithm(AlgorithmConfig(name, values))
-        _, method = named_algorithm(given)
+        method = self.method(given)
         return method if isinstance(given, Algorithm) else build(type(method), values, "algorithm")
+
+    def method(self, given: Algorithm | type[Algorithm] | str | Path | None = None) -> Algorithm:
+        """The method that trained it, with default fields. One that fedcir does not bring is given, or trusted."""
+        name = self.config.algorithm.name
+        if given is None and name not in names() and not (self.trust_code and name.endswith(".py")):
+            raise InputError(
+                f"{self.path} was trained by {name}, which is not part of fedcir: pass it, as in "
+                "run.model(algorithm='./mine.py'), or set trust_code to run the copy that the folder holds"
+            )
+        return named_algorithm(trusted_algorithm(name, self.path, self.trust_code) if given is None else given)[1]
 
     def _task(self, arrays: Arrays, encoder: nn.Module | None) -> Task:
         classes, seed = len(self.card["classes"]), self.config.run.seed
@@ -157,8 +163,11 @@ class Run:
             if encoder is not None:
                 raise InputError(f"{self.path} has an encoder of its own, {self.config.model.name}: leave encoder out")
             model = build(ModelConfig, self.card["model"], "model")
-            if model.file is not None:  # the run's own copy
-                model = replace(model, name=str(self.path / model.name))
+            if Path(model.name).name != Path(self.config.model.name).name:  # trust in one is no trust in the other
+                raise InputError(
+                    f"{self.path}/model.safetensors is of {model.name}, not of {self.config.model.name}; {REWRITE}"
+                )
+            model = trusted_model(model, self.path, self.trust_code)
             return image_task(model, classes, self.card["channels"], seed, self.card["image_size"]).whole()
         if encoder is None:
             raise InputError(
@@ -180,15 +189,18 @@ Source = Run | RunFolder | str | Path
 """What names a run: itself, or where it lies."""
 
 
-def load_run(path: str | Path) -> Run:
-    """Read a run from its folder. One that is not finished has no summary yet."""
+def load_run(path: str | Path, *, trust_code: bool = False) -> Run:
+    """Read a run from its folder. One that is not finished has no summary yet.
+
+    With `trust_code`, code that the run names may run: the copy of a file in its folder, or a callable of a package.
+    """
     folder = RunFolder(Path(path))
     config, manifest, records = folder.config(), folder.manifest(), tuple(folder.records())
-    return Run(folder.path, config, manifest, records, folder.summary() if folder.finished else None)
+    return Run(folder.path, config, manifest, records, folder.summary() if folder.finished else None, trust_code)
 
 
-def as_run(source: Source) -> Run:
-    return source if isinstance(source, Run) else load_run(place_of(source))
+def as_run(source: Source, trust_code: bool = False) -> Run:
+    return source if isinstance(source, Run) else load_run(place_of(source), trust_code=trust_code)
 
 
 def place_of(source: Source) -> Path:

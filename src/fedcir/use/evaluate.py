@@ -19,7 +19,7 @@ from fedcir.runs.run import Run, Source, as_run
 from fedcir.types import InputError
 from fedcir.use.adapt import adapted, statistics_layers
 from fedcir.use.evaluation import Evaluation, Judged
-from fedcir.use.trained import UNCALIBRATED, Given, Trained, has_own_parts, method_of, open_trained
+from fedcir.use.trained import UNCALIBRATED, Given, Trained, has_own_parts, open_trained
 
 Which = Literal["test", "all"]
 BATCH = 64
@@ -42,6 +42,7 @@ def evaluate_run(
     set: Sequence[str] = (),
     on_domain: OnDomain | None = None,
     on_file: OnFile | None = None,
+    trust_code: bool = False,
 ) -> Evaluation:
     """Test the model of a finished run, on its own test images unless other data are named.
 
@@ -49,8 +50,8 @@ def evaluate_run(
     """
     if split not in get_args(Which):
         raise InputError(f"split cannot be {split!r}; {nearest(str(split), get_args(Which))}")
-    run = as_run(source)
-    own = has_own_parts(run, method_of(run, algorithm)) and site is None
+    run = as_run(source, trust_code)
+    own = has_own_parts(run, run.method(algorithm)) and site is None
     here = {client["domain"] for client in run.manifest["clients"] if client.get("train")}
     first = open_trained(run, site=min(here) if own else site, algorithm=algorithm, device=device)
     domains = _data(run, first, dataset, data_root, set, on_file)

@@ -63,12 +63,13 @@ def export(
     site: str | None = None,
     algorithm: Given | None = None,
     data_root: str | Path | None = None,
+    trust_code: bool = False,
 ) -> Exported:
     """Write the model of a finished run to a file, and a MODEL_CARD.md beside it.
 
     `onnx` and `torch` (a torch.export program, .pt2) take uint8 RGB (batch, height, width, 3) and give probabilities;
     `safetensors` holds the weights. If `format` is not given, the ending of the file says which. `data_root` holds the
-    run's data now, if they were moved.
+    run's data now, if they were moved. `trust_code` lets code of the run's own run.
     """
     path = Path(out)
     if format is not None and format not in get_args(Format):
@@ -79,7 +80,7 @@ def export(
         missing := next((p for p in ("onnx", "onnxscript", "onnxruntime") if not find_spec(p)), "")
     ):
         raise InputError(f"format onnx needs {missing}: pip install 'fedcir[onnx]'")
-    trained = open_trained(run, site=site, algorithm=algorithm, device="cpu")
+    trained = open_trained(run, site=site, algorithm=algorithm, device="cpu", trust_code=trust_code)
     data, predict = {"onnx": _onnx, "torch": _torch, "safetensors": _safetensors}[format](trained)
     images, real = _to_check_on(trained, data_root)
     difference = _compare(trained, predict, images)

@@ -36,7 +36,8 @@ class Predictor:
     """The model of a finished run, ready to use: `Predictor("runs/mine")(images)`.
 
     `site` names a domain where each client has a part of the model for itself. A run of an algorithm of your own needs
-    it as `algorithm`. Each prediction lists the `top` most probable classes.
+    it as `algorithm`. With `trust_code`, code that the run names may run. Each prediction lists the `top` most probable
+    classes.
     """
 
     def __init__(
@@ -48,10 +49,11 @@ class Predictor:
         device: str = "auto",
         top: int = 3,
         batch_size: int = BATCH,
+        trust_code: bool = False,
     ) -> None:
         require_at_least("top", top, 1)
         require_at_least("batch_size", batch_size, 1)
-        self.trained: Trained = open_trained(path, site=site, algorithm=algorithm, device=device)
+        self.trained: Trained = open_trained(path, site=site, algorithm=algorithm, device=device, trust_code=trust_code)
         self.top, self.batch_size = top, batch_size
 
     @property

@@ -10,7 +10,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedcir.algorithms import named_algorithm, names
 from fedcir.algorithms.algorithm import Algorithm
 from fedcir.data.domains import Split
 from fedcir.data.examples import ImageExamples, Normalisation
@@ -82,17 +81,22 @@ class Trained:
 
 
 def open_trained(
-    source: Source, *, site: str | None = None, algorithm: Given | None = None, device: str = "auto"
+    source: Source,
+    *,
+    site: str | None = None,
+    algorithm: Given | None = None,
+    device: str = "auto",
+    trust_code: bool = False,
 ) -> Trained:
     """The network of a finished run on images. Where each client has a part of its own, `site` says whose to take."""
-    run = as_run(source)
+    run = as_run(source, trust_code)
     if not run.finished:
         raise InputError(f"{run.path} holds no finished run: resume it to finish it")
     if "image_size" not in run.card:
         raise InputError(
             f"{run.path} was trained by fedcir.train on Datasets of its caller: use load_run(...).model(encoder=...)"
         )
-    method = method_of(run, algorithm)
+    method = run.method(algorithm)
     if site is None and has_own_parts(run, method):
         domains = dict.fromkeys(client["domain"] for client in run.manifest["clients"])
         raise InputError(
@@ -110,11 +114,3 @@ def open_trained(
 def has_own_parts(run: Run, method: Algorithm) -> bool:
     """Whether each client has all or some of the model for itself."""
     return not method.one_model or own_batchnorm(run.config, method) is not None
-
-
-def method_of(run: Run, algorithm: Given | None) -> Algorithm:
-    """The method that trained a run. One that fedcir does not bring must be given."""
-    name = run.config.algorithm.name
-    if algorithm is None and name not in names():
-        raise InputError(f"{run.path} was trained by {name}, which is not part of fedcir: name its file as algorithm")
-    return named_algorithm(name if algorithm is None else algorithm)[1]

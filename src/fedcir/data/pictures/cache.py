@@ -24,6 +24,7 @@ from fedcir.data.domains import Images
 from fedcir.data.pictures.decode import OnFile, Squares, decode_files
 from fedcir.data.pictures.items import Pictures
 from fedcir.data.pictures.square import LIMITS, RGB, Limits
+from fedcir.data.private import as_open_as_folder, inner_folder, new_file, private_folder
 from fedcir.types import InputError
 
 OWN = re.compile(r"(prepared|features|seen|build)-[0-9a-f]{32}(\.lock|\.seen)?|made-[0-9a-f]{32}(-\d+)?\.npz")
@@ -108,7 +109,7 @@ def prepare(
     prepared = _open(folder, seen)
     if prepared is None:
         with writing(folder):
-            folder.mkdir(parents=True, exist_ok=True)
+            private_folder(folder)
             with alone(folder / f"build-{seen}.lock"):
                 prepared = _open(folder, seen)  # another process may have built it while this one waited
                 if prepared is None:
@@ -150,11 +151,11 @@ def _build(
     """Decode everything into a folder beside, then move it to its place."""
     beside = folder / f"build-{seen}"
     shutil.rmtree(beside, ignore_errors=True)  # of a process that was killed
-    beside.mkdir()
+    inner_folder(beside)
     try:
         size, channels = int(about["size"]), int(about["channels"])
         shape = (len(pictures.items), size, size, channels)
-        images = np.lib.format.open_memmap(beside / "images.npy", mode="w+", dtype=np.uint8, shape=shape)
+        images = np.lib.format.open_memmap(new_file(beside / "images.npy"), mode="w+", dtype=np.uint8, shape=shape)
         rows = Squares(str(beside / "images.npy"), images.offset)
         if hasattr(os, "posix_fallocate"):
             with open(rows.path, "r+b") as file:  # a full disk is an error now, not a crash later
@@ -173,11 +174,11 @@ def _build(
         names = [item.name for item in pictures.items]
         key = json.dumps([*_form(size, channels), names, digests])
         content = hashlib.blake2b(key.encode(), digest_size=16).hexdigest()
-        np.save(beside / "digests.npy", np.frombuffer(bytes.fromhex("".join(digests)), dtype="V16"))
-        (beside / "about.json").write_text(json.dumps(about), encoding="utf-8")
+        np.save(new_file(beside / "digests.npy"), np.frombuffer(bytes.fromhex("".join(digests)), dtype="V16"))
+        new_file(beside / "about.json").write_text(json.dumps(about), encoding="utf-8")
         _move(beside, folder / f"prepared-{content}")
         pointer = folder / f"build-{seen}.seen"
-        pointer.write_text(content, encoding="ascii")
+        new_file(pointer).write_text(content, encoding="ascii")
         os.replace(pointer, folder / f"seen-{seen}")
     finally:
         shutil.rmtree(beside, ignore_errors=True)
@@ -194,7 +195,7 @@ def _move(beside: Path, place: Path) -> None:
 @contextmanager
 def alone(path: Path) -> Iterator[None]:
     """Hold a lock that the system releases when the process ends, however it ends; wait for it if another has it."""
-    with open(path, "w", encoding="ascii") as file:
+    with open(path, "w", encoding="ascii", opener=as_open_as_folder) as file:
         try:
             import fcntl
 

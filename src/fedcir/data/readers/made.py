@@ -12,6 +12,7 @@ import numpy as np
 from fedcir import rng
 from fedcir.data.domains import Domain, Domains, Split
 from fedcir.data.pictures.cache import cache_folder
+from fedcir.data.private import new_file, private_folder
 
 PARTS = ("train", "test")
 SOURCES = (Path(__file__), Path(__file__).with_name("minidigits.py"), Path(rng.__file__))
@@ -48,10 +49,10 @@ def _write(domains: Domains, place: Path) -> None:
             where = f"{domain.name}.{part}."
             arrays |= {where + "images": split.images, where + "labels": split.labels}
             arrays[where + "ids"] = np.array(split.ids)
-    place.parent.mkdir(parents=True, exist_ok=True)
+    private_folder(place.parent)
     beside = place.with_name(f"{place.stem}-{os.getpid()}.npz")
     try:
-        np.savez(beside, allow_pickle=False, **arrays)
+        np.savez(new_file(beside), allow_pickle=False, **arrays)
         os.replace(beside, place)
     finally:
         beside.unlink(missing_ok=True)

@@ -29,13 +29,15 @@ def report(
     samples: int = SAMPLES,
     data_root: str | None = None,
     on_run: OnRun | None = None,
+    trust_code: bool = False,
 ) -> tuple[str, ...]:
     """Write the report of finished runs on the same data to a file. Gives what could not be read or measured.
 
     `first` are sections of the caller's own, before all others. With no samples, no distances are measured.
-    `on_run` is told how many runs have been looked at, of how many.
+    `on_run` is told how many runs have been looked at, of how many. Without `trust_code`, nothing is measured in a run
+    whose algorithm or model is code of its own.
     """
-    study = study_of(runs)
+    study = study_of(runs, trust_code)
     methods = compare(study.runs, study.baseline, target)
     found, why_not = _diagnoses(study, samples, data_root, on_run) if samples else ({}, [])
     hidden = _paths(runs, study, data_root)

@@ -44,13 +44,13 @@ class Study:
         return {name: by_seed[min(by_seed) if seed is None else seed] for name, by_seed in self.runs.items()}
 
 
-def study_of(sources: Sequence[Source]) -> Study:
+def study_of(sources: Sequence[Source], trust_code: bool = False) -> Study:
     """Those of these runs that are finished and can be read, which must be on the same data."""
     finished: list[Run] = []
     faults = []
     for source in sources:
         try:
-            finished.append(_finished(as_run(source)))
+            finished.append(_finished(as_run(source, trust_code)))
         except InputError as error:
             faults.append(str(error))
     if not finished:

@@ -28,13 +28,14 @@ def report(
     target: float | None = None,
     samples: int = SAMPLES,
     data_root: str | Path | None = None,
+    trust_code: bool = False,
     on_work: OnWork = unheard,
 ) -> Page:
     """Write one page on what finished runs on the same data came to, as `fedcir report` does.
 
     `runs` are folders of runs, or folders that hold such. `target` is an accuracy to reach, FedAvg's last if not given;
     `samples` are the test images of each domain to measure distances on, 0 for none. `data_root` holds the data now, if
-    they were moved.
+    they were moved. `trust_code` lets code of a run's own run, which distances need.
     """
     check_target(target)
     path = Path(out)
@@ -48,7 +49,9 @@ def report(
     folders = list({folder.resolve(): folder for folder in run_folders(paths)}.values())
     root = None if data_root is None else str(data_root)
     on_run = partial(on_work, what=MEASURING)
-    notes = write_page(folders, path, target=target, samples=samples, data_root=root, on_run=on_run)
+    notes = write_page(
+        folders, path, target=target, samples=samples, data_root=root, on_run=on_run, trust_code=trust_code
+    )
     return Page(path, notes)
 
 
@@ -59,9 +62,12 @@ def add_report(
     on_work: OnWork = unheard,
     on_note: OnNote = unheard,
 ) -> Path | None:
-    """The same where runs are what was asked for and the page comes on top: what is wrong with it is a note."""
+    """The same where runs are what was asked for and the page comes on top: what is wrong with it is a note.
+
+    Their code has just run.
+    """
     try:
-        notes = write_page(runs, path, target=target, on_run=partial(on_work, what=MEASURING))
+        notes = write_page(runs, path, target=target, on_run=partial(on_work, what=MEASURING), trust_code=True)
     except InputError as error:
         on_note(f"no {path.name}: {error}")
         return None

@@ -1,0 +1,71 @@
+"""After kill -9 of what started a federation: no process of it lives on, and its keys are gone."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+import fedcir
+
+HERE = Path(fedcir.__file__).parent / "flower"
+HURRY = 60
+PARENT = """
+import os, subprocess, sys, time
+from pathlib import Path
+
+sys.path.insert(0, sys.argv[3])  # without Flower, which takes long to import
+from watcher import watched
+
+folder = Path(sys.argv[1])
+stubborn = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); time.sleep(600)"
+with watched(folder):
+    child = subprocess.Popen(
+        [sys.executable, "-c", stubborn],
+        env={**os.environ, "FLWR_HOME": str(folder / "flwr")},
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+    child.stdout.readline()
+    print(child.pid, flush=True)
+    if sys.argv[2] == "killed":
+        time.sleep(600)
+    child.kill()
+    child.wait()
+"""
+
+
+@pytest.mark.parametrize("ends", ["killed", "in order"])
+def test_what_a_killed_federation_leaves_is_ended_and_removed(tmp_path: Path, ends: str) -> None:
+    """A process in a session of its own, which ignores SIGTERM; after an end in order, the folder is its owner's."""
+    (tmp_path / "work" / "nodes").mkdir(parents=True)
+    (tmp_path / "work" / "nodes" / "0.key").write_text("secret")
+    bystander = subprocess.Popen(
+        [sys.executable, "-c", "import time; time.sleep(600)"], env={**os.environ, "FLWR_HOME": str(tmp_path / "works")}
+    )
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, str(tmp_path / "work"), ends, str(HERE)], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        if ends == "killed":
+            parent.send_signal(signal.SIGKILL)
+        parent.wait(HURRY)
+        until = time.monotonic() + HURRY
+        while ends == "killed" and (tmp_path / "work").exists():
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        assert not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE
+        assert (tmp_path / "work").exists() == (ends == "in order")
+        assert bystander.poll() is None
+    finally:
+        bystander.kill()
+        bystander.wait()
+        parent.kill()
+        parent.wait()
+        parent.stdout.close()  # type: ignore[union-attr]

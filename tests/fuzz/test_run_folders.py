@@ -1,0 +1,121 @@
+"""Damaged run folders: they are read, or refused in one line, and no resume gives another model."""
+
+import contextlib
+import random
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mutate import batches, damaged_copy, outcomes
+
+import fedcir
+from fedcir.cli.failure import told
+from fedcir.config import Config
+from fedcir.engine.simulate import open_run
+from fedcir.insight.report.write import report
+from fedcir.runs.run import load_run
+
+HANG = 30
+"""Seconds after which a reader counts as stuck."""
+
+
+@pytest.fixture(scope="module")
+def config(tiny: Callable[..., Config]) -> Config:
+    """Clients keep something, and images are set aside for calibration."""
+    few = ("server.rounds=3", "server.checkpoint_every=1", "local.steps=1", "run.workers=1", "data.val_fraction=0.2")
+    return tiny("fedbn", *few)
+
+
+@pytest.fixture(scope="module")
+def whole(config: Config, train: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train(config, tmp_path_factory.mktemp("whole") / "run")
+
+
+@pytest.fixture(scope="module")
+def stopped(config: Config, train: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train(config, tmp_path_factory.mktemp("stopped") / "run", until=2)
+
+
+@contextlib.contextmanager
+def not_stuck() -> Iterator[None]:
+    def end(*_: object) -> None:
+        raise TimeoutError(f"still busy after {HANG} s")
+
+    before = signal.signal(signal.SIGALRM, end)
+    signal.alarm(HANG)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def fault(what: str, work: Callable[[], Any]) -> str | None:
+    """What is wrong with how something ended, if anything is."""
+    try:
+        with not_stuck():
+            work()
+    except TimeoutError as error:
+        return f"{what}: {error}"
+    except Exception as error:
+        line, code = told(error)
+        if "\n" in line or len(line) > 1500 or line.startswith("internal error") or code not in (1, 2):
+            return f"{what}: {type(error).__name__}, {len(line)} characters: {line[:300]}"
+    return None
+
+
+def readers(run: Path, out: Path) -> dict[str, Callable[[], Any]]:
+    """All that a user does with the run of another."""
+
+    def curves() -> None:
+        found = load_run(run)
+        found.curve("accuracy_mean")
+        found.to_rows()
+
+    return {
+        "load_run": curves,
+        "report": lambda: report(run, out=out / "report.html", samples=0),
+        "model": lambda: load_run(run).model(domain="ink"),
+        "Predictor": lambda: fedcir.Predictor(run, site="ink", device="cpu"),
+    }
+
+
+@batches(80)
+def test_a_damaged_run_is_read_or_refused_in_one_line(whole: Path, tmp_path: Path, seeds: range) -> None:
+    def attempt(rng: random.Random) -> str | None:
+        damage = damaged_copy(whole, tmp_path / "run", rng)
+        found = [fault(what, work) for what, work in readers(tmp_path / "run", tmp_path).items()]
+        wrong = "; ".join(each for each in found if each)
+        return f"{damage}: {wrong}" if wrong else None
+
+    assert outcomes(seeds, attempt) == []
+
+
+@batches(40)
+def test_a_damaged_run_resumes_to_the_same_model_or_is_refused_in_one_line(
+    config: Config, whole: Path, stopped: Path, tmp_path: Path, seeds: range
+) -> None:
+    model = (whole / "model.safetensors").read_bytes()
+    out = tmp_path / "run"
+
+    def resume() -> bool:
+        with open_run(config, out, resume=True) as (_, rounds):
+            for _ in rounds:
+                pass
+        return (out / "model.safetensors").read_bytes() == model
+
+    def attempt(rng: random.Random) -> str | None:
+        damage = damaged_copy(rng.choice((whole, stopped)), out, rng)
+        same: list[bool] = []
+        wrong = fault("resume", lambda: same.append(resume()))
+        if same == [False]:
+            wrong = "it ended in another model"
+        return f"{damage}: {wrong}" if wrong else None
+
+    try:
+        assert outcomes(seeds, attempt) == []
+    finally:
+        shutil.rmtree(out, ignore_errors=True)
