@@ -121,6 +121,13 @@ class ServerContext:
     rng: torch.Generator
     clients: int = 0
     """How many clients train in this run; in a round only some of them may reply."""
+    sent: Groups = field(default_factory=dict)
+    """What this round's clients were sent."""
+    aggregation: str = "mean"
+    """How replies become one model; what follows are settings of its forms."""
+    trim: float = 0.25
+    byzantine: int | None = None
+    clip: float | None = None
 
 
 @dataclass(frozen=True)

@@ -212,6 +212,14 @@ class ServerConfig:
     """Clients that train in each round; all if not given."""
     weighting: Literal["uniform", "samples"] = "uniform"
     """Weights of the mean over clients: equal, as in the paper, or by number of training images."""
+    aggregation: Literal["mean", "median", "trimmed-mean", "krum", "norm-clip"] = "mean"
+    """How the clients' models become one; all but the mean limit what a few bad clients can do."""
+    trim: float = 0.25
+    """Share of the clients whose values are left out at each end (trimmed-mean)."""
+    byzantine: int | None = None
+    """How many bad clients a choice of the server must stand (krum); as many as it can if not given."""
+    clip: float | None = None
+    """Longest update that counts in full (norm-clip); the median of the round's updates if not given."""
     eval_every: int = 1
     """Test every N rounds; the last round is always tested."""
     min_replies: int = 1
@@ -222,6 +230,15 @@ class ServerConfig:
     def __post_init__(self) -> None:
         for name in ("rounds", "active", "eval_every", "min_replies", "checkpoint_every"):
             require_at_least(f"server.{name}", getattr(self, name), 1)
+        if not 0 < self.trim < 0.5:
+            raise InputError(f"server.trim must be above 0 and below 0.5, got {self.trim}")
+        require_at_least("server.byzantine", self.byzantine, 0)
+        if self.clip is not None:
+            require_positive("server.clip", self.clip)
+        if self.weighting == "samples" and self.aggregation in ("median", "trimmed-mean", "krum"):
+            raise InputError(
+                f"server.aggregation={self.aggregation} gives every client one voice: set server.weighting=uniform"
+            )
 
 
 @dataclass(frozen=True)
@@ -271,6 +288,11 @@ class Config:
             raise InputError(
                 f"local.augment={','.join(self.local.augment)} changes images at every step, but with "
                 "model.freeze=true features are computed once: leave out one of them"
+            )
+        if self.model.batchnorm == "pooled" and self.server.aggregation in ("median", "trimmed-mean"):
+            raise InputError(
+                f"model.batchnorm=pooled is a mean over all data, and server.aggregation={self.server.aggregation} "
+                "takes none: set model.batchnorm=average"
             )
 
 

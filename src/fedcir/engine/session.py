@@ -104,7 +104,14 @@ class Session:
         server, batch = self.config.server, self.config.local.batch_size
         norm = self.config.model.batchnorm
         classes, clients = self.roster.task.num_classes, len(self.roster.trainers)
-        return ServerContext(round, server.rounds, classes, batch, server.weighting, norm, rng, clients)
+        return ServerContext(
+            *(round, server.rounds, classes, batch, server.weighting, norm, rng, clients),
+            sent=self.state.shared,
+            aggregation="mean" if self.algorithm.pools else server.aggregation,  # there is one client only
+            trim=server.trim,
+            byzantine=server.byzantine,
+            clip=server.clip,
+        )
 
 
 def sample_cohort(trainers: Sequence[int], active: int, seed: int, round: int) -> list[int]:
