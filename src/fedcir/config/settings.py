@@ -274,6 +274,21 @@ class RunConfig:
 
 
 @dataclass(frozen=True)
+class AttackConfig:
+    kind: Literal["none", "label-flip", "scale", "sign-flip", "noise", "backdoor"] = "none"
+    """What bad clients do, in an experiment on one machine; never across sites."""
+    clients: int = 1
+    """How many clients are bad; the seed draws which."""
+    strength: float | None = None
+    """Factor of the update (scale: 10, sign-flip: 4, noise: 10) or share of images (label-flip: 1, backdoor: 0.5)."""
+
+    def __post_init__(self) -> None:
+        require_at_least("attack.clients", self.clients, 1)
+        if self.strength is not None:
+            require_positive("attack.strength", self.strength)
+
+
+@dataclass(frozen=True)
 class Config:
     data: DataConfig = field(default_factory=DataConfig)
     partition: PartitionConfig = field(default_factory=PartitionConfig)
@@ -282,6 +297,7 @@ class Config:
     server: ServerConfig = field(default_factory=ServerConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
     run: RunConfig = field(default_factory=RunConfig)
+    attack: AttackConfig = field(default_factory=AttackConfig)
 
     def __post_init__(self) -> None:
         if self.model.freeze and self.local.augment:
