@@ -220,6 +220,8 @@ class ServerConfig:
     """How many bad clients a choice of the server must stand (krum); as many as it can if not given."""
     clip: float | None = None
     """Longest update that counts in full (norm-clip); the median of the round's updates if not given."""
+    max_update: float = 100.0
+    """A reply is dropped if its update is so many times as long as usual; 0 drops none for its length."""
     eval_every: int = 1
     """Test every N rounds; the last round is always tested."""
     min_replies: int = 1
@@ -235,6 +237,8 @@ class ServerConfig:
         require_at_least("server.byzantine", self.byzantine, 0)
         if self.clip is not None:
             require_positive("server.clip", self.clip)
+        if self.max_update and not 1 < self.max_update < math.inf:
+            raise InputError(f"server.max_update must be a number above 1, or 0 for no limit, got {self.max_update}")
         if self.weighting == "samples" and self.aggregation in ("median", "trimmed-mean", "krum"):
             raise InputError(
                 f"server.aggregation={self.aggregation} gives every client one voice: set server.weighting=uniform"

@@ -111,10 +111,14 @@ def mean(bags: Iterable[Arrays], weights: Iterable[float] | None = None) -> Arra
     return running.value()
 
 
-def update_norm(bag: Arrays, sent: Arrays) -> float:
-    """The length of what a client changed, in double precision; BatchNorm statistics are not part of it."""
-    squares = [(t.double() - sent[name]).square().sum() for name, t in bag.items() if _trained(name, t)]
-    return math.sqrt(sum(float(square) for square in squares))
+def update_norm(bag: Arrays, sent: Arrays, statistics: bool = False) -> float:
+    """The length of what a client changed, in double precision: of all but BatchNorm statistics, or of these alone."""
+    changed = [
+        t.double() - sent.get(name, 0)
+        for name, t in bag.items()
+        if t.is_floating_point() and is_statistic(name) == statistics
+    ]
+    return math.sqrt(sum(float(change.square().sum()) for change in changed))
 
 
 def clipped(bag: Arrays, sent: Arrays, limit: float) -> Arrays:
@@ -127,10 +131,6 @@ def clipped(bag: Arrays, sent: Arrays, limit: float) -> Arrays:
         name: sent[name].double().lerp(t.double(), share).to(t.dtype) if t.is_floating_point() else t
         for name, t in bag.items()
     }
-
-
-def _trained(name: str, tensor: Tensor) -> bool:
-    return tensor.is_floating_point() and not is_statistic(name)
 
 
 def difference(groups: Groups, template: Groups) -> str | None:
