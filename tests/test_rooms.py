@@ -12,8 +12,8 @@ SOURCE = Path(fedcir.__file__).parent
 
 # fmt: off
 ROOMS = [
-    "types", "rng", "config", "losses", "models", "algorithms", "data", "engine", "runs", "analysis", "use",
-    "insight", "conformance", "flower", "cli",
+    "types", "rng", "config", "losses", "models", "algorithms", "data", "attacks", "engine", "runs", "analysis",
+    "use", "insight", "conformance", "flower", "cli",
 ]
 # fmt: on
 

@@ -141,13 +141,14 @@ def state_is_a_value(algorithm: Algorithm) -> None:
             _require(made == round, f"server_step must return round {round}, but returned {made}")
 
 
-def a_reply_that_is_not_finite_is_dropped(algorithm: Algorithm) -> None:
+def a_reply_that_is_not_finite_or_far_too_long_is_dropped(algorithm: Algorithm) -> None:
     """The round goes on as if that client had not taken part."""
     if algorithm.pools:
         return  # its only client
     poisoned = _rounds(algorithm, rounds=2, transport=Poisoned)
     absent = _rounds(algorithm, rounds=2, transport=Absent)
-    _require(poisoned.records[0].dropped.keys() == {"1"}, "a reply with a NaN was not dropped")
+    for record, what in zip(poisoned.records, ("a NaN", "values of 1e30"), strict=True):
+        _require(record.dropped.keys() == {"1"}, f"a reply with {what} was not dropped")
     _require(_same(poisoned.state, absent.state), "a dropped reply changed the result")
 
 
@@ -192,7 +193,7 @@ CHECKS: tuple[Callable[[Algorithm], None], ...] = (
     a_resumed_run_gives_equal_bits,
     a_second_process_changes_nothing,
     state_is_a_value,
-    a_reply_that_is_not_finite_is_dropped,
+    a_reply_that_is_not_finite_or_far_too_long_is_dropped,
     integer_buffers_take_the_maximum,
     it_learns,
     it_survives_small_clients_and_partial_participation,
@@ -207,13 +208,14 @@ class Backwards(SerialTransport):
 
 
 class Poisoned(SerialTransport):
-    """Client 1 replies with a NaN."""
+    """Client 1 replies with a NaN in round 1, and with huge weights after it."""
 
     def train(self, state: ServerState, cohort: Sequence[int]) -> Iterator[ClientReply]:
+        value = math.nan if state.round == 0 else 1e30
         for reply in super().train(state, cohort):
             group = self.bench.algorithm.trains[0]
             bag = {
-                name: torch.full_like(t, math.nan) if t.is_floating_point() else t
+                name: torch.full_like(t, value) if t.is_floating_point() else t
                 for name, t in reply.arrays[group].items()
             }
             yield replace(reply, arrays={**reply.arrays, group: bag}) if reply.client_id == 1 else reply

@@ -126,6 +126,13 @@ class ServerContext:
     rng: torch.Generator
     clients: int = 0
     """How many clients train in this run; in a round only some of them may reply."""
+    sent: Groups = field(default_factory=dict)
+    """What this round's clients were sent."""
+    aggregation: str = "mean"
+    """How replies become one model; what follows are settings of its forms."""
+    trim: float = 0.25
+    byzantine: int | None = None
+    clip: float | None = None
 
 
 @dataclass(frozen=True)
@@ -159,6 +166,8 @@ class RoundRecord:
     """The domains of `accuracy` that nobody trains on, if any. The other means and the worst leave them out."""
     accuracy_unseen: float | None = None
     """The plain mean over them."""
+    norms: dict[str, float] | None = None
+    """The usual length of an update, and of what else is uploaded: medians over the replies that were used."""
 
     @property
     def risk_mean(self) -> float | None:

@@ -10,9 +10,10 @@ from typing import Any, ClassVar, Literal, TypeVar
 from torch import Tensor
 
 from fedcir.config import check_bounds
+from fedcir.models.aggregation import Krum, aggregator
 from fedcir.models.task import Task
-from fedcir.models.tensors import RunningMean, pooled_variances, second_moments, snapshot
-from fedcir.types import ClientReply, Groups, LocalContext, Losses, Modules, ServerContext, ServerState
+from fedcir.models.tensors import pooled_variances, second_moments, snapshot
+from fedcir.types import Arrays, ClientReply, Groups, LocalContext, Losses, Modules, ServerContext, ServerState
 
 T = TypeVar("T")
 Batch = tuple[Tensor, Tensor]
@@ -98,16 +99,30 @@ class Algorithm:
     def merge(
         self, replies: Iterable[ClientReply], ctx: ServerContext, keep: Callable[[ClientReply], T]
     ) -> tuple[Groups, list[T]]:
-        """The mean of what clients train, folded as replies come, and what `keep` picks out of each reply."""
-        means = {name: RunningMean() for name in self.trains}
+        """What clients train as one, the mean or as server.aggregation says, and what `keep` picks out of each reply.
+
+        The mean is folded as replies come. The reply that Krum chooses stands for all, also in what is kept.
+        """
+        total = aggregator(ctx, self._averaged(ctx.sent, ctx))
         kept = []
         for reply in replies:
             weight = float(reply.num_examples) if ctx.weighting == "samples" else 1.0
-            for name in self.trains:
-                bag = reply.arrays[name]
-                means[name].add(second_moments(bag) if ctx.batchnorm == "pooled" else bag, weight)
+            total.add(self._averaged(reply.arrays, ctx), weight)
             kept.append(keep(reply))
-        averaged = {name: running.value() for name, running in means.items()}
-        if ctx.batchnorm == "pooled":
-            averaged = {name: pooled_variances(bag) for name, bag in averaged.items()}
-        return averaged, kept
+        one = total.value()
+        if isinstance(total, Krum):
+            kept = [kept[total.chosen]] * len(kept)
+        merged: Groups = {group: {} for group in self.trains}
+        for key, tensor in (pooled_variances(one) if ctx.batchnorm == "pooled" else one).items():
+            place, _, name = key.partition("/")
+            merged[self.trains[int(place)]][name] = tensor
+        return merged, kept
+
+    def _averaged(self, groups: Groups, ctx: ServerContext) -> Arrays:
+        """The groups that clients train as one bag, in the form that can be averaged."""
+        bag = {
+            f"{place}/{name}": tensor
+            for place, group in enumerate(self.trains)
+            for name, tensor in groups.get(group, {}).items()
+        }
+        return second_moments(bag) if ctx.batchnorm == "pooled" else bag

@@ -207,6 +207,16 @@ class ServerConfig:
     """Clients that train in each round; all if not given."""
     weighting: Literal["uniform", "samples"] = "uniform"
     """Weights of the mean over clients: equal, as in the paper, or by number of training images."""
+    aggregation: Literal["mean", "median", "trimmed-mean", "krum", "norm-clip"] = "mean"
+    """How the clients' models become one; all but the mean limit what a few bad clients can do."""
+    trim: Annotated[float, Between(0, 0.5, above=True, below=True)] = 0.25
+    """Share of the clients whose values are left out at each end (trimmed-mean)."""
+    byzantine: Annotated[int | None, Between(0, CLIENTS)] = None
+    """How many bad clients a choice of the server must stand (krum); as many as it can if not given."""
+    clip: Annotated[float | None, Between(0, 1e30, above=True)] = None
+    """Longest update that counts in full (norm-clip); the median of the round's updates if not given."""
+    max_update: Annotated[float, Between(0, 1e30)] = 100.0
+    """A reply is dropped if its update is so many times as long as usual; 0 drops none for its length."""
     eval_every: Count = 1
     """Test every N rounds; the last round is always tested."""
     min_replies: Annotated[int, Between(1, CLIENTS)] = 1
@@ -216,6 +226,12 @@ class ServerConfig:
 
     def __post_init__(self) -> None:
         check_bounds(self, "server")
+        if 0 < self.max_update <= 1:
+            raise InputError(f"server.max_update must be a number above 1, or 0 for no limit, got {self.max_update}")
+        if self.weighting == "samples" and self.aggregation in ("median", "trimmed-mean", "krum"):
+            raise InputError(
+                f"server.aggregation={self.aggregation} gives every client one voice: set server.weighting=uniform"
+            )
 
 
 @dataclass(frozen=True)
@@ -249,6 +265,19 @@ class RunConfig:
 
 
 @dataclass(frozen=True)
+class AttackConfig:
+    kind: Literal["none", "label-flip", "scale", "sign-flip", "noise", "backdoor"] = "none"
+    """What bad clients do, in an experiment on one machine; never across sites."""
+    clients: Annotated[int, Between(1, CLIENTS)] = 1
+    """How many clients are bad; the seed draws which."""
+    strength: Annotated[float | None, Between(0, 1e30, above=True)] = None
+    """Factor of the update (scale: 10, sign-flip: 4, noise: 10) or share of images (label-flip: 1, backdoor: 0.5)."""
+
+    def __post_init__(self) -> None:
+        check_bounds(self, "attack")
+
+
+@dataclass(frozen=True)
 class Config:
     data: DataConfig = field(default_factory=DataConfig)
     partition: PartitionConfig = field(default_factory=PartitionConfig)
@@ -257,12 +286,18 @@ class Config:
     server: ServerConfig = field(default_factory=ServerConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
     run: RunConfig = field(default_factory=RunConfig)
+    attack: AttackConfig = field(default_factory=AttackConfig)
 
     def __post_init__(self) -> None:
         if self.model.freeze and self.local.augment:
             raise InputError(
                 f"local.augment={','.join(self.local.augment)} changes images at every step, but with "
                 "model.freeze=true features are computed once: leave out one of them"
+            )
+        if self.model.batchnorm == "pooled" and self.server.aggregation in ("median", "trimmed-mean"):
+            raise InputError(
+                f"model.batchnorm=pooled is a mean over all data, and server.aggregation={self.server.aggregation} "
+                "takes none: set model.batchnorm=average"
             )
 
 

@@ -21,7 +21,7 @@ from fedcir.data.partition import Share, partition, read_owners
 from fedcir.data.pictures.decode import OnFile
 from fedcir.models.cnn import SMALLEST
 from fedcir.models.task import Task, check_features, image_task, module_task
-from fedcir.types import InputError
+from fedcir.types import ClientReply, Groups, InputError
 
 Pairs = Mapping[str, tuple[Any, Any]] | Iterable[tuple[Any, Any]]
 """Clients of the caller: a (train, test) pair of Datasets each, either of which may be None, by name or one by one."""
@@ -46,6 +46,8 @@ class Client:
     """None if it does not test."""
     validation: Examples | None = None
     """What the best round is picked on, where images were set aside for it."""
+    tamper: Callable[[ClientReply, Groups, int], ClientReply] | None = None
+    """What a bad client of an experiment makes of its reply, from what it was sent, in a round."""
 
     @property
     def sizes(self) -> Sizes:

@@ -87,7 +87,7 @@ def attend(bench: Workbench, client: Client, store: ClientStore, what: What, sha
         return evaluate(bench, client, shared, store.load(client.id, round + 1), round)
     reply, keep = fit(bench, client, shared, store.load(client.id, round), round)
     store.save(client.id, round, keep)
-    return reply
+    return reply if client.tamper is None else client.tamper(reply, shared, round)
 
 
 def fit(bench: Workbench, client: Client, received: Groups, kept: Groups, round: int) -> tuple[ClientReply, Groups]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedcir.data.federation import Roster, Sizes
+from fedcir.engine.norms import Screen
 from fedcir.engine.valid import evaluation_fault, training_fault
 from fedcir.models.tensors import difference, tensor_bytes
 from fedcir.types import ClientReply, Dropped, Groups, RunError
@@ -17,18 +18,20 @@ Counts = dict[str, tuple[int, int]]
 class Collected:
     """What is counted while replies pass on their way to the server's step."""
 
-    def __init__(self, round: int, template: Groups, min_replies: int, sizes: Mapping[int, Sizes]) -> None:
-        self.round, self.template, self.min_replies, self.sizes = round, template, min_replies, sizes
+    def __init__(
+        self, round: int, template: Groups, min_replies: int, sizes: Mapping[int, Sizes], screen: Screen
+    ) -> None:
+        self.round, self.template, self.min_replies = round, template, min_replies
+        self.sizes, self.screen = sizes, screen
         self.dropped: dict[str, str] = {}
         self.bytes_up = self.flops = self.count = 0
         self._losses: dict[str, list[float]] = {}
 
     def usable(self, replies: Iterable[ClientReply | Dropped], cohort: Sequence[int]) -> Iterator[ClientReply]:
         """The valid replies, in client order; the others are dropped and counted."""
-        for reply in _in_order(replies, cohort):
-            reason = reply.reason if isinstance(reply, Dropped) else self._fault(reply)
-            if reason is not None or isinstance(reply, Dropped):
-                self.dropped[str(reply.client_id)] = str(reason)
+        for reply in self.screen.screened(map(self._checked, _in_order(replies, cohort))):
+            if isinstance(reply, Dropped):
+                self.dropped[str(reply.client_id)] = reply.reason
                 continue
             self.count += 1
             self.bytes_up += tensor_bytes(reply.arrays)
@@ -49,6 +52,10 @@ class Collected:
 
     def losses(self) -> dict[str, float]:
         return {name: sum(values) / len(values) for name, values in self._losses.items()}
+
+    def _checked(self, reply: ClientReply | Dropped) -> ClientReply | Dropped:
+        reason = None if isinstance(reply, Dropped) else self._fault(reply)
+        return reply if reason is None else Dropped(reply.client_id, reason)
 
     def _fault(self, reply: ClientReply) -> str | None:
         if (reason := difference(reply.arrays, self.template)) is not None:

@@ -85,7 +85,9 @@ def take_step(
     """The server's part of a round: the next state from the replies of a cohort, and what was counted on the way."""
     before = session.state
     round = before.round + 1
-    collected = Collected(round, session.template(), session.config.server.min_replies, session.roster.sizes)
+    collected = Collected(
+        round, session.template(), session.config.server.min_replies, session.roster.sizes, session.screen()
+    )
     handed = replace(before, private=clone(before.private))
     usable = collected.usable(replies, cohort)
     state = session.algorithm.server_step(handed, usable, session.modules, session.context(round))
@@ -120,6 +122,7 @@ def _round(session: Session, transport: Transport) -> tuple[RoundRecord, ServerS
         dropped=collected.dropped,
         validation={domain: correct / count for domain, (correct, count) in tests.aside.items()} or None,
         risk=tests.risk or None,
+        norms=collected.screen.usual(),
     )
     return record, state, Calibration.of(tests.sums, round)
 

@@ -26,6 +26,7 @@ from fedcir.data.federation import Roster
 from fedcir.engine.client import Workbench, learning_rate
 from fedcir.engine.folder import RunFolder
 from fedcir.engine.machine import layout_for, pick_device, unsafe_in_channels_last
+from fedcir.engine.norms import Screen
 from fedcir.engine.store import ClientStore
 from fedcir.models.task import Task
 from fedcir.models.tensors import batchnorm_names, is_statistic, snapshot
@@ -98,6 +99,12 @@ class Session:
         with torch.no_grad():
             return {**self.to_test(self.state), **self.algorithm.local_summary(self.modules, (), ctx)}
 
+    def screen(self) -> Screen:
+        """What drops replies of the next round that are too long."""
+        trained = [group for group in self.algorithm.trains if group not in self.algorithm.sends]
+        past = [record.norms for record in self.records if record.norms is not None]
+        return Screen(self.state.shared, trained, self.config.server.max_update, past)
+
     def cohort(self, round: int) -> list[int]:
         """The clients that train in a round, in ascending order."""
         active = min(self.config.server.active or len(self.roster.trainers), len(self.roster.trainers))
@@ -115,7 +122,14 @@ class Session:
         server, batch = self.config.server, self.config.local.batch_size
         norm = self.config.model.batchnorm
         classes, clients = self.roster.task.num_classes, len(self.roster.trainers)
-        return ServerContext(round, server.rounds, classes, batch, server.weighting, norm, rng, clients)
+        return ServerContext(
+            *(round, server.rounds, classes, batch, server.weighting, norm, rng, clients),
+            sent=self.state.shared,
+            aggregation="mean" if self.algorithm.pools else server.aggregation,  # there is one client only
+            trim=server.trim,
+            byzantine=server.byzantine,
+            clip=server.clip,
+        )
 
 
 def sample_cohort(trainers: Sequence[int], active: int, seed: int, round: int) -> list[int]:
@@ -152,6 +166,8 @@ def settled(config: Config, algorithm: Algorithm, roster: Roster) -> Config:
         raise InputError(
             f"server.min_replies is {config.server.min_replies}, but only {active} clients are active: lower it"
         )
+    if not algorithm.pools:
+        _check_aggregation(config, algorithm, active)
     run = replace(config.run, device=str(pick_device(config.run.device)))
     if run.layout == "auto":
         run = replace(run, layout=layout_for(config.model, roster.card.get("image_size", 0), roster.task.encoder))
@@ -164,6 +180,24 @@ def settled(config: Config, algorithm: Algorithm, roster: Roster) -> Config:
         algorithm=AlgorithmConfig(config.algorithm.name, hyper_parameters(algorithm)),
         run=run,
     )
+
+
+def _check_aggregation(config: Config, algorithm: Algorithm, active: int) -> None:
+    """Refuse a form that has too few clients to choose from, or no model to be of."""
+    form, bad = config.server.aggregation, config.server.byzantine or 0
+    if form != "mean" and not algorithm.one_model:
+        raise InputError(
+            f"server.aggregation={form} is of models, but {config.algorithm.name} shares none: set it to mean"
+        )
+    if form == "krum" and active < 2 * bad + 3:
+        raise InputError(
+            f"server.aggregation=krum needs {2 * bad + 3} active clients where server.byzantine={bad} may be bad, "
+            f"but there are {active}: lower server.byzantine, or choose another form"
+        )
+    if form in ("median", "trimmed-mean") and active < 3:
+        raise InputError(
+            f"server.aggregation={form} needs 3 active clients, but there are {active}: choose another form"
+        )
 
 
 KEYWORDS = {

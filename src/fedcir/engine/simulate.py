@@ -3,11 +3,13 @@
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from fedcir.algorithms import make_algorithm
 from fedcir.algorithms.algorithm import Algorithm
+from fedcir.attacks import with_bad_clients
 from fedcir.config import Config
 from fedcir.data.federation import Federation, open_federation, pooled
 from fedcir.data.pictures.decode import OnFile
@@ -20,6 +22,7 @@ from fedcir.engine.store import GENERATIONS, ClientStore
 from fedcir.engine.transports.processes import ProcessTransport
 from fedcir.engine.transports.serial import SerialTransport
 from fedcir.engine.transports.threads import ThreadTransport
+from fedcir.types import InputError
 
 
 @contextmanager
@@ -55,6 +58,7 @@ def open_rounds(
     """The same for a federation that is there already."""
     for client in federation.clients:
         check_own(config, algorithm, client.domain, client.train is not None)
+    federation = _attacked(federation, config, algorithm)
     if algorithm.pools:
         federation = pooled(federation)
     with ExitStack() as stack:
@@ -85,3 +89,16 @@ def open_rounds(
         rounds = run(session, transport)
         stack.callback(rounds.close)  # saves the last whole round if the caller stops early
         yield session, rounds
+
+
+def _attacked(federation: Federation, config: Config, algorithm: Algorithm) -> Federation:
+    """The federation with the bad clients that an experiment asks for."""
+    if config.attack.kind == "none":
+        return federation
+    if algorithm.pools:
+        raise InputError(
+            f"{config.algorithm.name} has all data in one place, so none of its clients is bad: set attack.kind=none"
+        )
+    classes, seed = federation.task.num_classes, config.run.seed
+    clients = with_bad_clients(federation.clients, config.attack, algorithm.trains, classes, seed)
+    return replace(federation, clients=clients)

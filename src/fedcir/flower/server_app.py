@@ -143,7 +143,11 @@ def open_deployment(grid: Grid, settings: Settings) -> Iterator[tuple[Session, R
 
 
 def check_deployable(config: Config, algorithm: Algorithm) -> None:
-    """Refuse what cannot be done without moving data."""
+    """Refuse what cannot be done without moving data, and experiments with bad clients."""
+    if config.attack.kind != "none":
+        raise InputError(
+            f"attack.kind={config.attack.kind} is for experiments on one machine, not across sites: use `fedcir run`"
+        )
     if algorithm.pools:
         raise InputError(
             f"{config.algorithm.name} trains on all data in one place, so it cannot run across sites: "

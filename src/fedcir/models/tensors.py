@@ -1,5 +1,6 @@
 """Pure functions on bags of tensors: copies, means, sizes and checks."""
 
+import math
 from collections.abc import Iterable
 
 import torch
@@ -108,6 +109,28 @@ def mean(bags: Iterable[Arrays], weights: Iterable[float] | None = None) -> Arra
         for bag, weight in zip(bags, weights, strict=True):
             running.add(bag, weight)
     return running.value()
+
+
+def update_norm(bag: Arrays, sent: Arrays, statistics: bool = False) -> float:
+    """The length of what a client changed, in double precision: of all but BatchNorm statistics, or of these alone."""
+    changed = [
+        t.double() - sent.get(name, 0)
+        for name, t in bag.items()
+        if t.is_floating_point() and is_statistic(name) == statistics
+    ]
+    return math.sqrt(sum(float(change.square().sum()) for change in changed))
+
+
+def clipped(bag: Arrays, sent: Arrays, limit: float) -> Arrays:
+    """The bag with its change from `sent` shortened to a length, statistics by the same factor; itself if short."""
+    norm = update_norm(bag, sent)
+    if norm <= limit:
+        return bag
+    share = limit / norm
+    return {
+        name: sent[name].double().lerp(t.double(), share).to(t.dtype) if t.is_floating_point() else t
+        for name, t in bag.items()
+    }
 
 
 def difference(groups: Groups, template: Groups) -> str | None:

@@ -1,0 +1,127 @@
+"""Make the runs of docs/robust.md: FedAvg with bad clients, under each attack and each aggregation.
+
+python results/robust.py --seeds 0 1 --minutes 30
+
+Each run is added to results/robust/<bad>-of-<clients>-seed-<seed>.json as it ends; those that are there are not
+repeated. `make docs` writes the tables.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+from fedcir.attacks import backdoor_success
+from fedcir.config import AttackConfig, ServerConfig, config_from, nested
+from fedcir.engine.simulate import open_run
+from fedcir.insight.report.tables import markdown
+
+PLACE = Path(__file__).parent / "robust"
+ATTACKS = get_args(AttackConfig.__annotations__["kind"])
+AGGREGATIONS = get_args(ServerConfig.__annotations__["aggregation"])
+SAME = {("1-of-4", "trimmed-mean"): "median"}  # of four values, the trimmed mean is that of the two in the middle
+SETTINGS = {
+    "algorithm.name": "fedavg",
+    "data.image_size": 16,
+    "model.width": 8,
+    "local.batch_size": 16,
+    "local.lr": 0.02,
+    "server.rounds": 15,
+    "server.eval_every": 15,
+    "run.workers": 1,
+    "run.device": "cpu",
+}
+STUDIES: dict[str, dict[str, Any]] = {
+    "1-of-4": {"attack.clients": 1},
+    "3-of-20": {
+        "attack.clients": 3,
+        "partition.scheme": "dirichlet",
+        "partition.clients": 20,
+        "partition.beta": 1e6,
+        "local.steps": 5,
+        "local.lr": 0.05,
+    },
+}
+
+
+def file_of(study: str, seed: int) -> Path:
+    return PLACE / f"{study}-seed-{seed}.json"
+
+
+def found_in(path: Path) -> dict[str, dict[str, dict[str, float]]]:
+    """What was measured, by attack and aggregation."""
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+
+
+def left(studies: list[str], seeds: list[int]) -> Iterator[tuple[str, int, str, str]]:
+    for seed in seeds:
+        for study in studies:
+            for attack in ATTACKS:
+                for aggregation in AGGREGATIONS:
+                    done = found_in(file_of(study, seed)).get(attack, {})
+                    if aggregation not in done and (study, aggregation) not in SAME:
+                        yield study, seed, attack, aggregation
+
+
+def measured(study: str, seed: int, attack: str, aggregation: str) -> dict[str, float]:
+    """The accuracy after the last round, and how often a backdoor works."""
+    own = {"run.seed": seed, "attack.kind": attack, "server.aggregation": aggregation}
+    with open_run(config_from(nested({**SETTINGS, **STUDIES[study], **own}))) as (session, rounds):
+        *_, last = rounds
+        found = {"accuracy_mean": last.accuracy_mean, "accuracy_worst": last.accuracy_worst}
+        if attack in ("none", "backdoor"):
+            model = session.modules["model"]
+            model.load_state_dict(session.state.shared["model"])
+            clients = {client.domain: client.test for client in session.roster.clients}
+            found["backdoor_success"] = backdoor_success(model, clients.values())
+    return {name: round(value, 4) for name, value in found.items()}
+
+
+def table(which: str) -> str:
+    """Mean accuracy over seeds in percent, attacks down and aggregations across; or `1-of-4 backdoor`: its success."""
+    study, _, success = which.partition(" ")
+    runs = [found_in(path) for path in sorted(PLACE.glob(f"{study}-seed-*.json"))]
+    name, attacks = ("backdoor_success", ("none", "backdoor")) if success else ("accuracy_mean", ATTACKS)
+    rows = [["attack", *AGGREGATIONS]]
+    for attack in attacks:
+        forms = [SAME.get((study, each), each) for each in AGGREGATIONS]
+        values = [[run[attack][each][name] for run in runs if each in run.get(attack, {})] for each in forms]
+        rows.append([attack, *(shown(each) for each in values)])
+    return markdown(rows)
+
+
+def shown(values: list[float]) -> str:
+    """Their mean and range in percent."""
+    if not values:
+        return ""
+    mean = f"{100 * statistics.fmean(values):.1f}"
+    return mean if len(values) == 1 else f"{mean} ({100 * min(values):.1f} to {100 * max(values):.1f})"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--studies", nargs="*", default=list(STUDIES), choices=list(STUDIES))
+    parser.add_argument("--seeds", nargs="*", type=int, default=[0, 1])
+    parser.add_argument("--minutes", type=float, default=60, help="No run is started after so long.")
+    given = parser.parse_args()
+    PLACE.mkdir(exist_ok=True)
+    until = time.monotonic() + 60 * given.minutes
+    for study, seed, attack, aggregation in list(left(given.studies, given.seeds)):
+        if time.monotonic() > until:
+            break
+        result = measured(study, seed, attack, aggregation)
+        path = file_of(study, seed)
+        found = found_in(path)
+        found.setdefault(attack, {})[aggregation] = result
+        beside = path.with_suffix(".tmp")
+        beside.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        os.replace(beside, path)
+        print(study, seed, attack, aggregation, result, flush=True)
+
+
+if __name__ == "__main__":
+    main()

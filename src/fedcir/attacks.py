@@ -1,0 +1,134 @@
+"""Bad clients, for experiments on one machine: what a few of them can do to the model of all.
+
+They change the data that they train on (label-flip, backdoor) or the update that they send (scale, sign-flip, noise).
+BatchNorm statistics are sent as trained: an absurd one would be dropped for what it is.
+"""
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedcir.config import AttackConfig
+from fedcir.data.examples import Examples, Positions
+from fedcir.data.federation import Client
+from fedcir.models.tensors import is_statistic, update_norm
+from fedcir.rng import numpy_rng, torch_rng
+from fedcir.types import Arrays, ClientReply, Groups, InputError
+
+STRENGTHS = {"label-flip": 1.0, "scale": 10.0, "sign-flip": 4.0, "noise": 10.0, "backdoor": 0.5}
+PATCH = 3
+"""Width and height of the patch, in the lower right corner."""
+BRIGHT = 2.5
+"""Its value: about white, after images were normalised."""
+TARGET = 0
+"""The class that images with the patch are to be taken for."""
+
+
+def with_bad_clients(
+    clients: Iterable[Client], attack: AttackConfig, trained: tuple[str, ...], num_classes: int, seed: int
+) -> tuple[Client, ...]:
+    """The clients, some of them bad, which ones the seed draws. `trained` names the groups that they upload."""
+    everyone = tuple(clients)
+    if attack.kind == "none":
+        return everyone
+    trainers = [client.id for client in everyone if client.train is not None]
+    if attack.clients >= len(trainers):
+        raise InputError(f"attack.clients is {attack.clients}, but must be below the {len(trainers)} that train")
+    bad = numpy_rng(seed, "attack").choice(trainers, size=attack.clients, replace=False)
+    return tuple(
+        _turned(client, attack, trained, num_classes, seed) if client.id in bad else client for client in everyone
+    )
+
+
+def _turned(client: Client, attack: AttackConfig, trained: tuple[str, ...], num_classes: int, seed: int) -> Client:
+    strength = STRENGTHS[attack.kind] if attack.strength is None else attack.strength
+    if attack.kind not in ("label-flip", "backdoor"):
+        return replace(client, tamper=partial(tampered, kind=attack.kind, strength=strength, groups=trained, seed=seed))
+    assert client.train is not None
+    chosen = numpy_rng(seed, "attack", client.id).random(len(client.train)) < strength
+    if attack.kind == "backdoor":
+        return replace(client, train=Poisoned(client.train, chosen, target_class, patch=True))
+    relabel = partial(next_class, num_classes=num_classes)
+    return replace(client, train=Poisoned(client.train, chosen, relabel, patch=False))
+
+
+@dataclass(frozen=True)
+class Poisoned:
+    """Examples of which some have another label, and perhaps the patch."""
+
+    clean: Examples
+    chosen: np.ndarray[tuple[int], np.dtype[np.bool_]]
+    relabel: Callable[[Tensor], Tensor]
+    patch: bool
+
+    def __len__(self) -> int:
+        return len(self.clean)
+
+    def batch(self, positions: Positions, device: torch.device, layout: torch.memory_format) -> tuple[Tensor, Tensor]:
+        x, y = self.clean.batch(positions, device, layout)
+        rows = torch.from_numpy(self.chosen[positions]).to(device)
+        if self.patch:
+            x = torch.where(rows.view(-1, 1, 1, 1), patched(x), x)
+        return x, torch.where(rows, self.relabel(y), y)
+
+    def labels(self) -> Tensor:
+        clean = self.clean.labels()
+        return torch.where(torch.from_numpy(self.chosen), self.relabel(clean), clean)
+
+
+def next_class(labels: Tensor, num_classes: int) -> Tensor:
+    return (labels + 1) % num_classes
+
+
+def target_class(labels: Tensor) -> Tensor:
+    return torch.full_like(labels, TARGET)
+
+
+def patched(images: Tensor) -> Tensor:
+    """Images (B, C, H, W) with the patch."""
+    if images.ndim != 4 or min(images.shape[-2:]) < PATCH:
+        raise InputError(
+            f"attack.kind=backdoor patches images of at least {PATCH} x {PATCH} pixels, but clients train on inputs of "
+            f"the shape {list(images.shape[1:])}: choose another kind"
+        )
+    images = images.clone()
+    images[..., -PATCH:, -PATCH:] = BRIGHT
+    return images
+
+
+def tampered(
+    reply: ClientReply, sent: Groups, round: int, kind: str, strength: float, groups: tuple[str, ...], seed: int
+) -> ClientReply:
+    """A reply whose update is longer, turned round, or noise of some times its length."""
+    rng = torch_rng(seed, "attack", round, reply.client_id)
+    changed = {group: _changed(reply.arrays[group], sent[group], kind, strength, rng) for group in groups}
+    return replace(reply, arrays={**reply.arrays, **changed})
+
+
+def _changed(bag: Arrays, sent: Arrays, kind: str, strength: float, rng: torch.Generator) -> Arrays:
+    names = [name for name, tensor in bag.items() if tensor.is_floating_point() and not is_statistic(name)]
+    if kind == "noise":
+        each = strength * update_norm(bag, sent) / math.sqrt(sum(bag[name].numel() for name in names))
+        moved = {name: each * torch.randn(bag[name].shape, generator=rng) for name in names}
+    else:
+        factor = strength if kind == "scale" else -strength
+        moved = {name: factor * (bag[name] - sent[name]) for name in names}
+    return {**bag, **{name: (sent[name] + step).to(bag[name].dtype) for name, step in moved.items()}}
+
+
+@torch.inference_mode()
+def backdoor_success(model: nn.Module, tests: Iterable[Examples]) -> float:
+    """The share of test images of other classes that the model takes for the target class once they have the patch."""
+    model.eval()
+    fooled = count = 0
+    for data in tests:
+        x, y = data.batch(np.arange(len(data)), torch.device("cpu"), torch.contiguous_format)
+        others = y != TARGET
+        fooled += int((model(patched(x[others])).argmax(-1) == TARGET).sum())
+        count += int(others.sum())
+    return fooled / count
