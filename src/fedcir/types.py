@@ -154,6 +154,8 @@ class RoundRecord:
     """The domains of `accuracy` that nobody trains on, if any. The other means and the worst leave them out."""
     accuracy_unseen: float | None = None
     """The plain mean over them."""
+    epsilon: float | None = None
+    """Differential privacy of all rounds so far, at `privacy.delta`; None where no noise is added."""
 
     @property
     def risk_mean(self) -> float | None:

@@ -218,10 +218,52 @@ class ServerConfig:
     """The run stops if a round gets fewer usable replies than this."""
     checkpoint_every: int = 5
     """Save a checkpoint every N rounds; a run that was killed repeats the rounds after its last one."""
+    upload: Literal["float32", "bfloat16", "int8"] = "float32"
+    """How clients upload their changes to the model: whole, in a half or in a quarter of the bytes."""
 
     def __post_init__(self) -> None:
         for name in ("rounds", "active", "eval_every", "min_replies", "checkpoint_every"):
             require_at_least(f"server.{name}", getattr(self, name), 1)
+
+
+@dataclass(frozen=True)
+class PrivacyConfig:
+    clip: float | None = None
+    """L2 norm that no client's change to the model may exceed: longer ones are scaled down; off if not given."""
+    noise: float = 0.0
+    """Standard deviation of the Gaussian noise on the sum of the changes, or on each, in multiples of `clip`."""
+    place: Literal["server", "client"] = "server"
+    """Who clips and adds noise: a server that all clients trust, or each client, whose uploads are then private."""
+    adaptive: bool = False
+    """Move `clip` from round to round towards the median norm of the changes, which is counted with noise."""
+    epsilon: float | None = None
+    """The run ends before the round that would bring its epsilon above this."""
+    delta: float = 1e-5
+    """Probability with which epsilon may fail to hold; keep it well below 1 / number of clients."""
+
+    def __post_init__(self) -> None:
+        require_not_negative("privacy.noise", self.noise)
+        require_share("privacy.delta", self.delta)
+        require_positive("privacy.delta", self.delta)
+        for name in ("clip", "epsilon"):
+            if (value := getattr(self, name)) is not None:
+                require_positive(f"privacy.{name}", value)
+        if self.clip is None and (self.noise or self.adaptive):
+            raise InputError("privacy.noise and privacy.adaptive need a norm to start from: set privacy.clip too")
+        if self.epsilon is not None and not self.noise:
+            raise InputError(f"privacy.epsilon={self.epsilon} cannot be kept without noise: set privacy.noise too")
+        if self.adaptive and self.place == "client":
+            raise InputError("privacy.adaptive counts over all clients: it needs privacy.place=server")
+
+    @property
+    def by_server(self) -> bool:
+        """Whether the server clips and adds noise."""
+        return self.clip is not None and self.place == "server"
+
+    @property
+    def by_clients(self) -> bool:
+        """Whether each client does."""
+        return self.clip is not None and self.place == "client"
 
 
 @dataclass(frozen=True)
@@ -263,6 +305,7 @@ class Config:
     model: ModelConfig = field(default_factory=ModelConfig)
     local: LocalConfig = field(default_factory=LocalConfig)
     server: ServerConfig = field(default_factory=ServerConfig)
+    privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
     run: RunConfig = field(default_factory=RunConfig)
 
@@ -272,6 +315,13 @@ class Config:
                 f"local.augment={','.join(self.local.augment)} changes images at every step, but with "
                 "model.freeze=true features are computed once: leave out one of them"
             )
+        if self.privacy.clip is not None and self.server.weighting != "uniform":
+            raise InputError(
+                "privacy.clip bounds what one client can change, so all must count alike: "
+                f"set server.weighting=uniform, got {self.server.weighting}"
+            )
+        if self.privacy.clip is not None and getattr(self.server, "aggregation", "mean") != "mean":
+            raise InputError("privacy.clip bounds a client's share of the mean: set server.aggregation=mean")
 
 
 SECTIONS: dict[str, Any] = {f.name: f.default_factory for f in dataclasses.fields(Config)}

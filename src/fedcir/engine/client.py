@@ -12,17 +12,19 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 
 from fedcir.algorithms.algorithm import Algorithm, Batch
-from fedcir.config import LocalConfig
+from fedcir.config import LocalConfig, PrivacyConfig
 from fedcir.data.augment import augment
 from fedcir.data.examples import Examples
 from fedcir.data.federation import Client
 from fedcir.engine.calibration import calibration_sums
 from fedcir.engine.cost import step_flops
+from fedcir.engine.privacy import PrivateMean
 from fedcir.engine.store import ClientStore
+from fedcir.engine.uploads import ROUNDING, Upload, encoded
 from fedcir.losses import balanced_cross_entropy, class_weighted_cross_entropy
 from fedcir.models.optim import SGD
 from fedcir.models.tensors import at_rest, snapshot
-from fedcir.rng import numpy_rng, seeded_init, torch_rng
+from fedcir.rng import numpy_rng, secret_rng, seeded_init, torch_rng
 from fedcir.types import Arrays, ClientReply, Groups, LocalContext, Modules
 
 EVALUATION_BATCH = 256
@@ -55,6 +57,10 @@ class Workbench:
     """Whether the model's BatchNorm layers normalise by the statistics that they have, and leave them as they are."""
     own: frozenset[str] = frozenset()
     """The tensors of the model that stay with the client."""
+    privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
+    deployed: bool = False
+    """Whether this is a site of its own, whose noise must not come from the seed."""
+    upload: Upload = "float32"
     first: Groups = field(default_factory=dict)
     """What a client that has kept nothing yet starts from."""
     flops: dict[tuple[tuple[str, ...], tuple[str, ...]], int] = field(default_factory=dict)
@@ -65,7 +71,7 @@ class Workbench:
         for module in self.modules.values():
             module.to(self.device, memory_format=self.layout)  # type: ignore[call-overload]
         self.first.update(self.to_keep())
-        if twice := {*self.algorithm.remembers} & {*self.algorithm.keeps, BATCHNORM}:
+        if twice := {*self.algorithm.remembers} & {*self.algorithm.keeps, BATCHNORM, ROUNDING}:
             raise TypeError(
                 f"{type(self.algorithm).__name__}.remembers names {sorted(twice)}, which clients already keep"
             )
@@ -85,7 +91,12 @@ def attend(bench: Workbench, client: Client, store: ClientStore, what: What, sha
     """One client's part of a round: it trains or tests, with what it has kept."""
     if what == "evaluate":
         return evaluate(bench, client, shared, store.load(client.id, round + 1), round)
-    reply, keep = fit(bench, client, shared, store.load(client.id, round), round)
+    kept = store.load(client.id, round)
+    reply, keep = fit(bench, client, shared, kept, round)
+    if bench.privacy.by_clients:
+        reply = protected(bench, reply, shared, round)
+    if bench.upload != "float32":
+        reply, keep[ROUNDING] = shortened(bench, reply, shared, kept, round)
     store.save(client.id, round, keep)
     return reply
 
@@ -98,6 +109,25 @@ def fit(bench: Workbench, client: Client, received: Groups, kept: Groups, round:
     # Dropout of a foreign encoder draws from torch's own generator.
     with seeded_init(bench.seed, "dropout", round, client.id):
         return _fit(bench, client, received, kept, round)
+
+
+def protected(bench: Workbench, reply: ClientReply, received: Groups, round: int) -> ClientReply:
+    """The reply with its update clipped and noised. Its losses stay here: they tell of the data without noise."""
+    assert bench.privacy.clip is not None
+    rng = secret_rng() if bench.deployed else numpy_rng(bench.seed, "privacy", round, reply.client_id)
+    mean = PrivateMean(bench.privacy, bench.privacy.clip, expected=1, rng=rng)
+    before = {group: {name: received[group][name] for name in bag} for group, bag in reply.arrays.items()}
+    metrics = {name: value for name, value in reply.metrics.items() if not name.startswith("loss/")}
+    return replace(reply, arrays=mean.of([reply.arrays], before), metrics=metrics)
+
+
+def shortened(
+    bench: Workbench, reply: ClientReply, received: Groups, kept: Groups, round: int
+) -> tuple[ClientReply, Arrays]:
+    """The reply in fewer bytes, and the rounding errors that the client adds to its next one."""
+    rng = numpy_rng(bench.seed, "rounding", round, reply.client_id)
+    sent, errors = encoded(reply.arrays, received, kept.get(ROUNDING, {}), bench.upload, rng)
+    return replace(reply, arrays=sent), errors
 
 
 def _fit(bench: Workbench, client: Client, received: Groups, kept: Groups, round: int) -> tuple[ClientReply, Groups]:

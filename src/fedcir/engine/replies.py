@@ -2,9 +2,10 @@
 
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from fedcir.engine.uploads import decoded
 from fedcir.models.tensors import difference, not_finite, tensor_bytes
 from fedcir.types import ClientReply, Dropped, Groups, RunError
 
@@ -15,8 +16,10 @@ Counts = dict[str, tuple[int, int]]
 class Collected:
     """What is counted while replies pass on their way to the server's step."""
 
-    def __init__(self, round: int, template: Groups, min_replies: int) -> None:
+    def __init__(self, round: int, template: Groups, min_replies: int, received: Groups | None = None) -> None:
         self.round, self.template, self.min_replies = round, template, min_replies
+        self.received = received
+        """What clients started from, if they answer with changes to it in fewer bytes."""
         self.dropped: dict[str, str] = {}
         self.bytes_up = self.flops = self.count = 0
         self._losses: dict[str, list[float]] = {}
@@ -24,12 +27,12 @@ class Collected:
     def usable(self, replies: Iterable[ClientReply | Dropped], cohort: Sequence[int]) -> Iterator[ClientReply]:
         """The valid replies, in client order; the others are dropped and counted."""
         for reply in _in_order(replies, cohort):
-            reason = reply.reason if isinstance(reply, Dropped) else self._fault(reply)
+            reply, reason = self._read(reply)  # noqa: PLW2901
             if reason is not None or isinstance(reply, Dropped):
                 self.dropped[str(reply.client_id)] = str(reason)
                 continue
             self.count += 1
-            self.bytes_up += tensor_bytes(reply.arrays)
+            self.bytes_up += tensor_bytes(self.template)  # a valid reply is as large
             self.flops += int(reply.metrics.get("flops", 0))
             for name, value in reply.metrics.items():
                 if name.startswith("loss/"):
@@ -48,9 +51,17 @@ class Collected:
     def losses(self) -> dict[str, float]:
         return {name: sum(values) / len(values) for name, values in self._losses.items()}
 
-    def _fault(self, reply: ClientReply) -> str | None:
+    def _read(self, reply: ClientReply | Dropped) -> tuple[ClientReply | Dropped, str | None]:
+        """The reply with its tensors as the server's step takes them, and what is wrong with it."""
+        if isinstance(reply, Dropped):
+            return reply, reply.reason
         if (reason := difference(reply.arrays, self.template)) is not None:
-            return reason
+            return reply, reason
+        if self.received is not None:
+            reply = replace(reply, arrays=decoded(reply.arrays, self.received))
+        return reply, self._fault(reply)
+
+    def _fault(self, reply: ClientReply) -> str | None:
         if (name := not_finite(reply.arrays)) is not None:
             return f"{name} is not finite; a lower local.lr may help"
         if reply.num_examples < 1:

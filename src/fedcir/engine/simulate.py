@@ -15,7 +15,7 @@ from fedcir.engine.folder import RunFolder
 from fedcir.engine.machine import devices_of, keep_memory, pick_workers, threads
 from fedcir.engine.resume import kept_in
 from fedcir.engine.rounds import Rounds, Transport, run
-from fedcir.engine.session import Session, check_own, open_session, own_batchnorm
+from fedcir.engine.session import Session, check_own, open_session, own_batchnorm, upload_of
 from fedcir.engine.store import GENERATIONS, ClientStore
 from fedcir.engine.transports.processes import ProcessTransport
 from fedcir.engine.transports.serial import SerialTransport
@@ -58,7 +58,8 @@ def open_rounds(
         keep_memory()
         workers = pick_workers(config, len(federation.evaluators))
         place = out / "clients" if out else None
-        keeps = algorithm.keeps or algorithm.remembers or own_batchnorm(config, algorithm)
+        rounds_off = upload_of(config, algorithm) != "float32"
+        keeps = algorithm.keeps or algorithm.remembers or own_batchnorm(config, algorithm) or rounds_off
         if place is None and workers > 1 and keeps:
             place = Path(stack.enter_context(TemporaryDirectory(prefix="fedcir-")))
         session.store = store = ClientStore(place, GENERATIONS * config.server.checkpoint_every)
