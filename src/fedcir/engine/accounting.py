@@ -5,6 +5,10 @@ import warnings
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from fedcir.types import InputError
 
@@ -23,20 +27,27 @@ class Accountant:
 
     def epsilon(self, steps: int) -> float:
         """After so many noised sums of updates."""
-        return _epsilon(self.noise, self.rate, steps, self.delta) if steps else 0.0
+        if not steps:
+            return 0.0
+        divergences = steps * _of_one_step(self.noise, self.rate)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # at an end of ORDERS epsilon is not the tightest, but valid
+            epsilon, _ = _analysis().get_privacy_spent(orders=ORDERS, rdp=divergences, delta=self.delta)
+        return float(epsilon)
 
 
 @cache
-def _epsilon(noise: float, rate: float, steps: int, delta: float) -> float:
+def _of_one_step(noise: float, rate: float) -> NDArray[np.float64]:
+    """Renyi divergences by order, which add up over steps."""
+    return _analysis().compute_rdp(q=rate, noise_multiplier=noise, steps=1, orders=ORDERS)  # type: ignore[no-any-return]
+
+
+def _analysis() -> Any:
     try:
-        from opacus.accountants import RDPAccountant
+        from opacus.accountants.analysis import rdp
     except ImportError:
         raise InputError("privacy.noise needs Opacus' accountant: pip install 'fedcir[privacy]'") from None
-    accountant = RDPAccountant()
-    accountant.history = [(noise, rate, steps)]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # at the ends of ORDERS epsilon is not the tightest, but valid
-        return float(accountant.get_epsilon(delta, alphas=list(ORDERS)))
+    return rdp
 
 
 @dataclass(frozen=True)

@@ -76,7 +76,8 @@ def is_private(name: str, tensor: torch.Tensor) -> bool:
 
 
 def _names(groups: Groups) -> Iterator[tuple[str, str]]:
-    return ((group, name) for group, bag in groups.items() for name in bag)
+    """In an order that a resume, which reads tensors by name, has too."""
+    return ((group, name) for group in sorted(groups) for name in sorted(groups[group]))
 
 
 def check_private(config: Config, algorithm: Algorithm, uploads: Groups) -> None:

@@ -139,8 +139,8 @@ class Session:
         epsilon = epsilon_after(self.config, self.roster, round, self._repeated)
         if limit is not None and epsilon is not None and epsilon > limit:
             raise RunError(
-                f"round {round} would bring epsilon to {epsilon:.3g}, above privacy.epsilon={limit:g}, "
-                f"because {self._repeated} rounds were repeated: raise it to go on"
+                f"round {round} would bring epsilon to {epsilon:.3g}, above privacy.epsilon={limit:g}: "
+                "raise it to go on"
             )
         if epsilon is not None and (releases := self._releases) is not None:
             releases.add()
@@ -239,8 +239,8 @@ def settled(config: Config, algorithm: Algorithm, roster: Roster) -> Config:
         raise InputError(f"run.layout=channels_last is not safe with {fault}: leave it out")
     if config.server.upload != "float32" and not algorithm.one_model:
         raise InputError(
-            f"{config.algorithm.name} uploads no model, whose changes server.upload={config.server.upload} would round: "
-            "leave it out"
+            f"{config.algorithm.name} uploads no model, and server.upload={config.server.upload} rounds the changes of "
+            "one: leave it out"
         )
     build(type(algorithm), hyper_parameters(algorithm), "algorithm")  # one made in Python has not been checked
     config = replace(config, server=replace(config.server, active=active))
@@ -282,7 +282,7 @@ def own_config(algorithm: Algorithm | type[Algorithm] | str | Path, **keywords: 
     """Settings and algorithm of a caller who brings data and an encoder; None is as good as not given."""
     name, method = named_algorithm(algorithm)
     own = {section: values for section, values in method.defaults.items() if section != "model"}
-    tables = merged({"data": {"name": "own"}}, own)
+    tables = merged({"data": {"name": "own"}, "privacy": dict(keywords.pop("privacy", None) or {})}, own)
     for keyword, value in keywords.items():
         if value is not None:
             section, field = KEYWORDS[keyword].split(".")

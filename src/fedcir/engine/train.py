@@ -2,7 +2,7 @@
 
 import copy
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -78,6 +78,7 @@ def train(
     device: str = RunConfig.device,
     workers: int | None = RunConfig.workers,
     layout: Literal["contiguous", "channels_last"] = "contiguous",
+    privacy: Mapping[str, Any] | None = None,
     out: str | Path | None = None,
     resume: bool = False,
     on_round: Callable[[RoundRecord], None] | None = None,
@@ -96,7 +97,8 @@ def train(
     `out` the run is kept in that folder, and `resume` continues it there. `on_round` sees every round's record. On a
     CPU `workers` processes train at a time, as many as there are cores if not given; a convolutional encoder is often
     faster with `layout="channels_last"`. With `prior="client"` each client's own label shares correct its
-    cross-entropy, which helps where they differ; if not given, the algorithm decides.
+    cross-entropy, which helps where they differ; if not given, the algorithm decides. `privacy` holds settings of the
+    section [privacy], as in {"clip": 1.0, "noise": 1.0}.
     """
     try:
         num_classes = operator.index(num_classes)
@@ -119,6 +121,7 @@ def train(
         device=device,
         workers=workers,
         layout=layout,
+        privacy=privacy,
     )
     federation = federation_of(clients, encoder, num_classes, config.model.latent, config.run.seed)
     config = settled(config, method, federation)

@@ -1,10 +1,10 @@
 """An algorithm of ours as a Flower Strategy, for a ServerApp of one's own."""
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
 from flwr.serverapp import Grid
@@ -24,7 +24,7 @@ from fedcir.flower.transport import GridTransport
 from fedcir.flower.wire import Order, pack_arrays, unpack_arrays
 from fedcir.models.task import module_task
 from fedcir.models.tensors import difference
-from fedcir.types import ClientReply, Dropped, InputError
+from fedcir.types import ClientReply, Dropped, InputError, RunError
 
 log = logging.getLogger("flwr")
 
@@ -35,6 +35,7 @@ class AlgorithmStrategy(Strategy):
     `example` is a batch of inputs of the right shape, such as torch.zeros(2, 3, 32, 32). A round begins once `sites`
     nodes are there; clients are sampled by `seed` over the names that the sites give themselves. There are
     `rounds` of them, unless `start` says otherwise; if another strategy wraps this one, only `rounds` is known here.
+    `privacy` holds settings of the section [privacy]; after the last round that its epsilon allows nothing changes.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class AlgorithmStrategy(Strategy):
         min_replies: int = ServerConfig.min_replies,
         latent: int | None = ModelConfig.latent,
         seed: int = RunConfig.seed,
+        privacy: Mapping[str, Any] | None = None,
         wait: float = WAIT,
     ) -> None:
         self.sites, self.wait = sites, wait
@@ -73,6 +75,7 @@ class AlgorithmStrategy(Strategy):
             latent=latent,
             seed=seed,
             layout="contiguous",
+            privacy=privacy,
         )
         check_deployable(self.config, self.algorithm)
         self._task = module_task(encoder, example, num_classes, self.config.model.latent, self.config.run.seed)
@@ -81,6 +84,8 @@ class AlgorithmStrategy(Strategy):
         self._sent: dict[int, Message] = {}
         self._missing: dict[int, str] = {}
         self._cohort: list[int] = []
+        self._epsilon: float | None = None
+        self._spent = False
 
     def initial_arrays(self) -> ArrayRecord:
         """What training starts from."""
@@ -114,6 +119,12 @@ class AlgorithmStrategy(Strategy):
         if (reason := difference(groups, session.to_test(session.state))) is not None:
             raise InputError(f"initial_arrays do not fit, {reason}: give those of AlgorithmStrategy.initial_arrays()")
         session.state = replace(session.state, round=server_round - 1, shared={**session.state.shared, **groups})
+        try:
+            self._epsilon = session.spend()
+        except RunError as error:  # Flower's loop goes on, with the model as it is
+            log.warning("%s", error)
+            self._spent = True
+            return []
         self._cohort = session.cohort(server_round)
         shared = session.state.shared
         self._sent, self._missing = transport.messages(
@@ -126,11 +137,14 @@ class AlgorithmStrategy(Strategy):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """The server's step: the next arrays, and the mean of every loss."""
         transport = self._begun()
+        if self._spent:
+            return None, None
         session = transport.session
         with threads(self.config.run.threads):
             session.state, collected = take_step(session, self._read(replies, train=True), self._cohort)
         _tell(collected.dropped)
         metrics = {f"loss/{name}": value for name, value in collected.losses().items()}
+        metrics |= {} if self._epsilon is None else {"epsilon": self._epsilon}
         arrays = pack_arrays(session.state.shared, self.algorithm.trains)
         return arrays, MetricRecord({**metrics, "replies": collected.count, "dropped": len(collected.dropped)})
 
@@ -187,7 +201,9 @@ class AlgorithmStrategy(Strategy):
         roster = SiteRoster(manifest, self._task, {"classes": classes})
         alone = replace(self.config.server, active=None, min_replies=1)
         config = self.config if clients else replace(self.config, server=alone)
-        return open_session(config, self.algorithm, roster)
+        session = open_session(config, self.algorithm, roster)
+        session.deployed = True
+        return session
 
     def _read(self, replies: Iterable[Message], train: bool) -> Iterator[ClientReply | Dropped]:
         transport = self._begun()
