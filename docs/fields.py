@@ -14,18 +14,19 @@ from fedcir.insight.settings import settings
 
 DOCS = Path(__file__).parent
 sys.path.insert(0, str(DOCS.parent / "results"))
-from table import table as results_table  # noqa: E402 (a script beside the published runs)
+from privacy import table as privacy_table  # noqa: E402 (scripts beside the published runs)
+from table import table as results_table  # noqa: E402
 
-WRITTEN = ("commands", "deploy", "results", "settings", "tune")
+WRITTEN = ("commands", "deploy", "privacy", "results", "settings", "tune")
 PAGES = [*sorted((DOCS / "methods").glob("*.md")), *(DOCS / f"{page}.md" for page in WRITTEN)]
-KINDS = "fields|travels|bytes|settings|ranges|results|commands"
+KINDS = "fields|travels|bytes|settings|ranges|results|commands|privacy"
 BETWEEN = re.compile(rf"(<!-- ({KINDS}): ([\w -]+?) -->\n).*?(<!-- /\2 -->)", re.DOTALL)
 
 
 def with_tables(text: str) -> str:
     """A page with every table made anew."""
     makers = {"fields": fields_table, "travels": travels_table, "bytes": bytes_table, "settings": settings_table}
-    makers |= {"ranges": ranges_table, "results": results_table, "commands": commands}
+    makers |= {"ranges": ranges_table, "results": results_table, "commands": commands, "privacy": privacy_table}
     return BETWEEN.sub(lambda match: f"{match[1]}{makers[match[2]](match[3])}{match[4]}", text)
 
 
