@@ -34,6 +34,7 @@ DIGITS = {"data": {"name": "arrays", "val_fraction": 0.1, "image_size": 64, "tra
 STUDIES: dict[str, dict[str, Any]] = {
     "pacs-400": merged(merged(FROZEN, MANY), PACS),
     "pacs-4": merged(FROZEN, PACS),
+    "pacs-images": merged(merged(FROZEN, PACS), {"local": {"steps": 20, "batch_size": 32}}),
     "uploads": {
         "data": {"name": "arrays", "train_per_domain": 500},
         "model": {"width": 8},
@@ -63,6 +64,8 @@ class Job:
             own["server"] = {"upload": self.level}
         elif self.level != "none":
             own["privacy"] = {"clip": CLIP, "noise": float(self.level)}
+        if self.study == "pacs-images" and self.level != "none":
+            own["privacy"] |= {"unit": "example", "clip": 1.0}
         return merged(merged(STUDIES[self.study], {"data": roots[STUDIES[self.study]["data"]["name"]]}), own)
 
 
@@ -84,7 +87,7 @@ def _levels(study: str) -> Iterator[tuple[str, list[dict[str, Any]]]]:
 
 
 def table(which: str) -> str:
-    """`uploads`, or a dataset whose noise is shown with 400 clients and with 4."""
+    """`uploads`, or a dataset whose noise is shown with 400 clients and with 4, or for each image."""
     if which == "uploads":
         rows = [["server.upload", "seeds", "mean accuracy (%)", "worst (%)", "MB up"]]
         for level, found in _levels(which):
@@ -92,10 +95,12 @@ def table(which: str) -> str:
             rows.append([f"`{level}`", f"{len(found)}", *_accuracies(found), f"{up:.1f}"])
         return markdown(rows)
     rows = [["clients", "privacy.noise", "epsilon", "seeds", "mean accuracy (%)", "worst (%)"]]
-    for clients in ("400", "4"):
-        for level, found in _levels(f"{which}-{clients}"):
+    for study in (which,) if which in STUDIES else (f"{which}-400", f"{which}-4"):
+        for level, found in _levels(study):
             epsilon = f"{found[0]['privacy']['epsilon']:.1f}" if "privacy" in found[0] else "no privacy"
-            rows.append([clients, level, epsilon, f"{len(found)}", *_accuracies(found)])
+            rows.append(
+                [study.rpartition("-")[2].replace("images", "4"), level, epsilon, f"{len(found)}", *_accuracies(found)]
+            )
     return markdown(rows)
 
 

@@ -232,6 +232,8 @@ class PrivacyConfig:
     """L2 norm that no client's change to the model may exceed: longer ones are scaled down; off if not given."""
     noise: float = 0.0
     """Standard deviation of the Gaussian noise on the sum of the changes, or on each, in multiples of `clip`."""
+    unit: Literal["client", "example"] = "client"
+    """What epsilon protects: a client with all its images, or one image, with noise in every local step (DP-SGD)."""
     place: Literal["server", "client"] = "server"
     """Who clips and adds noise: a server that all clients trust, or each client, whose uploads are then private."""
     adaptive: bool = False
@@ -254,16 +256,26 @@ class PrivacyConfig:
             raise InputError(f"privacy.epsilon={self.epsilon} cannot be kept without noise: set privacy.noise too")
         if self.adaptive and self.place == "client":
             raise InputError("privacy.adaptive counts over all clients: it needs privacy.place=server")
+        if self.unit == "example" and (self.adaptive or self.place == "client" or not self.noise):
+            raise InputError(
+                "privacy.unit=example clips and adds noise in every local step: set privacy.noise, "
+                "and leave out privacy.place and privacy.adaptive"
+            )
 
     @property
     def by_server(self) -> bool:
         """Whether the server clips and adds noise."""
-        return self.clip is not None and self.place == "server"
+        return self.clip is not None and self.unit == "client" and self.place == "server"
 
     @property
     def by_clients(self) -> bool:
-        """Whether each client does."""
-        return self.clip is not None and self.place == "client"
+        """Whether each client does, before it uploads."""
+        return self.clip is not None and self.unit == "client" and self.place == "client"
+
+    @property
+    def by_steps(self) -> bool:
+        """Whether each client does, in every step."""
+        return self.clip is not None and self.unit == "example"
 
 
 @dataclass(frozen=True)
@@ -315,12 +327,12 @@ class Config:
                 f"local.augment={','.join(self.local.augment)} changes images at every step, but with "
                 "model.freeze=true features are computed once: leave out one of them"
             )
-        if self.privacy.clip is not None and self.server.weighting != "uniform":
+        if (self.privacy.by_server or self.privacy.by_clients) and self.server.weighting != "uniform":
             raise InputError(
                 "privacy.clip bounds what one client can change, so all must count alike: "
                 f"set server.weighting=uniform, got {self.server.weighting}"
             )
-        if self.privacy.clip is not None and getattr(self.server, "aggregation", "mean") != "mean":
+        if self.privacy.by_server and getattr(self.server, "aggregation", "mean") != "mean":
             raise InputError("privacy.clip bounds a client's share of the mean: set server.aggregation=mean")
 
 

@@ -18,6 +18,7 @@ from fedcir.data.examples import Examples
 from fedcir.data.federation import Client
 from fedcir.engine.calibration import calibration_sums
 from fedcir.engine.cost import step_flops
+from fedcir.engine.dpsgd import poisson_batch, private_gradients
 from fedcir.engine.privacy import PrivateMean
 from fedcir.engine.store import ClientStore
 from fedcir.engine.uploads import ROUNDING, Upload, encoded
@@ -152,7 +153,10 @@ def _fit(bench: Workbench, client: Client, received: Groups, kept: Groups, round
     flops = 0
     rng = numpy_rng(bench.seed, "batches", round, client.id)
     changes = torch_rng(bench.seed, "augment", round, client.id)
-    for positions in batches(len(client.train), bench.local.batch_size, bench.local.steps, rng):
+    steps = bench.local.steps
+    if bench.privacy.by_steps:
+        flops, steps = _private_steps(bench, client.train, ctx, changes, client.id), 0
+    for positions in batches(len(client.train), bench.local.batch_size, steps, rng):
         x, y = client.train.batch(positions, bench.device, bench.layout)
         x = augment(x, bench.local.augment, changes)
         if not flops:
@@ -177,6 +181,19 @@ def _fit(bench: Workbench, client: Client, received: Groups, kept: Groups, round
     metrics["flops"] = float(flops * bench.local.steps)
     keep = {**bench.to_keep(), **{name: at_rest(bag) for name, bag in remembered.items()}}
     return ClientReply(client.id, len(client.train), arrays | summary, metrics), keep
+
+
+def _private_steps(bench: Workbench, data: Examples, ctx: LocalContext, changes: torch.Generator, client: int) -> int:
+    """Steps that are private for each example; gives the FLOPs of one. Their losses are told to nobody."""
+    rng = secret_rng() if bench.deployed else numpy_rng(bench.seed, "privacy", ctx.round, client)
+    for _ in range(bench.local.steps):
+        positions = poisson_batch(len(data), bench.local.batch_size, rng)
+        x, y = data.batch(positions, bench.device, bench.layout)
+        x = augment(x, bench.local.augment, changes) if len(x) else x
+        private_gradients(bench.modules["model"], x, y, ctx, bench.privacy, rng)
+        bench.optimizer.step(ctx.lr, bench.local.momentum, bench.local.weight_decay)
+    usual = np.arange(bench.local.batch_size) % len(data)
+    return _counted_flops(bench, *data.batch(usual, bench.device, bench.layout), ctx)
 
 
 @torch.inference_mode()

@@ -82,7 +82,7 @@ def _names(groups: Groups) -> Iterator[tuple[str, str]]:
 
 def check_private(config: Config, algorithm: Algorithm, uploads: Groups) -> None:
     """Refuse what clipping and noise do not cover."""
-    if config.privacy.clip is None:
+    if not (config.privacy.by_server or config.privacy.by_clients):
         return
     name = config.algorithm.name
     if algorithm.pools:

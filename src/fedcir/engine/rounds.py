@@ -88,7 +88,8 @@ def _privacy(session: Session) -> dict[str, Any]:
     settings, records = session.config.privacy, session.records
     if not settings.noise or not records:
         return {}
-    about = {"epsilon": records[-1].epsilon, "delta": settings.delta, "unit": "client", "place": settings.place}
+    place = "client" if settings.by_steps else settings.place
+    about = {"epsilon": records[-1].epsilon, "delta": settings.delta, "unit": settings.unit, "place": place}
     return {"privacy": about}
 
 

@@ -17,6 +17,7 @@ from fedcir.config import OPTIONS, AlgorithmConfig, Config, LocalConfig, build, 
 from fedcir.data.federation import Roster
 from fedcir.engine.accounting import Accountant, Releases
 from fedcir.engine.client import Workbench, learning_rate
+from fedcir.engine.dpsgd import check_examples
 from fedcir.engine.folder import RunFolder
 from fedcir.engine.machine import layout_for, pick_device, unsafe_in_channels_last
 from fedcir.engine.privacy import PrivateMean, check_private
@@ -188,6 +189,7 @@ def epsilon_after(config: Config, roster: Roster, rounds: int, repeated: int = 0
 
     A noised mean says something of every client in every round, and less if nobody knows who took part. A noised
     upload says something of a client only where it took part, which the server knows: the most active one counts.
+    Where a unit is an example, the one counts whose chance to be drawn, in all steps of its client, is the highest.
     """
     privacy, trainers = config.privacy, roster.trainers
     if not privacy.noise:
@@ -198,7 +200,21 @@ def epsilon_after(config: Config, roster: Roster, rounds: int, repeated: int = 0
     drawn = Counter(
         client for round in range(1, rounds + 1) for client in sample_cohort(trainers, active, config.run.seed, round)
     )
-    return Accountant(privacy.noise, privacy.delta).epsilon(max(drawn.values(), default=0) + repeated)
+    if privacy.by_clients:
+        return Accountant(privacy.noise, privacy.delta).epsilon(max(drawn.values(), default=0) + repeated)
+    held = {client["id"]: sized(client["train"]) for client in roster.manifest["clients"]}
+    fewest = {times: min(held[client] for client in drawn if drawn[client] == times) for times in set(drawn.values())}
+    return max(
+        Accountant(privacy.noise, privacy.delta, min(1.0, config.local.batch_size / images)).epsilon(
+            (times + repeated) * config.local.steps
+        )
+        for times, images in fewest.items()
+    )
+
+
+def sized(train: object) -> int:
+    """Training images of a client in a manifest, which holds their names or their number."""
+    return len(train) if isinstance(train, list) else int(str(train))
 
 
 def open_session(config: Config, algorithm: Algorithm, roster: Roster) -> Session:
@@ -215,6 +231,8 @@ def open_session(config: Config, algorithm: Algorithm, roster: Roster) -> Sessio
     }
     session.state = replace(state, shared=shared)
     check_private(session.config, algorithm, session.to_test(session.state))
+    if config.privacy.by_steps:
+        check_examples(session.config, algorithm, modules["model"])
     asked, limit = config.server.rounds, config.privacy.epsilon
     if limit is not None and session.config.server.rounds < asked:
         spent = f"privacy.epsilon={limit:g} is used up after {session.config.server.rounds} of {asked} rounds"

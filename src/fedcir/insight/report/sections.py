@@ -117,8 +117,9 @@ def privacy(study: Study) -> list[str]:
         run = next(iter(runs.values()))
         if about := (run.summary or {}).get("privacy"):
             what = "Each upload of" if about["place"] == "client" else "The model of"
+            of = "one image" if about["unit"] == "example" else "a whole client"
             bound = f"epsilon {about['epsilon']:.3g} at delta {about['delta']:g}"
-            said.append(f"{what} {algorithm} is differentially private: {bound}, for a whole client.")
+            said.append(f"{what} {algorithm} is differentially private: {bound}, for {of}.")
             if "key" not in run.manifest:
                 said.append("Its noise comes from the run's seed: this is an experiment and protects nobody.")
     return said
