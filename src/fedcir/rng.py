@@ -1,11 +1,14 @@
 """The only source of randomness: every draw comes from a seed and the path of what it is for.
 
+The noise that protects clients of a deployment is the exception: it comes from the system (`secret_rng`).
+
 Two draws with different paths are independent, and none depends on what was drawn before it elsewhere. So results
 do not depend on the order of clients, on the number of workers or on where a run was resumed.
 """
 
 import hashlib
 import json
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -26,6 +29,11 @@ def torch_rng(seed: int, *path: str | int) -> torch.Generator:
 
 def numpy_rng(seed: int, *path: str | int) -> np.random.Generator:
     return np.random.default_rng(seed_for(seed, *path))
+
+
+def secret_rng() -> np.random.Generator:
+    """From the system's randomness: for noise that nobody may guess, not even one who knows the run's seed."""
+    return np.random.default_rng(secrets.randbits(256))
 
 
 @contextmanager

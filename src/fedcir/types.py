@@ -168,6 +168,8 @@ class RoundRecord:
     """The plain mean over them."""
     norms: dict[str, float] | None = None
     """The usual length of an update, and of what else is uploaded: medians over the replies that were used."""
+    epsilon: float | None = None
+    """Differential privacy of all rounds so far, at `privacy.delta`; None where no noise is added."""
 
     @property
     def risk_mean(self) -> float | None:

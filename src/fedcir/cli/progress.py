@@ -120,7 +120,8 @@ class Display:
         if record.accuracy_mean is not None:
             unseen = "" if record.accuracy_unseen is None else f", unseen {record.accuracy_unseen:.1%}"
             self._accuracy[name] = f"acc {record.accuracy_mean:.1%}, worst {record.accuracy_worst:.1%}{unseen}"
-        state = "  ".join(filter(None, [_losses(record), self._accuracy.get(name), _dropped(record)]))
+        told = [_losses(record), self._accuracy.get(name), _epsilon(record), _dropped(record)]
+        state = "  ".join(filter(None, told))
         self._bars.update(self._tasks[name], completed=record.round, state=state)
         self._share[name] = record.round / self._totals[name]
         self._advance()
@@ -224,6 +225,10 @@ def _clock(seconds: float) -> str:
 
 def _losses(record: RoundRecord) -> str:
     return " ".join(f"{name} {value:.3g}" for name, value in record.losses.items())
+
+
+def _epsilon(record: RoundRecord) -> str:
+    return "" if record.epsilon is None else f"epsilon {record.epsilon:.3g}"
 
 
 def _dropped(record: RoundRecord) -> str:

@@ -223,6 +223,8 @@ class ServerConfig:
     """The run stops if a round gets fewer usable replies than this."""
     checkpoint_every: Count = 5
     """Save a checkpoint every N rounds; a run that was killed repeats the rounds after its last one."""
+    upload: Literal["float32", "bfloat16", "int8"] = "float32"
+    """How clients upload their changes to the model: whole, in a half or in a quarter of the bytes."""
 
     def __post_init__(self) -> None:
         check_bounds(self, "server")
@@ -232,6 +234,53 @@ class ServerConfig:
             raise InputError(
                 f"server.aggregation={self.aggregation} gives every client one voice: set server.weighting=uniform"
             )
+
+
+@dataclass(frozen=True)
+class PrivacyConfig:
+    clip: Annotated[float | None, Between(0, 1e30, above=True)] = None
+    """L2 norm that no client's change to the model may exceed: longer ones are scaled down; off if not given."""
+    noise: Annotated[float, Between(0, 1_000_000)] = 0.0
+    """Standard deviation of the Gaussian noise on the sum of the changes, or on each, in multiples of `clip`."""
+    unit: Literal["client", "example"] = "client"
+    """What epsilon protects: a client with all its images, or one image, with noise in every local step (DP-SGD)."""
+    place: Literal["server", "client"] = "server"
+    """Who clips and adds noise: a server that all clients trust, or each client, whose uploads are then private."""
+    adaptive: bool = False
+    """Move `clip` from round to round towards the median norm of the changes, which is counted with noise."""
+    epsilon: Annotated[float | None, Between(0, 1_000_000, above=True)] = None
+    """The run ends before the round that would bring its epsilon above this."""
+    delta: Annotated[float, Between(0, 1, above=True, below=True)] = 1e-5
+    """Probability with which epsilon may fail to hold; keep it well below 1 / number of clients."""
+
+    def __post_init__(self) -> None:
+        check_bounds(self, "privacy")
+        if self.clip is None and (self.noise or self.adaptive):
+            raise InputError("privacy.noise and privacy.adaptive need a norm to start from: set privacy.clip too")
+        if self.epsilon is not None and not self.noise:
+            raise InputError(f"privacy.epsilon={self.epsilon} cannot be kept without noise: set privacy.noise too")
+        if self.adaptive and self.place == "client":
+            raise InputError("privacy.adaptive counts over all clients: it needs privacy.place=server")
+        if self.unit == "example" and (self.adaptive or self.place == "client" or not self.noise):
+            raise InputError(
+                "privacy.unit=example clips and adds noise in every local step: set privacy.noise, "
+                "and leave out privacy.place and privacy.adaptive"
+            )
+
+    @property
+    def by_server(self) -> bool:
+        """Whether the server clips and adds noise."""
+        return self.clip is not None and self.unit == "client" and self.place == "server"
+
+    @property
+    def by_clients(self) -> bool:
+        """Whether each client does, before it uploads."""
+        return self.clip is not None and self.unit == "client" and self.place == "client"
+
+    @property
+    def by_steps(self) -> bool:
+        """Whether each client does, in every step."""
+        return self.clip is not None and self.unit == "example"
 
 
 @dataclass(frozen=True)
@@ -284,6 +333,7 @@ class Config:
     model: ModelConfig = field(default_factory=ModelConfig)
     local: LocalConfig = field(default_factory=LocalConfig)
     server: ServerConfig = field(default_factory=ServerConfig)
+    privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
     run: RunConfig = field(default_factory=RunConfig)
     attack: AttackConfig = field(default_factory=AttackConfig)
@@ -299,6 +349,13 @@ class Config:
                 f"model.batchnorm=pooled is a mean over all data, and server.aggregation={self.server.aggregation} "
                 "takes none: set model.batchnorm=average"
             )
+        if (self.privacy.by_server or self.privacy.by_clients) and self.server.weighting != "uniform":
+            raise InputError(
+                "privacy.clip bounds what one client can change, so all must count alike: "
+                f"set server.weighting=uniform, got {self.server.weighting}"
+            )
+        if self.privacy.by_server and self.server.aggregation != "mean":
+            raise InputError("privacy.clip bounds a client's share of the mean: set server.aggregation=mean")
 
 
 SECTIONS: dict[str, Any] = {f.name: f.default_factory for f in dataclasses.fields(Config)}

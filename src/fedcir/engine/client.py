@@ -12,17 +12,20 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 
 from fedcir.algorithms.algorithm import Algorithm, Batch
-from fedcir.config import LocalConfig
+from fedcir.config import LocalConfig, PrivacyConfig
 from fedcir.data.augment import augment
 from fedcir.data.examples import Examples
 from fedcir.data.federation import Client
 from fedcir.engine.calibration import calibration_sums
 from fedcir.engine.cost import step_flops
+from fedcir.engine.dpsgd import poisson_batch, private_gradients
+from fedcir.engine.privacy import PrivateMean
 from fedcir.engine.store import ClientStore
+from fedcir.engine.uploads import ROUNDING, Upload, encoded
 from fedcir.losses import balanced_cross_entropy, class_weighted_cross_entropy
 from fedcir.models.optim import SGD
 from fedcir.models.tensors import at_rest, snapshot
-from fedcir.rng import numpy_rng, seeded_init, torch_rng
+from fedcir.rng import numpy_rng, secret_rng, seeded_init, torch_rng
 from fedcir.types import Arrays, ClientReply, Groups, LocalContext, Modules
 
 EVALUATION_BATCH = 256
@@ -55,6 +58,10 @@ class Workbench:
     """Whether the model's BatchNorm layers normalise by the statistics that they have, and leave them as they are."""
     own: frozenset[str] = frozenset()
     """The tensors of the model that stay with the client."""
+    privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
+    deployed: bool = False
+    """Whether this is a site of its own, whose noise must not come from the seed."""
+    upload: Upload = "float32"
     first: Groups = field(default_factory=dict)
     """What a client that has kept nothing yet starts from."""
     flops: dict[tuple[tuple[str, ...], tuple[str, ...]], int] = field(default_factory=dict)
@@ -65,7 +72,7 @@ class Workbench:
         for module in self.modules.values():
             module.to(self.device, memory_format=self.layout)  # type: ignore[call-overload]
         self.first.update(self.to_keep())
-        if twice := {*self.algorithm.remembers} & {*self.algorithm.keeps, BATCHNORM}:
+        if twice := {*self.algorithm.remembers} & {*self.algorithm.keeps, BATCHNORM, ROUNDING}:
             raise TypeError(
                 f"{type(self.algorithm).__name__}.remembers names {sorted(twice)}, which clients already keep"
             )
@@ -85,7 +92,12 @@ def attend(bench: Workbench, client: Client, store: ClientStore, what: What, sha
     """One client's part of a round: it trains or tests, with what it has kept."""
     if what == "evaluate":
         return evaluate(bench, client, shared, store.load(client.id, round + 1), round)
-    reply, keep = fit(bench, client, shared, store.load(client.id, round), round)
+    kept = store.load(client.id, round)
+    reply, keep = fit(bench, client, shared, kept, round)
+    if bench.privacy.by_clients:
+        reply = protected(bench, reply, shared, round)
+    if bench.upload != "float32":
+        reply, keep[ROUNDING] = shortened(bench, reply, shared, kept, round)
     store.save(client.id, round, keep)
     return reply if client.tamper is None else client.tamper(reply, shared, round)
 
@@ -98,6 +110,25 @@ def fit(bench: Workbench, client: Client, received: Groups, kept: Groups, round:
     # Dropout of a foreign encoder draws from torch's own generator.
     with seeded_init(bench.seed, "dropout", round, client.id):
         return _fit(bench, client, received, kept, round)
+
+
+def protected(bench: Workbench, reply: ClientReply, received: Groups, round: int) -> ClientReply:
+    """The reply with its update clipped and noised. Its losses stay here: they tell of the data without noise."""
+    assert bench.privacy.clip is not None
+    rng = secret_rng() if bench.deployed else numpy_rng(bench.seed, "privacy", round, reply.client_id)
+    mean = PrivateMean(bench.privacy, bench.privacy.clip, expected=1, rng=rng)
+    before = {group: {name: received[group][name] for name in bag} for group, bag in reply.arrays.items()}
+    metrics = {name: value for name, value in reply.metrics.items() if not name.startswith("loss/")}
+    return replace(reply, arrays=mean.of([reply.arrays], before), metrics=metrics)
+
+
+def shortened(
+    bench: Workbench, reply: ClientReply, received: Groups, kept: Groups, round: int
+) -> tuple[ClientReply, Arrays]:
+    """The reply in fewer bytes, and the rounding errors that the client adds to its next one."""
+    rng = numpy_rng(bench.seed, "rounding", round, reply.client_id)
+    sent, errors = encoded(reply.arrays, received, kept.get(ROUNDING, {}), bench.upload, rng)
+    return replace(reply, arrays=sent), errors
 
 
 def _fit(bench: Workbench, client: Client, received: Groups, kept: Groups, round: int) -> tuple[ClientReply, Groups]:
@@ -122,7 +153,10 @@ def _fit(bench: Workbench, client: Client, received: Groups, kept: Groups, round
     flops = 0
     rng = numpy_rng(bench.seed, "batches", round, client.id)
     changes = torch_rng(bench.seed, "augment", round, client.id)
-    for positions in batches(len(client.train), bench.local.batch_size, bench.local.steps, rng):
+    steps = bench.local.steps
+    if bench.privacy.by_steps:
+        flops, steps = _private_steps(bench, client.train, ctx, changes, client.id), 0
+    for positions in batches(len(client.train), bench.local.batch_size, steps, rng):
         x, y = client.train.batch(positions, bench.device, bench.layout)
         x = augment(x, bench.local.augment, changes)
         if not flops:
@@ -147,6 +181,19 @@ def _fit(bench: Workbench, client: Client, received: Groups, kept: Groups, round
     metrics["flops"] = float(flops * bench.local.steps)
     keep = {**bench.to_keep(), **{name: at_rest(bag) for name, bag in remembered.items()}}
     return ClientReply(client.id, len(client.train), arrays | summary, metrics), keep
+
+
+def _private_steps(bench: Workbench, data: Examples, ctx: LocalContext, changes: torch.Generator, client: int) -> int:
+    """Steps that are private for each example; gives the FLOPs of one. Their losses are told to nobody."""
+    rng = secret_rng() if bench.deployed else numpy_rng(bench.seed, "privacy", ctx.round, client)
+    for _ in range(bench.local.steps):
+        positions = poisson_batch(len(data), bench.local.batch_size, rng)
+        x, y = data.batch(positions, bench.device, bench.layout)
+        x = augment(x, bench.local.augment, changes) if len(x) else x
+        private_gradients(bench.modules["model"], x, y, ctx, bench.privacy, rng)
+        bench.optimizer.step(ctx.lr, bench.local.momentum, bench.local.weight_decay)
+    usual = np.arange(bench.local.batch_size) % len(data)
+    return _counted_flops(bench, *data.batch(usual, bench.device, bench.layout), ctx)
 
 
 @torch.inference_mode()

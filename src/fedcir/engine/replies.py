@@ -2,11 +2,12 @@
 
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fedcir.data.federation import Roster, Sizes
 from fedcir.engine.norms import Screen
+from fedcir.engine.uploads import decoded
 from fedcir.engine.valid import evaluation_fault, training_fault
 from fedcir.models.tensors import difference, tensor_bytes
 from fedcir.types import ClientReply, Dropped, Groups, RunError
@@ -19,10 +20,18 @@ class Collected:
     """What is counted while replies pass on their way to the server's step."""
 
     def __init__(
-        self, round: int, template: Groups, min_replies: int, sizes: Mapping[int, Sizes], screen: Screen
+        self,
+        round: int,
+        template: Groups,
+        min_replies: int,
+        sizes: Mapping[int, Sizes],
+        screen: Screen,
+        received: Groups | None = None,
     ) -> None:
         self.round, self.template, self.min_replies = round, template, min_replies
         self.sizes, self.screen = sizes, screen
+        self.received = received
+        """What clients started from, if they answer with changes to it in fewer bytes."""
         self.dropped: dict[str, str] = {}
         self.bytes_up = self.flops = self.count = 0
         self._losses: dict[str, list[float]] = {}
@@ -34,7 +43,7 @@ class Collected:
                 self.dropped[str(reply.client_id)] = reply.reason
                 continue
             self.count += 1
-            self.bytes_up += tensor_bytes(reply.arrays)
+            self.bytes_up += tensor_bytes(self.template)  # a valid reply is as large
             self.flops += int(reply.metrics.get("flops", 0))
             for name, value in reply.metrics.items():
                 if name.startswith("loss/"):
@@ -54,13 +63,15 @@ class Collected:
         return {name: sum(values) / len(values) for name, values in self._losses.items()}
 
     def _checked(self, reply: ClientReply | Dropped) -> ClientReply | Dropped:
-        reason = None if isinstance(reply, Dropped) else self._fault(reply)
-        return reply if reason is None else Dropped(reply.client_id, reason)
-
-    def _fault(self, reply: ClientReply) -> str | None:
+        """The reply with its tensors as the server's step takes them, or why it is of no use."""
+        if isinstance(reply, Dropped):
+            return reply
         if (reason := difference(reply.arrays, self.template)) is not None:
-            return reason
-        return training_fault(reply, self.sizes.get(reply.client_id))
+            return Dropped(reply.client_id, reason)
+        if self.received is not None:
+            reply = replace(reply, arrays=decoded(reply.arrays, self.received))
+        reason = training_fault(reply, self.sizes.get(reply.client_id))
+        return reply if reason is None else Dropped(reply.client_id, reason)
 
 
 def _clients(numbers: Iterable[str]) -> str:

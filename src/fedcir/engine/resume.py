@@ -21,6 +21,7 @@ MAY_DIFFER = {
     "data.lists",
     "data.table",
     "partition.file",
+    "privacy.epsilon",
     "run.device",
     "run.workers",
 }

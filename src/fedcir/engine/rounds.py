@@ -5,11 +5,13 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import Any, Protocol
 
+import torch
+
 from fedcir.engine.calibration import Calibration
 from fedcir.engine.cost import ledger
 from fedcir.engine.folder import best_of
 from fedcir.engine.replies import Collected, Tests, tally
-from fedcir.engine.session import Session
+from fedcir.engine.session import PRIVACY, Session
 from fedcir.models.tensors import clone, not_finite, tensor_bytes
 from fedcir.types import ClientReply, Dropped, RoundRecord, RunError, ServerState
 
@@ -41,7 +43,8 @@ def run(session: Session, transport: Transport) -> Rounds:
             started = time.perf_counter()
             record, state, calibration = _round(session, transport)
             writing = time.perf_counter()
-            if folder is not None and (state.round % server.checkpoint_every == 0 or state.round == server.rounds):
+            due = state.round % server.checkpoint_every == 0 or state.round == server.rounds
+            if folder is not None and (due or (record.epsilon is not None and session.deployed)):  # a repeat costs more
                 folder.save_checkpoint(state, session.records, session.store.rounds(state.round))
                 saved = state.round
             record.seconds["load"], session.loading = session.loading, 0.0
@@ -76,7 +79,18 @@ def summarise(session: Session) -> dict[str, Any]:
         "final": _accuracies(evaluated[-1]) if evaluated else None,
         "best": {**_accuracies(best), "picked_on": "validation" if aside else "test"} if best is not None else None,
         "cost": {**cost, "peak_memory": session.peak_memory},
+        **_privacy(session),
     }
+
+
+def _privacy(session: Session) -> dict[str, Any]:
+    """What the run says of clients at most; nothing where no noise is added."""
+    settings, records = session.config.privacy, session.records
+    if not settings.noise or not records:
+        return {}
+    place = "client" if settings.by_steps else settings.place
+    about = {"epsilon": records[-1].epsilon, "delta": settings.delta, "unit": settings.unit, "place": place}
+    return {"privacy": about}
 
 
 def take_step(
@@ -85,12 +99,19 @@ def take_step(
     """The server's part of a round: the next state from the replies of a cohort, and what was counted on the way."""
     before = session.state
     round = before.round + 1
+    received = before.shared if session.upload != "float32" else None
     collected = Collected(
-        round, session.template(), session.config.server.min_replies, session.roster.sizes, session.screen()
+        round, session.template(), session.config.server.min_replies, session.roster.sizes, session.screen(), received
     )
     handed = replace(before, private=clone(before.private))
     usable = collected.usable(replies, cohort)
+    private = session.private_mean()
+    if private is not None:
+        usable = private.released(usable, session.to_test(before))
     state = session.algorithm.server_step(handed, usable, session.modules, session.context(round))
+    if private is not None:
+        clip = {"clip": torch.tensor(private.clip, dtype=torch.double)}
+        state = replace(state, private={**state.private, PRIVACY: clip})
     if (name := not_finite(state.shared)) is not None:
         raise RunError(f"round {round}: {name} is not finite after the server's step: lower the server's learning rate")
     return state, collected
@@ -99,7 +120,7 @@ def take_step(
 def _round(session: Session, transport: Transport) -> tuple[RoundRecord, ServerState, Calibration | None]:
     server, before = session.config.server, session.state
     round = before.round + 1
-    cohort = session.cohort(round)
+    epsilon, cohort = session.spend(), session.cohort(round)
     seconds = {"train": 0.0}
     started = time.perf_counter()
     state, collected = take_step(session, _timed(transport.train(before, cohort), seconds), cohort)
@@ -123,6 +144,7 @@ def _round(session: Session, transport: Transport) -> tuple[RoundRecord, ServerS
         validation={domain: correct / count for domain, (correct, count) in tests.aside.items()} or None,
         risk=tests.risk or None,
         norms=collected.screen.usual(),
+        epsilon=epsilon,
     )
     return record, state, Calibration.of(tests.sums, round)
 

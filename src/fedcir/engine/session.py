@@ -1,10 +1,13 @@
 """A run under way, and the one way to open it: from a config and a roster, whatever carries the messages."""
 
+from bisect import bisect_right
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -23,15 +26,32 @@ from fedcir.config import (
     merged,
 )
 from fedcir.data.federation import Roster
+from fedcir.engine.accounting import Accountant, Releases
 from fedcir.engine.client import Workbench, learning_rate
+from fedcir.engine.dpsgd import check_examples
 from fedcir.engine.folder import RunFolder
 from fedcir.engine.machine import layout_for, pick_device, unsafe_in_channels_last
 from fedcir.engine.norms import Screen
+from fedcir.engine.privacy import PrivateMean, check_private
 from fedcir.engine.store import ClientStore
+from fedcir.engine.uploads import Upload, encoded
 from fedcir.models.task import Task
 from fedcir.models.tensors import batchnorm_names, is_statistic, snapshot
-from fedcir.rng import numpy_rng, torch_rng
-from fedcir.types import Arrays, Groups, InputError, LocalContext, Modules, RoundRecord, ServerContext, ServerState
+from fedcir.rng import numpy_rng, secret_rng, torch_rng
+from fedcir.types import (
+    Arrays,
+    Groups,
+    InputError,
+    LocalContext,
+    Modules,
+    RoundRecord,
+    RunError,
+    ServerContext,
+    ServerState,
+)
+
+PRIVACY = "privacy"
+"""The server's group that holds the norm it clips to."""
 
 
 @dataclass
@@ -55,6 +75,8 @@ class Session:
     """Bytes held at most by all processes of this machine, since it was opened."""
     store: ClientStore = field(default_factory=ClientStore)
     """What clients of this machine keep."""
+    deployed: bool = False
+    """Whether clients are sites of others, so that noise must come from the system and not from the seed."""
 
     @property
     def card(self) -> dict[str, Any]:
@@ -97,18 +119,62 @@ class Session:
             momentum=local.momentum,
         )
         with torch.no_grad():
-            return {**self.to_test(self.state), **self.algorithm.local_summary(self.modules, (), ctx)}
+            whole = {**self.to_test(self.state), **self.algorithm.local_summary(self.modules, (), ctx)}
+        if self.upload == "float32":
+            return whole
+        return encoded(whole, self.state.shared, {}, self.upload, numpy_rng(0))[0]
+
+    @property
+    def upload(self) -> Upload:
+        return upload_of(self.config, self.algorithm)
 
     def screen(self) -> Screen:
         """What drops replies of the next round that are too long."""
         trained = [group for group in self.algorithm.trains if group not in self.algorithm.sends]
         past = [record.norms for record in self.records if record.norms is not None]
-        return Screen(self.state.shared, trained, self.config.server.max_update, past)
+        # Where updates are clipped, whether one counts must not depend on another client's.
+        factor = self.config.server.max_update if self.config.privacy.clip is None else 0.0
+        return Screen(self.state.shared, trained, factor, past)
 
     def cohort(self, round: int) -> list[int]:
         """The clients that train in a round, in ascending order."""
-        active = min(self.config.server.active or len(self.roster.trainers), len(self.roster.trainers))
-        return sample_cohort(self.roster.trainers, active, self.config.run.seed, round)
+        trainers, seed = self.roster.trainers, self.config.run.seed
+        active = min(self.config.server.active or len(trainers), len(trainers))
+        if self.config.privacy.by_server and active < len(trainers):
+            rng = secret_rng() if self.deployed else numpy_rng(seed, "poisson", round)
+            return poisson_cohort(trainers, active / len(trainers), rng)
+        return sample_cohort(trainers, active, seed, round)
+
+    def private_mean(self) -> PrivateMean | None:
+        """What the server makes of the coming round's replies, if it is to protect them."""
+        privacy, round = self.config.privacy, self.state.round + 1
+        if privacy.clip is None or not privacy.by_server:
+            return None
+        clip = self.state.private[PRIVACY]["clip"] if PRIVACY in self.state.private else privacy.clip
+        rng = secret_rng() if self.deployed else numpy_rng(self.config.run.seed, PRIVACY, round)
+        return PrivateMean(privacy, float(clip), self.config.server.active or len(self.roster.trainers), rng)
+
+    def spend(self) -> float | None:
+        """Count the coming round before any of it leaves a client, unless privacy.epsilon forbids it; gives epsilon."""
+        round, limit = self.state.round + 1, self.config.privacy.epsilon
+        epsilon = epsilon_after(self.config, self.roster, round, self._repeated)
+        if limit is not None and epsilon is not None and epsilon > limit:
+            raise RunError(
+                f"round {round} would bring epsilon to {epsilon:.3g}, above privacy.epsilon={limit:g}: "
+                "raise it to go on"
+            )
+        if epsilon is not None and (releases := self._releases) is not None:
+            releases.add()
+        return epsilon
+
+    @property
+    def _releases(self) -> Releases | None:
+        return Releases(self.folder.path / "releases") if self.deployed and self.folder is not None else None
+
+    @property
+    def _repeated(self) -> int:
+        """Rounds that a deployment has done more than once."""
+        return 0 if self._releases is None else max(0, self._releases.count() - self.state.round)
 
     def workbench(self, device: str | None = None) -> Workbench:
         return workbench(self.config, self.algorithm, self.roster.task, device)
@@ -140,6 +206,44 @@ def sample_cohort(trainers: Sequence[int], active: int, seed: int, round: int) -
     return sorted(int(client) for client in chosen)
 
 
+def poisson_cohort(trainers: Sequence[int], rate: float, rng: np.random.Generator) -> list[int]:
+    """Each client takes part by a draw of its own, as the accountant assumes; perhaps nobody does."""
+    return [client for client, drawn in zip(sorted(trainers), rng.random(len(trainers)), strict=True) if drawn < rate]
+
+
+def epsilon_after(config: Config, roster: Roster, rounds: int, repeated: int = 0) -> float | None:
+    """Of so many rounds of a settled config; None without noise.
+
+    A noised mean says something of every client in every round, and less if nobody knows who took part. A noised
+    upload says something of a client only where it took part, which the server knows: the most active one counts.
+    Where a unit is an example, the one counts whose chance to be drawn, in all steps of its client, is the highest.
+    """
+    privacy, trainers = config.privacy, roster.trainers
+    if not privacy.noise:
+        return None
+    active = config.server.active or len(trainers)
+    if privacy.by_server:
+        return Accountant(privacy.noise, privacy.delta, active / len(trainers)).epsilon(rounds + repeated)
+    drawn = Counter(
+        client for round in range(1, rounds + 1) for client in sample_cohort(trainers, active, config.run.seed, round)
+    )
+    if privacy.by_clients:
+        return Accountant(privacy.noise, privacy.delta).epsilon(max(drawn.values(), default=0) + repeated)
+    held = {client["id"]: sized(client["train"]) for client in roster.manifest["clients"]}
+    fewest = {times: min(held[client] for client in drawn if drawn[client] == times) for times in set(drawn.values())}
+    return max(
+        Accountant(privacy.noise, privacy.delta, min(1.0, config.local.batch_size / images)).epsilon(
+            (times + repeated) * config.local.steps
+        )
+        for times, images in fewest.items()
+    )
+
+
+def sized(train: object) -> int:
+    """Training images of a client in a manifest, which holds their names or their number."""
+    return len(train) if isinstance(train, list) else int(str(train))
+
+
 def open_session(config: Config, algorithm: Algorithm, roster: Roster) -> Session:
     """A run before its first round: the config settled, the networks made."""
     modules = algorithm.build(roster.task)
@@ -153,6 +257,13 @@ def open_session(config: Config, algorithm: Algorithm, roster: Roster) -> Sessio
         for group, bag in state.shared.items()
     }
     session.state = replace(state, shared=shared)
+    check_private(session.config, algorithm, session.to_test(session.state))
+    if config.privacy.by_steps:
+        check_examples(session.config, algorithm, modules["model"])
+    asked, limit = config.server.rounds, config.privacy.epsilon
+    if limit is not None and session.config.server.rounds < asked:
+        spent = f"privacy.epsilon={limit:g} is used up after {session.config.server.rounds} of {asked} rounds"
+        session.notes = (*session.notes, f"{spent}: the run ends there")
     return session
 
 
@@ -173,10 +284,16 @@ def settled(config: Config, algorithm: Algorithm, roster: Roster) -> Config:
         run = replace(run, layout=layout_for(config.model, roster.card.get("image_size", 0), roster.task.encoder))
     elif run.layout == "channels_last" and (fault := unsafe_in_channels_last(roster.task.encoder())):
         raise InputError(f"run.layout=channels_last is not safe with {fault}: leave it out")
+    if config.server.upload != "float32" and not algorithm.one_model:
+        raise InputError(
+            f"{config.algorithm.name} uploads no model, and server.upload={config.server.upload} rounds the changes of "
+            "one: leave it out"
+        )
     build(type(algorithm), hyper_parameters(algorithm), "algorithm")  # one made in Python has not been checked
+    config = replace(config, server=replace(config.server, active=active))
     return replace(
         config,
-        server=replace(config.server, active=active),
+        server=replace(config.server, rounds=_affordable(config, roster)),
         algorithm=AlgorithmConfig(config.algorithm.name, hyper_parameters(algorithm)),
         run=run,
     )
@@ -198,6 +315,21 @@ def _check_aggregation(config: Config, algorithm: Algorithm, active: int) -> Non
         raise InputError(
             f"server.aggregation={form} needs 3 active clients, but there are {active}: choose another form"
         )
+
+
+def _affordable(config: Config, roster: Roster) -> int:
+    """The rounds that were asked for, or as many of them as privacy.epsilon allows."""
+    limit, asked = config.privacy.epsilon, config.server.rounds
+    first = epsilon_after(config, roster, 1)  # asked for in any case, so that a missing accountant is known at once
+    if limit is None:
+        return asked
+    rounds = bisect_right(range(1, asked + 1), limit, key=lambda count: epsilon_after(config, roster, count) or 0.0)
+    if rounds == 0:
+        raise InputError(
+            f"privacy.epsilon={limit:g} does not allow a single round, whose epsilon is {first:.3g}: "
+            f"raise it, or privacy.noise={config.privacy.noise:g}"
+        )
+    return rounds
 
 
 KEYWORDS = {
@@ -255,6 +387,8 @@ def workbench(config: Config, algorithm: Algorithm, task: Task, device: str | No
         layout=torch.channels_last if config.run.layout == "channels_last" else torch.contiguous_format,
         steady=config.model.batchnorm == "frozen",
         own=own_tensors(config, algorithm, modules["model"]),
+        privacy=config.privacy,
+        upload=upload_of(config, algorithm),
     )
 
 
@@ -264,6 +398,11 @@ def _local(config: Config, algorithm: Algorithm) -> LocalConfig:
     if algorithm.pools == "steps":
         return replace(local, steps=local.steps * active)
     return replace(local, batch_size=local.batch_size * active) if algorithm.pools == "batch" else local
+
+
+def upload_of(config: Config, algorithm: Algorithm) -> Upload:
+    """How clients upload what they train; where all data are in one place, nothing is uploaded."""
+    return "float32" if algorithm.pools else config.server.upload
 
 
 def own_batchnorm(config: Config, algorithm: Algorithm) -> str | None:
@@ -277,7 +416,8 @@ def own_batchnorm(config: Config, algorithm: Algorithm) -> str | None:
 
 def keeps_something(config: Config, algorithm: Algorithm) -> bool:
     """Whether clients keep anything from one round to another."""
-    return bool(algorithm.keeps or algorithm.remembers or own_batchnorm(config, algorithm))
+    rounds_off = upload_of(config, algorithm) != "float32"
+    return bool(algorithm.keeps or algorithm.remembers or own_batchnorm(config, algorithm) or rounds_off)
 
 
 def own_tensors(config: Config, algorithm: Algorithm, model: nn.Module) -> frozenset[str]:

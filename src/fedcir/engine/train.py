@@ -99,7 +99,7 @@ def train(
     CPU `workers` processes train at a time, as many as there are cores if not given; a convolutional encoder is often
     faster with `layout="channels_last"`. With `prior="client"` each client's own label shares correct its
     cross-entropy, which helps where they differ; if not given, the algorithm decides. `set` holds any other settings of
-    `local`, `server` and `run`: {"local.balance": "classes"}.
+    `local`, `server`, `run` and `privacy`: {"local.balance": "classes"}.
     """
     try:
         num_classes = operator.index(num_classes)

@@ -131,6 +131,7 @@ def _content(
     keep_memory()
     with threads(config.run.threads):
         worker = workbench(config, method, here.task, str(pick_device(str(context.node_config.get("device", "auto")))))
+        worker.deployed = True
         what: What = "train" if msg.metadata.message_type == MessageType.TRAIN else "evaluate"
         reply = attend(worker, replace(here.client, id=number), store, what, groups, order.round)
     return pack_reply(reply, method.trains)

@@ -132,6 +132,7 @@ def open_deployment(grid: Grid, settings: Settings) -> Iterator[tuple[Session, R
             check_own(config, algorithm, client["domain"], client["train"] > 0)
         roster = roster_of(manifest, config, notes)
         session = open_session(config, algorithm, roster)
+        session.deployed = True
         kept_in(session, settings.out, settings.resume, settings.from_round)
         sites.order = replace(sites.order, classes=tuple(manifest["classes"]))
         transport = GridTransport(sites, session, manifest["clients"], manifest["key"], settings.timeout)
@@ -218,5 +219,7 @@ def _line(record: RoundRecord, total: int) -> str:
     if record.accuracy_mean is not None:
         unseen = "" if record.accuracy_unseen is None else f", unseen {record.accuracy_unseen:.1%}"
         parts.append(f"acc {record.accuracy_mean:.1%}, worst {record.accuracy_worst:.1%}{unseen}")
+    if record.epsilon is not None:
+        parts.append(f"epsilon {record.epsilon:.3g}")
     parts += [f"client {client} dropped: {reason}" for client, reason in record.dropped.items()]
     return "  ".join(parts)

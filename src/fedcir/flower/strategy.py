@@ -27,7 +27,7 @@ from fedcir.flower.wire import Order, pack_arrays, unpack_arrays
 from fedcir.flower.wrapped import check_private, guard, wrapper_fault, wrapper_of
 from fedcir.models.task import module_task
 from fedcir.models.tensors import difference
-from fedcir.types import ClientReply, Dropped, Groups, InputError
+from fedcir.types import ClientReply, Dropped, Groups, InputError, RunError
 
 log = logging.getLogger("flwr")
 
@@ -38,7 +38,8 @@ class AlgorithmStrategy(Strategy):
     `example` is a batch of inputs of the right shape, such as torch.zeros(2, 3, 32, 32). A round begins once `sites`
     nodes are there; clients are sampled by `seed` over the names that the sites give themselves. There are
     `rounds` of them, unless `start` says otherwise; if another strategy wraps this one, only `rounds` is known here.
-    `set` holds any other settings of `local`, `server` and `run`: {"local.balance": "classes"}.
+    `set` holds any other settings of `local`, `server`, `run` and `privacy`: {"local.balance": "classes"}. After the
+    last round that `privacy.epsilon` allows, nothing changes.
     """
 
     def __init__(
@@ -90,6 +91,8 @@ class AlgorithmStrategy(Strategy):
         self._cohort: list[int] = []
         self._guarded: Strategy | None = None
         """The strategy that wraps this one, and is shown no reply that cannot be used."""
+        self._epsilon: float | None = None
+        self._spent = False
 
     def initial_arrays(self) -> ArrayRecord:
         """What training starts from."""
@@ -124,6 +127,12 @@ class AlgorithmStrategy(Strategy):
         if (reason := difference(groups, session.to_test(session.state))) is not None:
             raise InputError(f"initial_arrays do not fit, {reason}: give those of AlgorithmStrategy.initial_arrays()")
         session.state = replace(session.state, round=server_round - 1, shared={**session.state.shared, **groups})
+        try:
+            self._epsilon = session.spend()
+        except RunError as error:  # Flower's loop goes on, with the model as it is
+            log.warning("%s", error)
+            self._spent = True
+            return []
         self._cohort = session.cohort(server_round)
         shared = session.state.shared
         self._sent, self._missing = transport.messages(
@@ -136,11 +145,14 @@ class AlgorithmStrategy(Strategy):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """The server's step: the next arrays, and the mean of every loss."""
         transport = self._begun()
+        if self._spent:
+            return None, None
         session = transport.session
         with threads(self.config.run.threads):
             session.state, collected = take_step(session, self._read(replies, session.template()), self._cohort)
         _tell(collected.dropped)
         metrics = {f"loss/{name}": value for name, value in collected.losses().items()}
+        metrics |= {} if self._epsilon is None else {"epsilon": self._epsilon}
         arrays = pack_arrays(session.state.shared, self.algorithm.trains)
         return arrays, MetricRecord({**metrics, "replies": collected.count, "dropped": len(collected.dropped)})
 
@@ -199,7 +211,9 @@ class AlgorithmStrategy(Strategy):
         alone = replace(self.config.server, active=None, min_replies=1)
         config = self.config if clients else replace(self.config, server=alone)
         with threads(config.run.threads):
-            return open_session(config, self.algorithm, roster)
+            session = open_session(config, self.algorithm, roster)
+        session.deployed = True
+        return session
 
     def _meet(self, wrapper: Strategy | None) -> None:
         """Come to terms with a strategy that wraps this one: it may be refused, and it is shown no faulty reply."""

@@ -40,7 +40,7 @@ def results(study: Study, methods: Sequence[Method], notes: Sequence[str]) -> Se
     mean = "mean over the domains trained on, and over those not trained on" if unseen else "mean over domains"
     spread = " ± is the standard deviation over seeds." if several else ""
     caption = f"Test accuracy after the last round, {mean}.{spread} Intervals are over {over}"
-    return Section("Results", (Words((*findings(study, methods), *notes)), Table(caption, rows)))
+    return Section("Results", (Words((*findings(study, methods), *privacy(study), *notes)), Table(caption, rows)))
 
 
 def mean_interval(runs: Sequence[Run]) -> tuple[float, float] | None:
@@ -107,6 +107,21 @@ def _differences(study: Study, methods: Sequence[Method]) -> list[str]:
                 chance.append(f"{method.algorithm} ({method.interval})")
     if chance:
         said.append(f"The difference to {study.baseline} could be chance for {', '.join(chance)}.")
+    return said
+
+
+def privacy(study: Study) -> list[str]:
+    """What a run with noise tells of one client at most."""
+    said = []
+    for algorithm, runs in study.runs.items():
+        run = next(iter(runs.values()))
+        if about := (run.summary or {}).get("privacy"):
+            what = "Each upload of" if about["place"] == "client" else "The model of"
+            of = "one image" if about["unit"] == "example" else "a whole client"
+            bound = f"epsilon {about['epsilon']:.3g} at delta {about['delta']:g}"
+            said.append(f"{what} {algorithm} is differentially private: {bound}, for {of}.")
+            if "key" not in run.manifest:
+                said.append("Its noise comes from the run's seed: this is an experiment and protects nobody.")
     return said
 
 

@@ -1,0 +1,130 @@
+"""Make the runs of docs/privacy.md, one after the other, and its tables.
+
+python results/privacy.py --pacs DIR --lists DIR --digits DIR
+
+A run that is published is not repeated, and one that was stopped is resumed.
+"""
+
+import argparse
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from collect import publish
+from table import percent
+
+from fedcir.config import config_from, merged
+from fedcir.engine.simulate import open_run
+from fedcir.insight.report.tables import markdown
+
+PUBLISHED = Path(__file__).parent / "privacy"
+SEEDS = (0, 1, 2)
+NOISE = ("1", "2", "4")
+UPLOADS = ("float32", "bfloat16", "int8")
+FROZEN = {
+    "model": {"name": "efficientnet-lite0", "freeze": True},
+    "server": {"rounds": 30, "eval_every": 30},
+    "local": {"steps": 2, "batch_size": 20, "lr": 0.05},
+}
+MANY = {"partition": {"scheme": "iid", "clients": 400}, "server": {"active": 100}}
+PACS = {"data": {"name": "pacs", "val_fraction": 0.1}}
+DIGITS = {"data": {"name": "arrays", "val_fraction": 0.1, "image_size": 64, "train_per_domain": 1000}}
+STUDIES: dict[str, dict[str, Any]] = {
+    "pacs-400": merged(merged(FROZEN, MANY), PACS),
+    "pacs-4": merged(FROZEN, PACS),
+    "pacs-images": merged(merged(FROZEN, PACS), {"local": {"steps": 20, "batch_size": 32}}),
+    "uploads": {
+        "data": {"name": "arrays", "train_per_domain": 500},
+        "model": {"width": 8},
+        "server": {"rounds": 10, "eval_every": 10},
+    },
+    "digits-400": merged(merged(FROZEN, MANY), DIGITS),
+    "digits-4": merged(FROZEN, DIGITS),
+}
+CLIP = 0.3
+"""Chosen on the validation images of pacs-400, seed 0, from 0.1 and 0.3."""
+
+
+@dataclass(frozen=True)
+class Job:
+    study: str
+    level: str
+    """Of noise, or the kind of upload."""
+    seed: int
+
+    @property
+    def published(self) -> Path:
+        return PUBLISHED / f"{self.study}-{self.level}-{self.seed}.json"
+
+    def settings(self, roots: dict[str, dict[str, str]]) -> dict[str, Any]:
+        own: dict[str, Any] = {"algorithm": {"name": "fedavg"}, "run": {"seed": self.seed, "workers": 1}}
+        if self.study == "uploads":
+            own["server"] = {"upload": self.level}
+        elif self.level != "none":
+            own["privacy"] = {"clip": CLIP, "noise": float(self.level)}
+        if self.study == "pacs-images" and self.level != "none":
+            own["privacy"] |= {"unit": "example", "clip": 1.0}
+        return merged(merged(STUDIES[self.study], {"data": roots[STUDIES[self.study]["data"]["name"]]}), own)
+
+
+def jobs() -> Iterator[Job]:
+    """One seed of a study after the other, so that its table can be read early."""
+    for study in STUDIES:
+        for seed in SEEDS:
+            for level in UPLOADS if study == "uploads" else ("none", *NOISE):
+                yield Job(study, level, seed)
+
+
+def _levels(study: str) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """The published summaries of each level."""
+    for level in dict.fromkeys(job.level for job in jobs() if job.study == study):
+        paths = [Job(study, level, seed).published for seed in SEEDS]
+        found = [json.loads(path.read_text(encoding="utf-8"))["summary"] for path in paths if path.exists()]
+        if found:
+            yield level, found
+
+
+def table(which: str) -> str:
+    """`uploads`, or a dataset whose noise is shown with 400 clients and with 4, or for each image."""
+    if which == "uploads":
+        rows = [["server.upload", "seeds", "mean accuracy (%)", "worst (%)", "MB up"]]
+        for level, found in _levels(which):
+            up = found[0]["cost"]["bytes_up"] / 1e6
+            rows.append([f"`{level}`", f"{len(found)}", *_accuracies(found), f"{up:.1f}"])
+        return markdown(rows)
+    rows = [["clients", "privacy.noise", "epsilon", "seeds", "mean accuracy (%)", "worst (%)"]]
+    for study in (which,) if which in STUDIES else (f"{which}-400", f"{which}-4"):
+        for level, found in _levels(study):
+            epsilon = f"{found[0]['privacy']['epsilon']:.1f}" if "privacy" in found[0] else "no privacy"
+            rows.append(
+                [study.rpartition("-")[2].replace("images", "4"), level, epsilon, f"{len(found)}", *_accuracies(found)]
+            )
+    return markdown(rows)
+
+
+def _accuracies(found: list[dict[str, Any]]) -> list[str]:
+    return [percent([each["final"][name] for each in found]) for name in ("accuracy_mean", "accuracy_worst")]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    for name in ("pacs", "lists", "digits"):
+        parser.add_argument(f"--{name}", required=True)
+    parser.add_argument("--runs", type=Path, default=Path("runs/privacy"))
+    parser.add_argument("--only", nargs="*", default=list(STUDIES), help="Studies to take; all if not given.")
+    given = parser.parse_args()
+    roots = {"pacs": {"root": given.pacs, "lists": given.lists}, "arrays": {"root": given.digits}}
+    PUBLISHED.mkdir(exist_ok=True)
+    for job in jobs():
+        if job.study in given.only and not job.published.exists():
+            out = given.runs / job.published.stem
+            with open_run(config_from(job.settings(roots)), out, resume=True) as (_, rounds):
+                last = list(rounds)[-1:]
+            publish(out, job.published)
+            print(job.published.stem, *(f"{100 * record.accuracy_mean:.1f}" for record in last), flush=True)
+
+
+if __name__ == "__main__":
+    main()
