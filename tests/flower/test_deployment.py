@@ -46,10 +46,8 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalFedera
 @pytest.fixture(scope="module")
 def simulation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalFederation]:
     folder = tmp_path_factory.mktemp("simulation")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("FEDCIR_STATE", str(folder / "state"))
-        with Simulation(folder, []) as running:
-            yield running
+    with Simulation(folder, []) as running:
+        yield running
 
 
 @pytest.fixture(scope="module")
@@ -230,7 +228,7 @@ def test_a_check_at_a_site_tells_whether_the_superlink_knows_its_key_and_no_node
     make_node_key(tmp_path / "unknown.key")
     setup = Setup(root_certificates=certs / "ca.crt", superlink=federation.address, key=known)
     assert {finding.what: finding.ok for finding in check_site(setup)} == {
-        **{"data": None, "certificates": True, "connection": True},
+        **{"data": None, "policy": None, "certificates": True, "connection": True},
         **{"TLS": True, "key": True, "registration": True},
     }
     before = federation.flwr("supernode", "list", "--format", "json", CONNECTION).stdout

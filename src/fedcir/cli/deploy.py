@@ -89,21 +89,24 @@ def check(
     key: Annotated[Path | None, typer.Option(help="The site's private key.")] = None,
     data_root: Annotated[Path | None, typer.Option(help="The site's folder of <class>/<image>.")] = None,
     domain: Annotated[str | None, typer.Option(help="The site's name.")] = None,
+    policy: Annotated[Path | None, typer.Option(help="The site's policy.toml.")] = None,
     image_size: Annotated[int | None, typer.Option(help="Image width and height in pixels; 128 by default.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False,
 ) -> None:
-    """Check a site before its first run. Tests its data, the certificates, the connection to the server and the key."""
+    """Check a site before its first run. Tests its data, policy, certificates, key and connection to the server."""
     _need_flower()
     from fedcir.cli.progress import Meter
     from fedcir.config import Asked
     from fedcir.flower.site_check import Setup, check_site
     from fedcir.types import InputError
 
-    if all(each is None for each in (superlink, root_certificates, key, data_root, domain)):
-        raise InputError("nothing to check: give --superlink, --root-certificates, --key, or --data-root with --domain")
+    if all(each is None for each in (superlink, root_certificates, key, policy, data_root, domain)):
+        raise InputError(
+            "nothing to check: give --superlink, --root-certificates, --key, --policy, or --data-root with --domain"
+        )
     with Meter("decoding images", quiet) as meter:
         data = Asked(options={"dataset": "folders", "image_size": image_size}).config().data
-        setup = Setup(data_root, domain, root_certificates, superlink, key, data, meter.show)
+        setup = Setup(data_root, domain, root_certificates, superlink, key, policy, data, meter.show)
         failed = []
         for finding in check_site(setup):
             meter.close()

@@ -19,6 +19,7 @@ from fedcir.config import Config, build
 from fedcir.data.catalogue import ALL
 from fedcir.data.examples import Normalisation
 from fedcir.data.federation import image_card
+from fedcir.flower.audit_log import AuditLog
 from fedcir.flower.wire import CONFIG, NO_REPLY, ORDER, Order, reason_of
 from fedcir.models.task import Task, image_task
 from fedcir.types import InputError, RunError
@@ -78,8 +79,12 @@ class Sites:
     """Nodes that could not introduce themselves, and why."""
     remind: float = 30.0
     """Seconds of waiting after which the log says for whom, and nodes that failed are asked again."""
+    audit: AuditLog | None = None
+    """Told of nodes that join, are refused or leave."""
     _asked: dict[str, int] = field(default_factory=dict)
     """Nodes by the message that they have not answered yet."""
+    _noted: dict[int, dict[str, Any]] = field(default_factory=dict)
+    """What the audit log was last told of each node."""
 
     def look(self) -> set[int]:
         """Ask nodes that are new who they are, and read what has been answered; gives the nodes that are connected."""
@@ -94,7 +99,23 @@ class Sites:
             for node in known.keys() - connected:
                 del known[node]
         self._asked = {message: node for message, node in self._asked.items() if node in connected}
+        self._note_changes()
         return connected
+
+    def _note_changes(self) -> None:
+        if self.audit is None:
+            return
+        now: dict[int, dict[str, Any]] = {
+            node: {"event": "refused", "reason": reason} for node, reason in self.failures.items()
+        }
+        for node, site in self.introductions.items():
+            now[node] = {"event": "joined", "site": site.domain, "train": site.train, "test": site.test}
+        for node in self._noted.keys() - now.keys():
+            self.audit.note(**{**self._noted[node], "event": "left"}, node=str(node))
+        for node, said in now.items():
+            if self._noted.get(node) != said:
+                self.audit.note(**said, node=str(node))
+        self._noted = now
 
     @property
     def expecting(self) -> bool:

@@ -1,0 +1,34 @@
+"""What a site or a server has done, as lines that are only ever added. They name no image and no file of one."""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+NAME = "audit.jsonl"
+
+
+@dataclass(frozen=True)
+class AuditLog:
+    """A log in a folder; only its owner can read it. What cannot be written is an error, so nothing goes unnoted."""
+
+    folder: Path
+    about: Mapping[str, Any] = field(default_factory=dict)
+    """What every line says beside its own."""
+
+    def note(self, event: str, **more: Any) -> None:
+        """Add a line, on disk when this returns."""
+        said = {"time": datetime.now(UTC).isoformat(timespec="seconds"), "event": event, **self.about, **more}
+        line = json.dumps(said).encode() + b"\n"
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        path = self.folder / NAME
+        file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        try:
+            if os.write(file, line) < len(line):  # one call, so that lines of several processes do not mix
+                raise OSError(28, os.strerror(28), str(path))
+            os.fsync(file)
+        finally:
+            os.close(file)
