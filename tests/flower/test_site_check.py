@@ -108,7 +108,8 @@ def test_a_server_that_its_certificate_names_is_trusted(tmp_path: Path) -> None:
     with listening(paths) as address:
         every = found(Setup(root_certificates=paths["ca.crt"], superlink=address))
     assert [every[what].ok for what in ("certificates", "connection", "TLS")] == [True, True, True]
-    assert every["certificates"].said.endswith("is valid for 29 more days")
+    assert every["certificates"].said.endswith("is valid for 3649 more days")
+    assert every["TLS"].said.endswith("valid for 29 more days")
     assert every["registration"] == Finding("registration", None, "give --key")
 
 
@@ -133,6 +134,7 @@ def test_certificates_that_have_expired_are_named(tmp_path: Path, monkeypatch: p
             return cls(*then.timetuple()[:6], tzinfo=tz)
 
     monkeypatch.setattr(certs, "datetime", LastYear)
+    monkeypatch.setattr(certs, "CA_DAYS", 30)
     paths = make_certificates([HOST], tmp_path, days=30)
     every = found(Setup(root_certificates=paths["ca.crt"], superlink=f"{HOST}:1"))
     assert "has expired: get a new one" in every["certificates"].said

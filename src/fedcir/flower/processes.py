@@ -82,7 +82,7 @@ class LocalFederation:
         try:
             for each in ("logs", "flwr", "nodes"):
                 (self.folder / each).mkdir(parents=True, exist_ok=True)
-            make_certificates([HOST], self.folder / "certs")
+            make_certificates([HOST], self.folder / "certs", renewable=False)
             connection = {"address": self.address, "root-certificates": str(self.folder / "certs" / "ca.crt")}
             config = {"superlink": {"default": CONNECTION, CONNECTION: connection}}
             (self.folder / "flwr" / "config.toml").write_text(dump_toml(config), encoding="utf-8")
