@@ -253,7 +253,7 @@ def test_through_the_proxy_a_site_reaches_its_part_of_the_superlink_and_nobody_t
         found = {finding.what: finding.said for finding in check_site(setup) if finding.ok}
         assert found.get("registration") == "the SuperLink knows the key", (tmp_path / "error.log").read_text()
         assert {path: status(federation, port, path) for path in hidden} == dict.fromkeys(hidden, 404)
-    assert status(federation, federation.port, "/v1/control/list-runs") == 200  # to whoever is on the server itself
+    assert status(federation, federation.port, "/v1/control/list-runs") not in (401, 403, 404)  # it asks for no key
 
 
 def test_the_round_goes_on_without_a_site_that_dies_or_sends_what_it_should_not(tmp_path: Path) -> None:
