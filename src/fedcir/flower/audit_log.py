@@ -1,5 +1,6 @@
 """What a site or a server has done, as lines that are only ever added. They name no image and no file of one."""
 
+import errno
 import json
 import os
 from collections.abc import Mapping
@@ -28,7 +29,7 @@ class AuditLog:
         file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         try:
             if os.write(file, line) < len(line):  # one call, so that lines of several processes do not mix
-                raise OSError(28, os.strerror(28), str(path))
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
             os.fsync(file)
         finally:
             os.close(file)

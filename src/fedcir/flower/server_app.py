@@ -7,7 +7,7 @@ import logging
 import shlex
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -128,7 +128,8 @@ def _noted(audit: AuditLog, settings: Settings) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        audit.note("stopped", reason=str(error) or type(error).__name__)
+        with suppress(OSError):  # what stopped the run is the news
+            audit.note("stopped", reason=str(error) or type(error).__name__)
         raise
     audit.note("ended", finished=RunFolder(settings.out).finished)
 

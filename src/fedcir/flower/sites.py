@@ -73,18 +73,18 @@ class Sites:
     grid: Grid
     order: Order
     """What a site must know to introduce itself."""
+    audit: AuditLog | None = None
+    """Told of nodes that join, are refused or leave."""
+    _noted: dict[int, dict[str, Any]] = field(default_factory=dict)
+    """What it was last told of each node."""
     introductions: dict[int, Introduction] = field(default_factory=dict)
     """By node."""
     failures: dict[int, str] = field(default_factory=dict)
     """Nodes that could not introduce themselves, and why."""
     remind: float = 30.0
     """Seconds of waiting after which the log says for whom, and nodes that failed are asked again."""
-    audit: AuditLog | None = None
-    """Told of nodes that join, are refused or leave."""
     _asked: dict[str, int] = field(default_factory=dict)
     """Nodes by the message that they have not answered yet."""
-    _noted: dict[int, dict[str, Any]] = field(default_factory=dict)
-    """What the audit log was last told of each node."""
 
     def look(self) -> set[int]:
         """Ask nodes that are new who they are, and read what has been answered; gives the nodes that are connected."""
@@ -101,21 +101,6 @@ class Sites:
         self._asked = {message: node for message, node in self._asked.items() if node in connected}
         self._note_changes()
         return connected
-
-    def _note_changes(self) -> None:
-        if self.audit is None:
-            return
-        now: dict[int, dict[str, Any]] = {
-            node: {"event": "refused", "reason": reason} for node, reason in self.failures.items()
-        }
-        for node, site in self.introductions.items():
-            now[node] = {"event": "joined", "site": site.domain, "train": site.train, "test": site.test}
-        for node in self._noted.keys() - now.keys():
-            self.audit.note(**{**self._noted[node], "event": "left"}, node=str(node))
-        for node, said in now.items():
-            if self._noted.get(node) != said:
-                self.audit.note(**said, node=str(node))
-        self._noted = now
 
     @property
     def expecting(self) -> bool:
@@ -178,6 +163,21 @@ class Sites:
 
     def _there(self) -> str:
         return ", ".join(sorted(site.domain for site in self.introductions.values())) or "none"
+
+    def _note_changes(self) -> None:
+        if self.audit is None:
+            return
+        now: dict[int, dict[str, Any]] = {
+            node: {"event": "refused", "reason": reason} for node, reason in self.failures.items()
+        }
+        for node, site in self.introductions.items():
+            now[node] = {"event": "joined", "site": site.domain, "train": site.train, "test": site.test}
+        for node in self._noted.keys() - now.keys():
+            self.audit.note(**{**self._noted[node], "event": "left"}, node=str(node))
+        for node, said in now.items():
+            if self._noted.get(node) != said:
+                self.audit.note(**said, node=str(node))
+        self._noted = now
 
     def nodes(self, clients: Sequence[dict[str, Any]]) -> tuple[dict[int, int], dict[int, str]]:
         """The nodes of the manifest's clients, and why others of them have none."""
