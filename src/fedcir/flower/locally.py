@@ -55,15 +55,14 @@ def run_locally(
     own = {"algorithm": config.algorithm.name} if config.algorithm.name.endswith(".py") else {}
     if config.model.foreign:
         own["encoder"] = config.model.name
-    state = (out / "clients").resolve()
-    own |= {"state": str(state), "device": config.run.device}
-    nodes = [{"partition-id": number, **own} for number in range(sites)]
+    state = {"state": str((out / "clients").resolve()), "device": config.run.device}
+    nodes = [{"partition-id": number, **state, **own} for number in range(sites)]
     with tempfile.TemporaryDirectory(prefix="fedcir-") as work:
         settings = Path(work, "fedcir.toml")
         settings.write_text(dump_toml(config_tables(config)), encoding="utf-8")
         asked = {"config": str(settings), "out": str(out.resolve()), "resume": True, "sites": sites, "timeout": timeout}
         asked["report"] = False  # whoever watches the rounds writes it
-        with LocalFederation(Path(work), nodes, state=state) as flower:
+        with LocalFederation(Path(work), nodes) as flower:
             on_note(f"started a SuperLink at {flower.address} and {sites} SuperNodes, with TLS and authentication")
             yield from _watch(flower, flower.submit("run", asked), folder)
 

@@ -46,14 +46,10 @@ def write_app(folder: Path) -> None:
 class LocalFederation:
     """A SuperLink and a SuperNode for each node-config, from `with` to its end; all their files lie in `folder`."""
 
-    def __init__(
-        self, folder: Path, nodes: Sequence[Mapping[str, Any]], database: bool = False, state: Path | None = None
-    ) -> None:
+    def __init__(self, folder: Path, nodes: Sequence[Mapping[str, Any]], database: bool = False) -> None:
         self.folder, self.nodes = folder.resolve(), [dict(node) for node in nodes]
         self.database = database
         """Whether the SuperLink keeps what it knows on disk, to be started again: slower by a third."""
-        self.state = state or self.folder / "state"
-        """The folder of the server's audit log, and of what nodes keep that name none of their own."""
         self.port = _free_port()
         self.superlink: subprocess.Popen[bytes] | None = None
         self.supernodes: dict[int, subprocess.Popen[bytes]] = {}
@@ -67,7 +63,9 @@ class LocalFederation:
         """Flower's own folder is one of ours, it tells nobody, and it finds its commands beside this Python."""
         path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
         own = {"FLWR_HOME": str(self.folder / home), "PATH": path, "PYTHONUNBUFFERED": "1", EVENTS: str(self.events)}
-        own["FEDCIR_STATE"] = str(self.state)
+        own["FEDCIR_STATE"] = str(
+            next((node["state"] for node in self.nodes if "state" in node), self.folder / "state")
+        )
         return {**os.environ, **own, "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
 
     @property

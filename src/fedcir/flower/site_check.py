@@ -154,7 +154,7 @@ def _connected(setup: Setup) -> socket.socket:
         raise InputError(f"{setup.superlink} does not answer: check that no firewall blocks this site") from None
     except ConnectionRefusedError:
         raise InputError(
-            f"{setup.superlink} refuses: check that the SuperLink runs there, and that a proxy before it listens on this port"
+            f"{setup.superlink} refuses: check that the SuperLink runs there, or a proxy before it, on this port"
         ) from None
     except OSError as error:
         raise InputError(f"{setup.superlink} cannot be reached: {error.strerror or error}") from None
