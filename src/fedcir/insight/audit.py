@@ -19,8 +19,8 @@ from fedcir.runs.run import Source
 from fedcir.use.audit import IMAGES, SAMPLES, STEPS, Audit, Inverted, audit_run
 
 LIMITS = (
-    "These attacks are simple ones. What they find, leaks. Where they find nothing, stronger attacks still may: shadow "
-    "models (Carlini et al., 2022), many rounds at once, or a server that changes the model to learn more.",
+    "These attacks are simple. Where they find nothing, stronger attacks may succeed: with shadow models (Carlini et "
+    "al., 2022), with updates of many rounds, or by a server that changes the model to learn more.",
     "Membership is measured on the final model. A server sees the model of every client in every round, which gives "
     "away more.",
     "Training and test images may differ for other reasons, for example because they show different patients. Then an "
