@@ -9,6 +9,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from fedcir.flower.state import writing
+
 NAME = "audit.jsonl"
 
 
@@ -24,12 +26,12 @@ class AuditLog:
         """Add a line, on disk when this returns."""
         said = {"time": datetime.now(UTC).isoformat(timespec="seconds"), "event": event, **self.about, **more}
         line = json.dumps(said).encode() + b"\n"
-        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         path = self.folder / NAME
-        file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-        try:
-            if os.write(file, line) < len(line):  # one call, so that lines of several processes do not mix
+        with writing(self.folder), open(path, "ab", buffering=0, opener=_for_its_owner) as file:
+            if file.write(line) != len(line):  # one call, so that lines of several processes do not mix
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-            os.fsync(file)
-        finally:
-            os.close(file)
+            os.fsync(file.fileno())
+
+
+def _for_its_owner(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)

@@ -32,7 +32,7 @@ from fedcir.flower.state import keyed, state_folder
 from fedcir.flower.wire import CONFIG, Order, pack_reply, unpack_query, unpack_task
 from fedcir.models.task import Task
 from fedcir.models.tensors import tensor_bytes
-from fedcir.types import FedcirError, InputError
+from fedcir.types import FedcirError, InputError, RunError
 
 app = ClientApp()
 
@@ -110,7 +110,7 @@ def answer(
         logging.getLogger("flwr").error("fedcir: %s", error, exc_info=not isinstance(error, FedcirError))
         public = error.public if isinstance(error, FedcirError) else ""
         reason = public or f"{type(error).__name__} at the site"
-        with contextlib.suppress(OSError):  # it may be the log itself that cannot be written
+        with contextlib.suppress(RunError):  # it may be the log itself that cannot be written
             event = "refused" if isinstance(error, Refused) else "failed"
             audit.note(event, asked=msg.metadata.message_type, round=msg.metadata.group_id, reason=reason)
         reason = f"{reason}; the site's log tells more"

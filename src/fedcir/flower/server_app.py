@@ -128,7 +128,7 @@ def _noted(audit: AuditLog, settings: Settings) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        with suppress(OSError):  # what stopped the run is the news
+        with suppress(RunError):  # what stopped the run is the news
             audit.note("stopped", reason=str(error) or type(error).__name__)
         raise
     audit.note("ended", finished=RunFolder(settings.out).finished)
