@@ -4,12 +4,13 @@ BIN := .venv/bin
 # What running needs, and with it what the tests, the checks and the other targets need.
 RUN_READY := .venv/.run-ready
 READY := .venv/.ready
+TOOLS := .venv-tools
 
 # Bytecode is made of what is imported, when it is: pip would make it of everything, which takes longer than unpacking.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test test-all check lint bench docs deploy-demo wheel clean
+.PHONY: help install run test test-all check lint bench docs deploy-demo wheel sbom audit clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -67,5 +68,20 @@ deploy-demo: $(READY)  ## The four sites of minidigits on Flower, with TLS and r
 wheel: $(READY)  ## Build the wheel into dist/
 	$(BIN)/python -m build --wheel
 
+# Tools that fedcir does not depend on have an environment of their own.
+$(TOOLS)/.ready:
+	$(PYTHON) -m venv $(TOOLS)
+	$(TOOLS)/bin/pip install --quiet cyclonedx-bom pip-audit
+	@touch $@
+
+sbom: $(READY) $(TOOLS)/.ready  ## Write what is installed into dist/sbom.json (CycloneDX)
+	@mkdir -p dist
+	$(TOOLS)/bin/cyclonedx-py environment --output-reproducible --short-PURLs --mc-type library --pyproject pyproject.toml -o dist/sbom.json $(BIN)/python
+
+audit: $(READY) $(TOOLS)/.ready  ## Look for known weaknesses in what is installed; needs the network
+	@$(BIN)/pip freeze --exclude-editable > $(TOOLS)/installed.txt
+	@$(TOOLS)/bin/pip-audit --strict --disable-pip --no-deps --progress-spinner off -r $(TOOLS)/installed.txt || \
+		{ echo "a weakness was found, or the database of pip-audit cannot be reached from here: see above" >&2; exit 1; }
+
 clean:  ## Remove the virtual environment and what was built
-	rm -rf .venv dist build .mypy_cache .ruff_cache .pytest_cache
+	rm -rf .venv $(TOOLS) dist build .mypy_cache .ruff_cache .pytest_cache

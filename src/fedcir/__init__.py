@@ -35,6 +35,7 @@ _EXPORTS = {
     "Run": "fedcir.runs.run",
     "RunError": "fedcir.types",
     "RunFolder": "fedcir.engine.folder",
+    "audit": "fedcir.insight.audit",
     "compare": "fedcir.insight.comparison",
     "diagnose": "fedcir.insight.diagnose",
     "evaluate": "fedcir.insight.evaluation",
@@ -80,6 +81,7 @@ if TYPE_CHECKING:  # for editors and type checkers; a method that is not here is
     from fedcir.engine.folder import RunFolder as RunFolder
     from fedcir.engine.train import Result as Result
     from fedcir.engine.train import train as train
+    from fedcir.insight.audit import audit as audit
     from fedcir.insight.comparison import compare as compare
     from fedcir.insight.diagnose import diagnose as diagnose
     from fedcir.insight.evaluation import evaluate as evaluate

@@ -32,6 +32,13 @@ def settings(shared_data: Path) -> str:
     return f"data.root={shared_data} {common}"
 
 
+@pytest.fixture(autouse=True)
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where a server, and sites that name no folder of their own, keep what is theirs."""
+    monkeypatch.setenv("FEDCIR_STATE", str(tmp_path / "own-state"))
+    return tmp_path / "own-state"
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _nothing_left_behind() -> Iterator[None]:
     """No process of a federation is alive when all its tests are over."""

@@ -3,11 +3,13 @@
 import subprocess
 import sys
 import tomllib
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from fedcir.flower.patience import SITES, TIMEOUT, WAIT
+from fedcir.flower.policy import Policy, read_policy
 from fedcir.flower.processes import write_app
 from fedcir.flower.server_app import Settings
 from fedcir.types import InputError
@@ -26,6 +28,19 @@ def test_an_app_that_is_there_is_not_written_over(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="already exists"):
         write_app(tmp_path)
     assert (tmp_path / "pyproject.toml").read_text(encoding="utf-8") == "mine"
+
+
+@pytest.mark.parametrize(("name", "language"), [("nginx.conf", "nginx"), ("policy.toml", "toml")])
+def test_the_page_shows_the_files_that_lie_in_deploy(name: str, language: str) -> None:
+    page = (ROOT / "docs" / "deploy.md").read_text(encoding="utf-8")
+    assert f"```{language}\n{(ROOT / 'deploy' / name).read_text(encoding='utf-8')}```\n" in page
+
+
+def test_the_sample_policy_is_one_and_names_every_rule() -> None:
+    path = ROOT / "deploy" / "policy.toml"
+    read_policy(str(path)).check_names(["model/head.weight"])
+    text = path.read_text(encoding="utf-8")
+    assert all(f"\n{rule.name} = " in text or f"\n# {rule.name} = " in text for rule in fields(Policy))
 
 
 def test_its_settings_are_all_that_the_server_knows_and_their_defaults_are_the_servers() -> None:

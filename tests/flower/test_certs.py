@@ -1,6 +1,7 @@
 """Certificates that a real TLS handshake accepts for the hosts they name and no others, and keys that Flower reads."""
 
 import contextlib
+import shutil
 import socket
 import ssl
 import stat
@@ -13,11 +14,11 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 
-from fedcir.flower.certs import make_certificates, make_node_key
+from fedcir.flower.certs import make_certificates, make_node_key, renew_certificate, terms
 from fedcir.types import InputError
 
 HOSTS = ["fl.example.org", "10.1.2.3", "localhost", "2001:db8::7"]
-FILES = {"ca.crt", "server.crt", "server.key"}
+FILES = {"ca.crt", "ca.key", "server.crt", "server.key"}
 
 
 @pytest.fixture(scope="module")
@@ -91,15 +92,15 @@ def test_the_servers_certificate_signs_no_others_and_the_ca_no_second_ca(certs: 
 
 
 def test_certificates_are_good_for_the_days_that_were_asked_for(certs: dict[str, Path]) -> None:
-    end = datetime.now(UTC) + timedelta(days=30)
-    for name in ("ca.crt", "server.crt"):
+    for name, days in {"ca.crt": 3650, "server.crt": 30}.items():
+        end = datetime.now(UTC) + timedelta(days=days)
         assert abs(certificate(certs[name]).not_valid_after_utc - end) < timedelta(minutes=5)
         assert certificate(certs[name]).not_valid_before_utc < datetime.now(UTC) - timedelta(minutes=30)
 
 
 def test_private_keys_are_for_their_owner_only(certs: dict[str, Path], tmp_path: Path) -> None:
     make_node_key(tmp_path / "site.key")
-    for path in (certs["server.key"], tmp_path / "site.key"):
+    for path in (certs["ca.key"], certs["server.key"], tmp_path / "site.key"):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         assert b"PRIVATE KEY" in path.read_bytes()
     for path in (certs["ca.crt"], certs["server.crt"], tmp_path / "site.key.pub"):
@@ -145,6 +146,44 @@ def test_no_host_and_no_day_are_refused(tmp_path: Path) -> None:
 def test_days_beyond_the_calendar_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="days"):
         make_certificates(["localhost"], tmp_path, days=10**7)
+
+
+def test_a_renewed_certificate_is_trusted_by_the_same_sites_under_the_same_names_and_the_old_one_is_kept(
+    tmp_path: Path,
+) -> None:
+    paths = make_certificates(HOSTS, tmp_path, days=10)
+    old = {name: paths[name].read_bytes() for name in FILES}
+    renew_certificate(tmp_path, days=90)
+    assert handshake(paths, paths["ca.crt"], HOSTS[0]).startswith("TLS")
+    assert [each.days for each in terms(tmp_path)] == [3649, 89]
+    assert terms(tmp_path)[1].hosts == ("fl.example.org", "10.1.2.3", "localhost", "2001:db8::7", "127.0.0.1")
+    assert paths["ca.crt"].read_bytes() == old["ca.crt"]
+    kept = {path.suffix: path for path in tmp_path.glob("server-until-*")}
+    assert kept[".key"].read_bytes() == old["server.key"] != paths["server.key"].read_bytes()
+    assert kept[".crt"].read_bytes() == old["server.crt"] != paths["server.crt"].read_bytes()
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (kept[".key"], paths["server.key"])] == [0o600, 0o600]
+    assert len(list(tmp_path.iterdir())) == 6
+
+
+def test_a_renewal_may_name_other_hosts_and_lasts_no_longer_than_its_ca(tmp_path: Path) -> None:
+    paths = make_certificates(["old.example.org"], tmp_path)
+    renew_certificate(tmp_path, ["new.example.org"], days=36500)
+    assert handshake(paths, paths["ca.crt"], "new.example.org").startswith("TLS")
+    ca, server = terms(tmp_path)
+    assert server.end <= ca.end
+
+
+def test_without_the_key_of_the_ca_nothing_is_renewed_and_nothing_is_changed(tmp_path: Path) -> None:
+    paths = make_certificates(["localhost"], tmp_path, renewable=False)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(InputError, match=r"ca\.key is missing"):
+        renew_certificate(tmp_path)
+    make_certificates(["localhost"], tmp_path / "other")
+    shutil.copy(tmp_path / "other" / "ca.key", tmp_path)
+    with pytest.raises(InputError, match=r"is not the key of"):
+        renew_certificate(tmp_path)
+    assert {name: (tmp_path / name).read_bytes() for name in before} == before
+    assert paths.keys() == FILES - {"ca.key"}
 
 
 def test_a_node_key_is_a_pair_on_an_elliptic_curve_in_the_format_of_ssh(tmp_path: Path) -> None:

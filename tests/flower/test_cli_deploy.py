@@ -57,6 +57,12 @@ def test_certificates_are_made_and_never_over_others(fedcir: Fedcir, tmp_path: P
     said = fedcir("deploy", "certs", "fl.example.org", "--out", tmp_path / "certs")
     assert said.code == 0
     assert "give it to every site" in said.out
+    shown = fedcir("deploy", "certs", "--out", tmp_path / "certs")
+    assert (shown.code, shown.err, shown.out.count("is valid until")) == (0, "", 2)
+    soon = fedcir("deploy", "certs", "--renew", "--days", "9", "--out", tmp_path / "certs")
+    assert (soon.code, soon.err.count("\n")) == (0, 1)
+    assert "server.crt ends in 8 days: make a new one with `fedcir deploy certs --renew`" in soon.err
+    assert fedcir("deploy", "certs", "--out", tmp_path / "none").code == 2
     before = (tmp_path / "certs" / "server.key").read_bytes()
     again = fedcir("deploy", "certs", "fl.example.org", "--out", tmp_path / "certs")
     assert (again.code, again.err.count("\n")) == (2, 1)

@@ -19,6 +19,7 @@ import pytest
 import torch
 from federations import APP, Simulation, log_of, ssh_fingerprint
 from PIL import Image
+from proxy import proxy, status
 from safetensors.torch import load_file
 
 import fedcir
@@ -46,10 +47,8 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalFedera
 @pytest.fixture(scope="module")
 def simulation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalFederation]:
     folder = tmp_path_factory.mktemp("simulation")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("FEDCIR_STATE", str(folder / "state"))
-        with Simulation(folder, []) as running:
-            yield running
+    with Simulation(folder, []) as running:
+        yield running
 
 
 @pytest.fixture(scope="module")
@@ -230,7 +229,7 @@ def test_a_check_at_a_site_tells_whether_the_superlink_knows_its_key_and_no_node
     make_node_key(tmp_path / "unknown.key")
     setup = Setup(root_certificates=certs / "ca.crt", superlink=federation.address, key=known)
     assert {finding.what: finding.ok for finding in check_site(setup)} == {
-        **{"data": None, "certificates": True, "connection": True},
+        **{"data": None, "policy": None, "certificates": True, "connection": True},
         **{"TLS": True, "key": True, "registration": True},
     }
     before = federation.flwr("supernode", "list", "--format", "json", CONNECTION).stdout
@@ -240,6 +239,21 @@ def test_a_check_at_a_site_tells_whether_the_superlink_knows_its_key_and_no_node
     after = federation.flwr("supernode", "list", "--format", "json", CONNECTION).stdout
     assert [node["status"] for node in json.loads(before)["nodes"]] == ["online", "online"]
     assert len(json.loads(after)["nodes"]) == 2
+
+
+def test_through_the_proxy_a_site_reaches_its_part_of_the_superlink_and_nobody_the_control_api(
+    federation: LocalFederation, tmp_path: Path
+) -> None:
+    ca, key = federation.folder / "certs" / "ca.crt", federation.folder / "nodes" / "0.key"
+    hidden = ["/v1/control/list-runs", "/v1/control/start-run", "/v1/runtime/", "/docs", "/"]
+    hidden += ["/v1/fleet/../control/list-runs", "/v1/fleet/%2e%2e/control/list-runs", "//v1/control/list-runs"]
+    hidden += ["/v1/fleet/..%2fcontrol/list-runs", "/v1/fleet/./../control/list-runs", "/v1/./control/list-runs"]
+    with proxy(federation, tmp_path) as port:
+        setup = Setup(root_certificates=ca, superlink=f"127.0.0.1:{port}", key=key)
+        found = {finding.what: finding.said for finding in check_site(setup) if finding.ok}
+        assert found.get("registration") == "the SuperLink knows the key", (tmp_path / "error.log").read_text()
+        assert {path: status(federation, port, path) for path in hidden} == dict.fromkeys(hidden, 404)
+    assert status(federation, federation.port, "/v1/control/list-runs") not in (401, 403, 404)  # it asks for no key
 
 
 def test_the_round_goes_on_without_a_site_that_dies_or_sends_what_it_should_not(tmp_path: Path) -> None:

@@ -87,12 +87,29 @@ def test_what_is_wrong_with_the_images_is_named(images: Path) -> None:
     assert found(replace(setup, data_root=images / "nowhere"))["data"].ok is False
 
 
+def test_the_policy_is_shown_and_one_that_refuses_the_images_or_that_others_may_change_fails(
+    images: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "policy.toml"
+    path.write_text("max_steps = 50\n", encoding="utf-8")
+    path.chmod(0o644)
+    setup = Setup(data_root=images, domain="clinic", policy=path)
+    assert found(setup)["policy"] == Finding("policy", True, "allow = true, max_steps = 50, min_per_class = 1")
+    path.chmod(0o664)
+    assert f"chmod go-w {path}" in found(setup)["policy"].said
+    path.chmod(0o644)
+    path.write_text("min_per_class = 5\n", encoding="utf-8")
+    assert "it asks for 5 of each class to train on, and one class has 4" in found(setup)["policy"].said
+    assert found(replace(setup, policy=tmp_path / "none.toml"))["policy"].ok is False
+
+
 def test_a_server_that_its_certificate_names_is_trusted(tmp_path: Path) -> None:
     paths = make_certificates([HOST], tmp_path, days=30)
     with listening(paths) as address:
         every = found(Setup(root_certificates=paths["ca.crt"], superlink=address))
     assert [every[what].ok for what in ("certificates", "connection", "TLS")] == [True, True, True]
-    assert every["certificates"].said.endswith("is valid for 29 more days")
+    assert every["certificates"].said.endswith("is valid for 3649 more days")
+    assert every["TLS"].said.endswith("valid for 29 more days")
     assert every["registration"] == Finding("registration", None, "give --key")
 
 
@@ -117,6 +134,7 @@ def test_certificates_that_have_expired_are_named(tmp_path: Path, monkeypatch: p
             return cls(*then.timetuple()[:6], tzinfo=tz)
 
     monkeypatch.setattr(certs, "datetime", LastYear)
+    monkeypatch.setattr(certs, "CA_DAYS", 30)
     paths = make_certificates([HOST], tmp_path, days=30)
     every = found(Setup(root_certificates=paths["ca.crt"], superlink=f"{HOST}:1"))
     assert "has expired: get a new one" in every["certificates"].said
@@ -163,11 +181,11 @@ def test_the_command_has_a_line_for_each_check_and_exit_code_2_if_one_failed(
     said = fedcir(*good)
     assert (said.code, said.err) == (0, "")
     assert [line.split()[0] for line in said.out.splitlines()] == [
-        *("data", "certificates", "connection"),
+        *("data", "policy", "certificates", "connection"),
         *("TLS", "key", "registration"),
     ]
     assert said.out.splitlines()[0].startswith("data          ok         11 images")
-    assert said.out.splitlines()[4] == "key           not tried  give --key"
+    assert said.out.splitlines()[5] == "key           not tried  give --key"
     said = fedcir(*good, "--key", tmp_path / "no.key")
     assert said.code == 2
     assert said.err == "fedcir: this site is not ready: key failed, see above\n"

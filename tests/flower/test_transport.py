@@ -136,7 +136,9 @@ def test_what_a_client_keeps_across_nodes_is_what_it_keeps_in_process(
 def test_what_a_method_keeps_at_a_site_lies_there_under_the_key_of_the_run(tiny: Tiny, tmp_path: Path) -> None:
     across(shares(tmp_path), tiny("fedsr", "server.rounds=1"), tmp_path / "run")
     key = RunFolder(tmp_path / "run").manifest()["key"]
-    kept = sorted(path.relative_to(tmp_path / "state").as_posix() for path in (tmp_path / "state").rglob("*.*"))
+    kept = sorted(
+        path.relative_to(tmp_path / "state").as_posix() for path in (tmp_path / "state").rglob("*.safetensors")
+    )
     assert kept == [f"{number}/{key}/{number}/round-000001.safetensors" for number in range(3)]
 
 
@@ -586,8 +588,13 @@ def test_a_node_config_that_does_not_say_which_data_are_meant_is_refused_there_a
 
 def test_an_error_in_a_round_that_nobody_thought_of_is_told_by_its_kind_only(tiny: Tiny, tmp_path: Path) -> None:
     grid = shares(tmp_path)
-    (tmp_path / "state").mkdir()
-    (tmp_path / "state" / "1").write_text("a file where the site's folder should be")
+    state = tmp_path / "state" / "1"
+
+    def lose(content: RecordDict) -> None:
+        shutil.rmtree(state)
+        state.write_text("a file where the site's folder should be")
+
+    grid.nodes[17] = altered(grid.nodes[17], MessageType.QUERY, lose)
     across(grid, tiny("fedsr", "server.rounds=1"), tmp_path / "run")
     assert dropped(tmp_path / "run") == [{"1": "NotADirectoryError at the site; the site's log tells more"}]
 
@@ -614,7 +621,7 @@ def test_a_server_cannot_have_a_site_run_a_file_that_the_site_has_not_named(
         return reply
 
     grid.nodes = {17: answer}
-    with pytest.raises(RunError, match="client 1: its node-config names no copy of the run's algorithm file"):
+    with pytest.raises(RunError, match="node 17: site 1: its node-config names no copy of the run's algorithm file"):
         across(grid, tiny(str(method), "server.rounds=1"), tmp_path / "run", sites=1)
     assert "name this site's copy of it in --node-config" in log.text
 

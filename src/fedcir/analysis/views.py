@@ -110,9 +110,9 @@ def views_under(run: Run, config: Config, federation: Federation, shared: Groups
     """
     algorithm = make_algorithm(config.algorithm)
     bench = to_look(config, algorithm, federation.task)
-    received = {}
+    received, kept = {}, run.path / "clients"
     if algorithm.one_model:
-        model, weights, kept = bench.modules["model"], run.weights(), run.path / "clients"
+        model, weights = bench.modules["model"], run.weights()
         if federation.task.frozen is not None:  # the federation has its features
             weights = {name: tensor for name, tensor in weights.items() if name in model.state_dict()}
         own = {name: tensor for name, tensor in model.state_dict().items() if name in bench.own and kept.is_dir()}

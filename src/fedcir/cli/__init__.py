@@ -8,6 +8,7 @@ import typer
 from typer.main import get_command
 
 from fedcir.cli.app import App
+from fedcir.cli.audit import audit
 from fedcir.cli.data import data
 from fedcir.cli.deploy import deploy
 from fedcir.cli.diagnose import diagnose
@@ -62,6 +63,7 @@ app.command()(report)
 app.command()(evaluate)
 app.command()(predict)
 app.command()(export)
+app.command()(audit)
 app.add_typer(data, name="data")
 app.add_typer(deploy, name="deploy")
 

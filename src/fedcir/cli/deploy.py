@@ -75,18 +75,33 @@ def local(
 
 @deploy.command()
 def certs(
-    hosts: Annotated[list[str], typer.Argument(help="Host names or IP addresses at which sites reach the server.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write the files to.")] = Path("certs"),
-    days: Annotated[int, typer.Option(help="Number of days that the certificates are valid.")] = 365,
+    hosts: Annotated[
+        list[str] | None, typer.Argument(help="Host names or IP addresses at which sites reach the server.")
+    ] = None,
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the files.")] = Path("certs"),
+    days: Annotated[int, typer.Option(help="Number of days that the server's certificate is valid.")] = 365,
+    renew: Annotated[
+        bool, typer.Option("--renew", help="Give the server a new certificate and key from the same CA.")
+    ] = False,
 ) -> None:
-    """Create a CA and the server's certificate. Every site needs ca.crt; the SuperLink needs server.crt and .key."""
+    """Create a CA and the server's certificate, renew it, or show when they end. Every site needs ca.crt."""
     _need_flower()
-    from fedcir.flower.certs import make_certificates
+    from fedcir.flower.certs import make_certificates, renew_certificate, terms
 
-    paths = make_certificates(hosts, out, days)
-    print(f"certificates for {', '.join(hosts)}, valid for {days} days:")
-    print(f"{paths['ca.crt']}: give it to every site")
-    print(f"{paths['server.crt']}, {paths['server.key']}: for the SuperLink only")
+    if renew:
+        paths = renew_certificate(out, hosts or (), days)
+        print(f"{paths['server.crt']}, {paths['server.key']} are new: restart what uses them; the old ones are kept")
+    elif hosts:
+        paths = make_certificates(hosts, out, days)
+        print(f"{paths['ca.crt']}: give it to every site")
+        print(f"{paths['server.crt']}, {paths['server.key']}: for the server only")
+        print(f"{paths['ca.key']}: keep it away from the server; only a renewal needs it")
+    for each in terms(out):
+        whom = f", for {', '.join(each.hosts)}" if each.hosts else ""
+        print(f"{each.path} is valid until {each.end:%Y-%m-%d}{whom}")
+        if each.soon:
+            fix = "`fedcir deploy certs --renew`" if each.hosts else "a new CA in another folder"
+            print(f"warning: {each.path} ends in {each.days} days: make a new one with {fix}", file=sys.stderr)
 
 
 @deploy.command()
@@ -96,21 +111,24 @@ def check(
     key: Annotated[Path | None, typer.Option(help="The site's private key.")] = None,
     data_root: Annotated[Path | None, typer.Option(help="The site's folder of <class>/<image>.")] = None,
     domain: Annotated[str | None, typer.Option(help="The site's name.")] = None,
+    policy: Annotated[Path | None, typer.Option(help="The site's policy.toml.")] = None,
     image_size: Annotated[int | None, typer.Option(help="Image width and height in pixels; 128 by default.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False,
 ) -> None:
-    """Check a site before its first run. Tests its data, the certificates, the connection to the server and the key."""
+    """Check a site before its first run. Tests its data, policy, certificates, key and connection to the server."""
     _need_flower()
     from fedcir.cli.progress import Meter
     from fedcir.config import Asked
     from fedcir.flower.site_check import Setup, check_site
     from fedcir.types import InputError
 
-    if all(each is None for each in (superlink, root_certificates, key, data_root, domain)):
-        raise InputError("nothing to check: give --superlink, --root-certificates, --key, or --data-root with --domain")
+    if all(each is None for each in (superlink, root_certificates, key, policy, data_root, domain)):
+        raise InputError(
+            "nothing to check: give --superlink, --root-certificates, --key, --policy, or --data-root with --domain"
+        )
     with Meter("decoding images", quiet) as meter:
         data = Asked(options={"dataset": "folders", "image_size": image_size}).config().data
-        setup = Setup(data_root, domain, root_certificates, superlink, key, data, meter.show)
+        setup = Setup(data_root, domain, root_certificates, superlink, key, policy, data, meter.show)
         failed = []
         for finding in check_site(setup):
             meter.close()

@@ -1,8 +1,8 @@
 """What runs at a site: it says who it is, trains and tests. `app` is for our own server, `local_update` for any app."""
 
+import contextlib
 import json
 import logging
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -21,15 +21,18 @@ from fedcir.config import AlgorithmConfig, Config, build, config_from, config_ta
 from fedcir.data.federation import Client, Federation, federation_from, federation_of, open_federation
 from fedcir.data.opening import open_site, site_pictures
 from fedcir.data.partition import Share, capped
-from fedcir.data.private import private_folder
 from fedcir.engine.client import What, attend
 from fedcir.engine.machine import keep_memory, pick_device, threads
 from fedcir.engine.session import workbench
 from fedcir.engine.store import GENERATIONS, ClientStore
+from fedcir.flower.audit_log import AuditLog
+from fedcir.flower.policy import Refused, read_policy
 from fedcir.flower.sites import Introduction
-from fedcir.flower.wire import CONFIG, ORDER, Order, pack_reply, unpack_task
+from fedcir.flower.state import keyed, state_folder
+from fedcir.flower.wire import CONFIG, Order, pack_reply, unpack_query, unpack_task
 from fedcir.models.task import Task
-from fedcir.types import FedcirError, InputError
+from fedcir.models.tensors import tensor_bytes
+from fedcir.types import FedcirError, InputError, RunError
 
 app = ClientApp()
 
@@ -98,14 +101,19 @@ def answer(
     place: Callable[[Order, Context], Place],
     algorithm: type[Algorithm] | None = None,
 ) -> Message:
-    """Do what a message asks for. Errors are logged here; the server is told their public text, or only their kind."""
+    """Do what a message asks for, and note it. Errors are logged here; the server hears their public text or kind."""
+    who = context.node_config.get("domain", context.node_config.get("partition-id"))
+    audit = AuditLog(_state(context), {"by": "site", "site": who, "run": str(msg.metadata.run_id)})
     try:
-        return Message(_content(msg, context, place, algorithm), reply_to=msg)
+        return Message(_content(msg, context, place, algorithm, audit), reply_to=msg)
     except Exception as error:
         logging.getLogger("flwr").error("fedcir: %s", error, exc_info=not isinstance(error, FedcirError))
         public = error.public if isinstance(error, FedcirError) else ""
-        reason = f"{public or f'{type(error).__name__} at the site'}; the site's log tells more"
-        who = context.node_config.get("domain", context.node_config.get("partition-id"))
+        reason = public or f"{type(error).__name__} at the site"
+        with contextlib.suppress(RunError):  # it may be the log itself that cannot be written
+            event = "refused" if isinstance(error, Refused) else "failed"
+            audit.note(event, asked=msg.metadata.message_type, round=msg.metadata.group_id, reason=reason)
+        reason = f"{reason}; the site's log tells more"
         if msg.metadata.message_type == MessageType.QUERY and who is not None:
             reason = f"site {who!r}: {reason}"
         return Message(Error(CRASHED, reason), reply_to=msg)
@@ -116,33 +124,40 @@ def _content(
     context: Context,
     place: Callable[[Order, Context], Place],
     algorithm: type[Algorithm] | None,
+    audit: AuditLog,
 ) -> RecordDict:
-    if msg.metadata.message_type == MessageType.QUERY:
-        order = Order.from_json(str(msg.content.config_records[CONFIG][ORDER]))
-        return RecordDict({CONFIG: place(order, context).introduction.to_record()})
-    groups, order = unpack_task(msg.content)
+    """The answer, once the site's policy allows it and its audit log has it."""
+    policy = read_policy(str(context.node_config.get("policy", "")))
+    asks = msg.metadata.message_type
+    groups, order = unpack_task(msg.content) if asks != MessageType.QUERY else ({}, unpack_query(msg.content))
     config = order.config
-    number = order.clients[msg.metadata.dst_node_id]
-    here = place(order, context)
-    private_folder(state_folder(context))
-    store = ClientStore(state_folder(context) / order.key, GENERATIONS * config.server.checkpoint_every)
+    policy.check_order(order)
     fields = config.algorithm.fields
     method = _algorithm(config, context) if algorithm is None else build(algorithm, fields, "algorithm")
+    policy.check_names(f"{group}/" for group in (*method.trains, *method.sends))
+    here = place(policy.narrowed(order), context)
+    policy.check_data(here.client)
+    if asks == MessageType.QUERY:
+        about = replace(here.introduction, classes=policy.shown(here.introduction.classes))
+        audit.note("introduced", algorithm=config.algorithm.name, train=about.train, test=about.test)
+        return RecordDict({CONFIG: about.to_record()})
+    number = order.clients[msg.metadata.dst_node_id]
+    store = ClientStore(_state(context) / order.key, GENERATIONS * config.server.checkpoint_every)
     keep_memory()
     with threads(config.run.threads):
         worker = workbench(config, method, here.task, str(pick_device(str(context.node_config.get("device", "auto")))))
         worker.deployed = True
-        what: What = "train" if msg.metadata.message_type == MessageType.TRAIN else "evaluate"
+        what: What = "train" if asks == MessageType.TRAIN else "evaluate"
         reply = attend(worker, replace(here.client, id=number), store, what, groups, order.round)
+    policy.check_names(f"{group}/{name}" for group, bag in reply.arrays.items() for name in bag)
+    sent = {group: tensor_bytes({group: bag}) for group, bag in reply.arrays.items()}
+    event = "trained" if what == "train" else "tested"
+    audit.note(event, algorithm=config.algorithm.name, key=order.key, round=order.round, bytes=sent)
     return pack_reply(reply, method.trains)
 
 
-def state_folder(context: Context) -> Path:
-    """Where a site keeps what is its own between rounds: `state` in its node-config, FEDCIR_STATE, or its home."""
-    given = str(context.node_config.get("state", "")) or os.environ.get("FEDCIR_STATE")
-    if given:
-        return Path(given).expanduser()
-    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "fedcir"
+def _state(context: Context) -> Path:
+    return state_folder(str(context.node_config.get("state", "")))
 
 
 def _open(order: Order, context: Context) -> Place:
@@ -156,7 +171,9 @@ def _open(order: Order, context: Context) -> Place:
                 public="its node-config names no data-root",
             )
         classes = order.classes or tuple(config.data.classes or ())
-        return _own(_text(config), Path(str(root)).expanduser(), str(node["domain"]), classes)
+        here = _own(_text(config), Path(str(root)).expanduser(), str(node["domain"]), classes)
+        digest = keyed(_state(context), here.introduction.content)
+        return replace(here, introduction=replace(here.introduction, content=digest))
     if "partition-id" not in node:
         raise InputError(
             "--node-config must hold data-root and domain, or the partition-id of a shared dataset", public=NAMELESS

@@ -65,6 +65,9 @@ class LocalFederation:
         """Flower's own folder is one of ours, it tells nobody, and it finds its commands beside this Python."""
         path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
         own = {"FLWR_HOME": str(self.folder / home), "PATH": path, "PYTHONUNBUFFERED": "1", EVENTS: str(self.events)}
+        own["FEDCIR_STATE"] = str(
+            next((node["state"] for node in self.nodes if "state" in node), self.folder / "state")
+        )
         return {**os.environ, **own, "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", STANDARD: "1"}
 
     @property
@@ -79,7 +82,7 @@ class LocalFederation:
         try:
             for each in ("logs", "flwr", "nodes"):
                 (self.folder / each).mkdir(parents=True, exist_ok=True)
-            make_certificates([HOST], self.folder / "certs")
+            make_certificates([HOST], self.folder / "certs", renewable=False)
             connection = {"address": self.address, "root-certificates": str(self.folder / "certs" / "ca.crt")}
             config = {"superlink": {"default": CONNECTION, CONNECTION: connection}}
             (self.folder / "flwr" / "config.toml").write_text(dump_toml(config), encoding="utf-8")

@@ -7,7 +7,7 @@ import logging
 import shlex
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,9 +24,11 @@ from fedcir.engine.machine import keep_memory, threads
 from fedcir.engine.resume import kept_in
 from fedcir.engine.rounds import Rounds, run
 from fedcir.engine.session import Session, check_own, open_session, own_batchnorm
+from fedcir.flower.audit_log import AuditLog
 from fedcir.flower.keys import forget_keys
 from fedcir.flower.patience import SITES, TIMEOUT, WAIT
 from fedcir.flower.sites import Sites, agree, roster_of
+from fedcir.flower.state import state_folder
 from fedcir.flower.transport import GridTransport
 from fedcir.flower.wire import Order
 from fedcir.runs.events import tell
@@ -115,9 +117,10 @@ def open_deployment(grid: Grid, settings: Settings) -> Iterator[tuple[Session, R
     algorithm = make_algorithm(config.algorithm)
     check_deployable(config, algorithm)
     folder = RunFolder(settings.out)
-    with folder.locked(), threads(config.run.threads):
+    audit = AuditLog(state_folder(), {"by": "server", "run": str(grid.run.run_id)})
+    with folder.locked(), _noted(audit, settings), threads(config.run.threads):
         keep_memory()
-        sites = Sites(grid, Order(config, {}))
+        sites = Sites(grid, Order(config, {}), audit=audit)
         manifest = _saved_manifest(folder, settings.resume)
         if manifest is not None:
             forget_keys(manifest["clients"], settings.new_keys)
@@ -136,11 +139,37 @@ def open_deployment(grid: Grid, settings: Settings) -> Iterator[tuple[Session, R
         kept_in(session, settings.out, settings.resume, settings.from_round)
         sites.order = replace(sites.order, classes=tuple(manifest["classes"]))
         transport = GridTransport(sites, session, manifest["clients"], manifest["key"], settings.timeout)
-        rounds = run(session, transport)
+        rounds = _each_noted(run(session, transport), audit, manifest)
         try:
             yield session, rounds
         finally:
-            rounds.close()  # saves the last whole round if the caller stops early
+            rounds.close()
+
+
+@contextmanager
+def _noted(audit: AuditLog, settings: Settings) -> Iterator[None]:
+    """Note in the audit log when a run begins, and how it ends."""
+    audit.note("began", algorithm=settings.config.algorithm.name, out=str(settings.out), resume=settings.resume)
+    try:
+        yield
+    except BaseException as error:
+        with suppress(RunError):  # what stopped the run is the news
+            audit.note("stopped", reason=str(error) or type(error).__name__)
+        raise
+    audit.note("ended", finished=RunFolder(settings.out).finished)
+
+
+def _each_noted(rounds: Rounds, audit: AuditLog, manifest: Mapping[str, Any]) -> Rounds:
+    """The same rounds, each in the audit log, with the clients that were dropped from it."""
+    names = {str(client["id"]): client["domain"] for client in manifest["clients"]}
+    try:
+        for record in rounds:
+            audit.note("round", round=record.round, bytes_down=record.bytes_down, bytes_up=record.bytes_up)
+            for client, reason in record.dropped.items():
+                audit.note("dropped", round=record.round, client=client, site=names.get(client), reason=reason)
+            yield record
+    finally:
+        rounds.close()  # saves the last whole round if the caller stops early
 
 
 def check_deployable(config: Config, algorithm: Algorithm) -> None:

@@ -23,8 +23,10 @@ from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from fedcir.config import DataConfig
+from fedcir.data.domains import Domain
 from fedcir.data.opening import open_site, site_pictures
 from fedcir.data.pictures.decode import OnFile
+from fedcir.flower.policy import read_policy
 from fedcir.types import InputError
 
 PATIENCE = 10.0
@@ -43,6 +45,7 @@ class Setup:
     root_certificates: Path | None = None
     superlink: str | None = None
     key: Path | None = None
+    policy: Path | None = None
     data: DataConfig = DataConfig(name="folders")  # noqa: RUF009 (frozen)
     on_file: OnFile | None = None
     """Told of images that are decoded."""
@@ -63,6 +66,7 @@ def check_site(setup: Setup) -> Iterator[Finding]:
     found: dict[str, Finding] = {}
     steps: list[tuple[str, tuple[str, ...], tuple[str, ...], Callable[[Setup], str]]] = [
         ("data", ("data_root", "domain"), (), _data),
+        ("policy", ("policy",), (), _policy),
         ("certificates", ("root_certificates",), (), _certificates),
         ("connection", ("superlink",), (), _connection),
         ("TLS", ("superlink", "root_certificates"), ("connection", "certificates"), _handshake),
@@ -95,9 +99,29 @@ def _data(setup: Setup) -> str:
     more = f" and {len(counts) - MANY} more" if len(counts) > MANY else ""
     if len(counts) < 2:
         raise InputError(f"{setup.data_root} holds only one class ({listed}): add images of another")
-    (domain,) = open_site(setup.data_root, setup.domain, setup.data, seed=0, on_file=setup.on_file)
+    domain = _opened(setup)
     sizes = f"{len(domain.train)} to train on and {len(domain.test)} to test on"
     return f"{sum(counts.values())} images, {sizes}, of {len(counts)} classes: {listed}{more}"
+
+
+def _opened(setup: Setup) -> Domain:
+    assert setup.data_root is not None
+    assert setup.domain is not None
+    (domain,) = open_site(setup.data_root, setup.domain, setup.data, seed=0, on_file=setup.on_file)
+    return domain
+
+
+def _policy(setup: Setup) -> str:
+    """The site's rules; its images too, if they are given and there are enough of each class."""
+    path = setup.policy
+    assert path is not None
+    policy = read_policy(str(path))
+    if os.name == "posix" and path.stat().st_mode & 0o022:
+        raise InputError(f"{path} can be changed by others: chmod go-w {path}")
+    if setup.data_root is not None and setup.domain is not None:
+        domain = _opened(setup)
+        policy.check_labels({"train": domain.train.labels, "test": domain.test.labels})
+    return str(policy)
 
 
 def _certificates(setup: Setup) -> str:
@@ -130,7 +154,7 @@ def _connected(setup: Setup) -> socket.socket:
         raise InputError(f"{setup.superlink} does not answer: check that no firewall blocks this site") from None
     except ConnectionRefusedError:
         raise InputError(
-            f"{setup.superlink} refuses: check that the SuperLink runs there, with --host 0.0.0.0 and this port"
+            f"{setup.superlink} refuses: check that the SuperLink runs there, or a proxy before it, on this port"
         ) from None
     except OSError as error:
         raise InputError(f"{setup.superlink} cannot be reached: {error.strerror or error}") from None

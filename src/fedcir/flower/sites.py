@@ -21,6 +21,7 @@ from fedcir.config import Config, build
 from fedcir.data.catalogue import ALL
 from fedcir.data.examples import Normalisation
 from fedcir.data.federation import Sizes, image_card
+from fedcir.flower.audit_log import AuditLog
 from fedcir.flower.keys import KEY, claim_fault, fingerprint, name_of
 from fedcir.flower.wire import ANOTHERS, CONFIG, NO_REPLY, ORDER, Order, ask, is_answer, reason_of
 from fedcir.models.task import Task, image_task
@@ -87,6 +88,10 @@ class Sites:
     grid: Grid
     order: Order
     """What a site must know to introduce itself."""
+    audit: AuditLog | None = None
+    """Told of nodes that join, are refused or leave."""
+    _noted: dict[int, dict[str, Any]] = field(default_factory=dict)
+    """What it was last told of each node."""
     introductions: dict[int, Introduction] = field(default_factory=dict)
     """By node."""
     failures: dict[int, str] = field(default_factory=dict)
@@ -117,6 +122,7 @@ class Sites:
             for node in known.keys() - connected:
                 del known[node]
         self._asked = {message: asked for message, asked in self._asked.items() if asked.dst_node_id in connected}
+        self._note_changes()
         return connected
 
     def _silent(self) -> set[int]:
@@ -189,6 +195,21 @@ class Sites:
 
     def _there(self) -> str:
         return ", ".join(sorted(site.domain for site in self.introductions.values())) or "none"
+
+    def _note_changes(self) -> None:
+        if self.audit is None:
+            return
+        now: dict[int, dict[str, Any]] = {
+            node: {"event": "refused", "reason": reason} for node, reason in self.failures.items()
+        }
+        for node, site in self.introductions.items():
+            now[node] = {"event": "joined", "site": site.domain, "train": site.train, "test": site.test}
+        for node in self._noted.keys() - now.keys():
+            self.audit.note(**{**self._noted[node], "event": "left"}, node=str(node))
+        for node, said in now.items():
+            if self._noted.get(node) != said:
+                self.audit.note(**said, node=str(node))
+        self._noted = now
 
     def nodes(self, clients: Sequence[dict[str, Any]]) -> tuple[dict[int, int], dict[int, str]]:
         """The nodes of the manifest's clients, and why others of them have none."""

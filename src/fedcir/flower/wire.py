@@ -87,10 +87,14 @@ def pack_task(groups: Groups, trained: Iterable[str], order: Order, config: Conf
     return RecordDict({ARRAYS: pack_arrays(groups, trained), CONFIG: record})
 
 
+def unpack_query(content: RecordDict) -> Order:
+    """What a site is told when it is asked who it is."""
+    return Order.from_json(str(content.config_records[CONFIG][ORDER]))
+
+
 def unpack_task(content: RecordDict) -> tuple[Groups, Order]:
     """What a client was sent."""
-    record = content.config_records[CONFIG]
-    order = Order.from_json(str(record[ORDER]))
+    record, order = content.config_records[CONFIG], unpack_query(content)
     named = {name: _tensor(array.data, name) for name, array in content.array_records[ARRAYS].items()}
     for name, value in record.items():
         if isinstance(value, bytes) and name.partition("/")[0] in order.groups:

@@ -58,7 +58,7 @@ def evaluate(
     """
     folder = None if out is None else Path(out)
     if folder is not None:
-        _check_place(folder)
+        check_place(folder)
     found = evaluate_run(
         run,
         dataset=dataset,
@@ -90,7 +90,7 @@ def evaluation_page(found: Evaluation, hidden: Sequence[str] = ()) -> str:
     return page(f"{found.dataset}: evaluation", lead, sections, [])  # there is nothing to switch on and off
 
 
-def _check_place(folder: Path) -> None:
+def check_place(folder: Path) -> None:
     """Refuse a folder that cannot be written to before the work is done."""
     there = next(each for each in (folder, *folder.absolute().parents) if each.exists())
     if not there.is_dir():

@@ -1,0 +1,58 @@
+"""The loss-threshold attack by hand, and an image from the gradient of a step on it."""
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedcir.analysis.inversion import cosine, invert, nearest, psnr, total_variation
+from fedcir.analysis.membership import membership
+
+
+def test_auc_and_advantage_by_hand() -> None:
+    """Of the six pairs, four have the lower loss in training and one is even; the mean training loss is 2."""
+    found = membership("clinic", np.array([1.0, 2.0, 3.0]), np.array([2.0, 4.0]))
+    assert found.auc.value == pytest.approx(4.5 / 6)
+    assert found.advantage.value == pytest.approx(2 / 3 - 1 / 2)
+    assert (found.trained, found.others) == (3, 2)
+
+
+def test_a_model_that_remembers_is_found_out_and_one_that_does_not_is_at_chance() -> None:
+    rng = np.random.default_rng(0)
+    same = membership("a", rng.exponential(size=300), rng.exponential(size=200))
+    assert same.auc.low < 0.5 < same.auc.high
+    assert same.advantage.low < 0 < same.advantage.high
+    known = membership("a", 0.1 * rng.exponential(size=300), rng.exponential(size=200))
+    assert known.auc.low > 0.8
+    assert known.advantage.low > 0.4
+
+
+def test_intervals_are_the_same_again() -> None:
+    losses = np.random.default_rng(1).exponential(size=(2, 40))
+    assert membership("a", *losses) == membership("a", *losses)
+
+
+def test_an_image_comes_back_from_the_gradient_of_a_step_on_it() -> None:
+    rng = torch.Generator().manual_seed(0)
+    weight = torch.randn(3, 64, generator=rng).requires_grad_()
+    image, label = torch.full((1, 1, 8, 8), -1.0), torch.tensor([1])
+    image[..., 2:6, 3:5] = 1.0
+
+    def gradient(x: Tensor) -> list[Tensor]:
+        loss = F.cross_entropy(x.flatten(1) @ weight.T, label)
+        return list(torch.autograd.grad(loss, [weight], create_graph=True))
+
+    start = torch.randn(image.shape, generator=rng)
+    sent = [part.detach() for part in gradient(image)]
+    found = invert(gradient, sent, torch.tensor(-1.0), torch.tensor(1.0), 150, start)
+    assert psnr((found + 1) / 2, (image + 1) / 2)[0] > 15 > psnr((start + 1) / 2, (image + 1) / 2)[0]
+    assert nearest(found[0], torch.cat([start, -image, image])) == 2
+
+
+def test_distances_by_hand() -> None:
+    assert float(
+        cosine([torch.tensor([3.0]), torch.tensor([[4.0]])], [torch.tensor([1.0]), torch.tensor([[0.0]])])
+    ) == (pytest.approx(0.6))
+    assert float(total_variation(torch.tensor([[[[0.0, 1.0], [0.0, 3.0]]]]))) == pytest.approx(1.0 + 2.0)
+    assert psnr(torch.zeros(1, 1, 2, 2), torch.full((1, 1, 2, 2), 0.1)) == pytest.approx([20.0])

@@ -1,0 +1,231 @@
+"""What a site's policy lets through, what the server hears of a refusal, and what the audit logs of both sides hold."""
+
+import json
+import stat
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from grid import MemoryGrid, run_of_flower, site  # noqa: F401
+from PIL import Image
+
+from fedcir.config import Config, config_from, merged, parse_assignment
+from fedcir.flower.policy import Policy, read_policy
+from fedcir.flower.server_app import Settings, open_deployment
+from fedcir.flower.sites import Introduction
+from fedcir.flower.state import keyed
+from fedcir.flower.wire import Order
+from fedcir.types import InputError, RoundRecord, RunError
+
+LOG = "; the site's log tells more"
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A site's images: ten of each of three classes, of which two are for testing."""
+    root = tmp_path_factory.mktemp("pictures")
+    for number, label in enumerate(("cat", "dog", "fox")):
+        (root / label).mkdir()
+        for image in range(10):
+            pixels = np.random.default_rng(10 * number + image).integers(60 * number, 60 * number + 40, (12, 12, 3))
+            Image.fromarray(pixels.astype(np.uint8)).save(root / label / f"patient-{image}.png")
+    return root
+
+
+def config(*assignments: str) -> Config:
+    tables: dict[str, Any] = {
+        "data": {"name": "folders", "image_size": 12},
+        "model": {"width": 2},
+        "local": {"steps": 1, "batch_size": 4},
+        "server": {"rounds": 2, "eval_every": 2},
+        "algorithm": {"name": "fedavg"},
+    }
+    for assignment in assignments:
+        tables = merged(tables, parse_assignment(assignment))
+    return config_from(tables)
+
+
+def node(pictures: Path, folder: Path, name: str, policy: str | None = None) -> Any:
+    """A site of this name with a policy, its state in a folder of its own."""
+    rules = {}
+    if policy is not None:
+        (folder / f"{name}.toml").write_text(policy, encoding="utf-8")
+        rules = {"policy": str(folder / f"{name}.toml")}
+    return site(domain=name, data_root=str(pictures), state=str(folder / name), device="cpu", **rules)
+
+
+def ask(at: Any, asked: Config, classes: tuple[str, ...] = ()) -> Message:
+    content = RecordDict({"config": ConfigRecord({"fedcir": Order(asked, {}, classes=classes).to_json()})})
+    reply: Message = at(Message(content, 1, MessageType.QUERY))
+    return reply
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "audit.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+def across(nodes: dict[int, Any], asked: Config, out: Path) -> list[RoundRecord]:
+    with open_deployment(MemoryGrid(nodes), Settings(asked, out, False, len(nodes), 0.0, 60.0)) as (session, rounds):
+        for _ in rounds:
+            pass
+    return session.records
+
+
+REFUSALS = {
+    'algorithms = ["fedprox"]': "does not allow algorithm.name=fedavg",
+    'models = ["resnet18"]': "does not allow model.name=cnn",
+    "max_rounds = 1": "does not allow server.rounds=2",
+    "max_steps = 2": "does not allow local.steps=3",
+    "max_batch_size = 3": "does not allow local.batch_size=4",
+    "max_image_size = 11": "does not allow data.image_size=12",
+    'classes = ["cat", "fox"]': "does not allow the class dog",
+    "allow = false": "takes part in no run",
+    'veto = "/"': "takes part in no run",
+    "min_per_class = 3": "asks for more images of each class than the site has",
+    'never_send = ["model"]': "never sends model/",
+}
+
+
+@pytest.mark.parametrize(("rule", "told"), REFUSALS.items())
+def test_what_the_policy_does_not_allow_is_refused_and_the_server_hears_one_line_of_it(
+    pictures: Path, tmp_path: Path, rule: str, told: str
+) -> None:
+    reply = ask(node(pictures, tmp_path, "clinic", rule), config("local.steps=3"), ("cat", "dog"))
+    assert reply.error.reason == f"site 'clinic': its policy {told}{LOG}"
+    (noted,) = lines(tmp_path / "clinic")
+    assert (noted["event"], noted["site"], noted["reason"]) == ("refused", "clinic", f"its policy {told}")
+
+
+ALLOWED = """
+algorithms = ["fedavg"]
+models = ["cnn"]
+classes = ["cat", "dog", "fox"]
+max_rounds = 2
+max_steps = 1
+max_batch_size = 4
+max_image_size = 12
+min_per_class = 2
+never_send = ["prototypes/"]
+"""
+
+
+def test_what_the_policy_allows_is_done(pictures: Path, tmp_path: Path) -> None:
+    nodes = {number: node(pictures, tmp_path, name, ALLOWED) for number, name in enumerate(("a", "b"), 1)}
+    records = across(nodes, config(), tmp_path / "run")
+    assert [record.dropped for record in records] == [{}, {}]
+
+
+def test_before_anything_is_opened_the_order_is_checked(tmp_path: Path) -> None:
+    reply = ask(node(tmp_path / "nowhere", tmp_path, "clinic", "max_steps = 1"), config("local.steps=2"))
+    assert reply.error.reason == f"site 'clinic': its policy does not allow local.steps=2{LOG}"
+
+
+def test_a_site_names_only_the_classes_that_its_policy_allows(pictures: Path, tmp_path: Path) -> None:
+    reply = ask(node(pictures, tmp_path, "clinic", 'classes = ["cat", "dog", "owl"]'), config())
+    told = Introduction.from_message(reply)
+    assert told.classes == ("cat", "dog")
+    assert (told.train, told.test) == (16, 4)
+
+
+@pytest.mark.parametrize("text", ["max_stepz = 1", "max_steps = 0", "max_steps = true", "a = [", None])
+def test_a_policy_that_cannot_be_read_lets_nothing_through(pictures: Path, tmp_path: Path, text: str | None) -> None:
+    at = node(pictures, tmp_path, "clinic", text or "")
+    if text is None:
+        (tmp_path / "clinic.toml").unlink()
+    assert ask(at, config()).error.reason == f"site 'clinic': its policy cannot be read{LOG}"
+
+
+def test_a_server_that_orders_more_rounds_than_it_said_is_refused() -> None:
+    policy = Policy(max_rounds=5)
+    policy.check_order(Order(config("server.rounds=5"), {}, round=5))
+    with pytest.raises(InputError, match=r"does not allow server.rounds=6: it allows at most 5"):
+        policy.check_order(Order(config("server.rounds=5"), {}, round=6))
+
+
+def test_the_default_image_size_counts_too() -> None:
+    tables = config_from({"data": {"name": "folders"}})
+    with pytest.raises(InputError, match=r"does not allow data.image_size=128"):
+        Policy(max_image_size=64).check_order(Order(tables, {}))
+
+
+def test_a_veto_ends_a_sites_part_in_a_run_that_goes_on_and_both_logs_say_so(
+    pictures: Path, tmp_path: Path, state: Path
+) -> None:
+    veto = tmp_path / "stop"
+    grid = MemoryGrid({1: node(pictures, tmp_path, "a"), 2: node(pictures, tmp_path, "b", f'veto = "{veto}"')})
+    with open_deployment(grid, Settings(config(), tmp_path / "run", False, 2, 0.0, 60.0)) as (session, rounds):
+        next(rounds)
+        veto.touch()
+        next(rounds)
+    assert [record.dropped for record in session.records] == [{}, {"1": f"its policy takes part in no run{LOG}"}]
+    assert [line["event"] for line in lines(tmp_path / "b")] == ["introduced", "trained", "refused", "refused"]
+    told = [line for line in lines(state) if line["event"] == "dropped"]
+    assert [(line["round"], line["site"], line["reason"]) for line in told] == [
+        (2, "b", f"its policy takes part in no run{LOG}")
+    ]
+
+
+def test_tensors_that_never_leave_are_held_back_with_the_whole_reply(pictures: Path, tmp_path: Path) -> None:
+    nodes = {1: node(pictures, tmp_path, "a"), 2: node(pictures, tmp_path, "b", 'never_send = ["model/head."]')}
+    records = across(nodes, config(), tmp_path / "run")
+    assert [record.dropped for record in records] == [{"1": f"its policy never sends model/head.weight{LOG}"}] * 2
+    assert [line["event"] for line in lines(tmp_path / "b")] == ["introduced", "refused", "refused", "tested"]
+
+
+def test_the_logs_hold_what_was_sent_by_group_and_bytes_and_no_name_of_an_image(
+    pictures: Path, tmp_path: Path, state: Path
+) -> None:
+    nodes = {number: node(pictures, tmp_path, name) for number, name in enumerate(("a", "b"), 1)}
+    records = across(nodes, config("algorithm.name=fedproto"), tmp_path / "run")
+    noted = lines(tmp_path / "a")
+    assert [line["event"] for line in noted] == ["introduced", "trained", "trained", "tested"]
+    assert [line.get("bytes") for line in noted[1:]] == [{"prototypes": records[0].bytes_up // 2}] * 2 + [{}]
+    assert [line["round"] for line in noted[1:]] == [1, 2, 2]
+    assert len({line["run"] for line in (*noted, *lines(state))}) == 1
+    assert [line["event"] for line in lines(state)] == ["began", "joined", "joined", "round", "round", "ended"]
+    for folder in (tmp_path / "a", state):
+        assert stat.S_IMODE((folder / "audit.jsonl").stat().st_mode) == 0o600
+        assert "patient" not in (folder / "audit.jsonl").read_text(encoding="utf-8")
+
+
+def test_the_servers_log_holds_nodes_that_are_refused_and_runs_that_stop(
+    pictures: Path, tmp_path: Path, state: Path
+) -> None:
+    with pytest.raises(RunError):
+        across({7: node(pictures, tmp_path, "a", "allow = false")}, config(), tmp_path / "run")
+    began, refused, stopped = lines(state)
+    assert (began["event"], refused["event"], stopped["event"]) == ("began", "refused", "stopped")
+    assert (refused["node"], refused["reason"]) == ("7", f"site 'a': its policy takes part in no run{LOG}")
+    assert stopped["reason"].startswith("0 of 1 sites are connected")
+
+
+def test_a_log_that_cannot_be_written_lets_nothing_leave(pictures: Path, tmp_path: Path) -> None:
+    (tmp_path / "clinic" / "audit.jsonl").mkdir(parents=True)
+    reason = ask(node(pictures, tmp_path, "clinic"), config()).error.reason
+    assert reason == f"site 'clinic': it cannot write to its state folder{LOG}"
+
+
+def test_the_digest_of_a_sites_data_is_the_same_again_but_not_at_a_site_with_another_secret(
+    pictures: Path, tmp_path: Path
+) -> None:
+    def content(name: str) -> str:
+        return Introduction.from_message(ask(node(pictures, tmp_path, name), config())).content
+
+    first = content("a")
+    assert content("a") == first
+    assert content("b") != first
+    assert stat.S_IMODE((tmp_path / "a" / "secret").stat().st_mode) == 0o600
+    assert len((tmp_path / "a" / "secret").read_bytes()) == 32
+    assert sorted(path.name for path in (tmp_path / "a").iterdir()) == ["audit.jsonl", "secret"]
+
+
+def test_other_data_have_another_digest(tmp_path: Path) -> None:
+    assert keyed(tmp_path, "x") == keyed(tmp_path, "x") != keyed(tmp_path, "y")
+
+
+def test_a_policy_tells_its_rules_as_they_are_written(tmp_path: Path) -> None:
+    (tmp_path / "policy.toml").write_text('max_steps = 50\nmodels = ["cnn"]\n', encoding="utf-8")
+    policy = read_policy(str(tmp_path / "policy.toml"))
+    assert str(policy) == 'allow = true, models = ["cnn"], max_steps = 50, min_per_class = 1'

@@ -1,0 +1,88 @@
+"""What an audit finds in a run, and what it leaves in a folder."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import fedcir
+from fedcir.config import Config
+from fedcir.types import InputError
+from fedcir.use.audit import Audit, audit_run
+
+
+@pytest.fixture(scope="module")
+def found(run: Path) -> Audit:
+    return audit_run(run, steps=2, images=3)
+
+
+def test_it_looks_at_the_images_that_each_domain_was_trained_on_and_at_its_test_images(run: Path, found: Audit) -> None:
+    manifest = fedcir.load_run(run).manifest
+    held = {client["domain"]: len(client["train"]) for client in manifest["clients"]}
+    tested = {domain: len(names) for domain, names in manifest["test"].items()}
+    assert {each.domain: each.trained for each in found.membership} == held
+    assert {each.domain: each.others for each in found.membership} == tested
+    assert all(0 <= each.auc.low <= each.auc.value <= each.auc.high <= 1 for each in found.membership)
+
+
+def test_the_bytes_that_left_the_clients_are_those_of_the_records(run: Path, found: Audit) -> None:
+    assert sum(each.bytes for each in found.sent) == sum(record.bytes_up for record in fedcir.load_run(run).records)
+    assert [(each.client, each.uploads) for each in found.sent] == [("0 (day)", 5), ("1 (night)", 5)]
+
+
+def test_images_are_reconstructed_from_the_first_and_the_last_update(found: Audit) -> None:
+    assert [each.when for each in found.inverted] == ["round 1", "the last round"]
+    for each in found.inverted:
+        assert each.originals.shape == each.found.shape == (3, 3, 8, 8)
+        assert 0 <= each.originals.min() < each.originals.max() <= 1
+        assert np.isfinite(each.psnr).all()
+    assert np.array_equal(found.inverted[0].originals, found.inverted[1].originals)
+
+
+def test_domains_of_several_clients_are_looked_at_as_a_whole_and_only_the_cohort_sends(
+    settings: Callable[..., Config], train: Callable[..., Path], tmp_path: Path
+) -> None:
+    dealt = ("partition.scheme=dirichlet", "partition.clients=4", "server.active=2", "server.rounds=2")
+    run = train(settings("fedproto", *dealt), tmp_path / "run")
+    told = audit_run(run, samples=20)
+    assert [each.trained for each in told.membership] == [20, 20]
+    assert sum(each.uploads for each in told.sent) == 4
+    assert {tuple(each.groups) for each in told.sent} == {("prototypes",)}
+    assert told.inverted == ()
+    assert told.notes == ("clients upload no model, so no gradient can be inverted",)
+
+
+def test_batchnorm_of_each_clients_own_stays_out_of_the_gradient(apart: Path) -> None:
+    told = audit_run(apart, steps=1)
+    assert len(told.inverted) == 2
+    assert len(told.membership) == 2
+
+
+def test_the_command_prints_tables_and_writes_a_page_a_picture_and_numbers(
+    fedcir: Callable[..., Any], plain: Path, tmp_path: Path
+) -> None:
+    said = fedcir("audit", plain, "--steps", 1, "--out", tmp_path / "audit", "--quiet", "--json")
+    assert said.code == 0, said.err
+    told = json.loads(said.out)
+    assert told == json.loads((tmp_path / "audit" / "audit.json").read_text(encoding="utf-8"))
+    assert set(told["membership"]) == {"day", "night"}
+    with Image.open(tmp_path / "audit" / "audit.png") as picture:
+        assert min(picture.size) > 100
+    page = (tmp_path / "audit" / "audit.html").read_text(encoding="utf-8")
+    assert "What this does not prove" in page
+    assert str(tmp_path) not in page
+    said = fedcir("audit", plain, "--steps", 0, "--out", tmp_path / "again")
+    assert "what left each client" in said.out
+    assert "Only differential privacy bounds" in said.out
+    assert not (tmp_path / "again" / "audit.png").exists()
+
+
+def test_what_cannot_be_audited_is_said_in_one_line(unfinished: Path, run: Path) -> None:
+    with pytest.raises(InputError, match="holds no finished run"):
+        audit_run(unfinished)
+    with pytest.raises(InputError, match="samples must be at least 10, got 3"):
+        audit_run(run, samples=3)
