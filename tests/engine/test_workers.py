@@ -220,3 +220,21 @@ def test_an_error_in_a_thread_reaches_the_caller(tiny: Tiny) -> None:
     with pytest.raises(RuntimeError, match="Missing key"):
         list(transport.train(session.state.__class__(0, {"model": {}}), [0, 1, 99]))
     assert isinstance(next(iter(transport.evaluate(session.state, [0]))), ClientReply)
+
+
+def test_processes_start_beside_the_threads_of_an_earlier_run(
+    tiny: Callable[..., Config], train: Callable[..., Path], tmp_path: Path
+) -> None:
+    """OpenMP's threads do not live on in a forked process, which would wait for them for ever."""
+
+    def stuck(*_: object) -> None:
+        raise TimeoutError
+
+    train(tiny("fedavg", "run.threads=2", "run.workers=1", "server.rounds=1"), tmp_path / "threads")
+    before = signal.signal(signal.SIGALRM, stuck)
+    signal.alarm(60)
+    try:
+        train(tiny("fedavg", "run.threads=2", "run.workers=3", "server.rounds=1"), tmp_path / "processes")
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)

@@ -42,7 +42,7 @@ def rewritten(path: Path, rng: random.Random) -> str:
             elif what == 2:
                 archive.writestr(each, damaged_bytes(content, rng))
         if what == 0:
-            archive.writestr(rng.choice(("", "x", "../x.npy", "x_train", f"{name}.npy")), b"x")
+            archive.writestr(rng.choice((".npy", "x", "../x.npy", "x_train", f"{name}.npy")), b"x")
     return f"{path.name}: {name} changed ({what})"
 
 

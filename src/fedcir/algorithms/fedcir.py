@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedcir.algorithms.algorithm import Algorithm
-from fedcir.config import Between, Count, Positive, Rate, Weight, Width
+from fedcir.config import Between, Count, Rate, Spread, Weight, Width
 from fedcir.losses import class_gaussians, gaussian_kl, mixture_nll
 from fedcir.models.encoder import GaussianClassifier, sample
 from fedcir.models.generator import Generator, all_classes, logits_of_heads
@@ -31,9 +31,9 @@ class FedCiR(Algorithm):
     """Weight of the head's cross-entropy on generated representations, which upper-bounds -I(Y;Z)."""
     lambda_align: Weight = 1e-6
     """Weight of the KL of p(z|x) to the class Gaussian q(z|y), which upper-bounds I(Z;K|Y)."""
-    sigma_init: Positive = 0.1
+    sigma_init: Spread = 0.1
     """The encoder's sigma before training: a large one drowns the first rounds in noise."""
-    sigma_floor: Positive = 1e-3
+    sigma_floor: Spread = 1e-3
     """The encoder's sigma is never below this."""
     noise: Width = 64
     """Dimensions of the generator's noise."""
@@ -47,7 +47,7 @@ class FedCiR(Algorithm):
     """How the generator's BatchNorm works on clients: with statistics of the batch, or with those of the server."""
     gaussian_samples: Width = 256
     """Generated representations per class that the class Gaussians are fitted to."""
-    gaussian_floor: Positive = 0.1
+    gaussian_floor: Spread = 0.1
     """The class Gaussians' sigma is never below this: a collapsed generator cannot blow up the KL."""
     eval_samples: Annotated[int, Between(0, 10_000)] = 0
     """How many samples of z inference averages the probabilities of; 0 takes z = mu."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedcir.algorithms.algorithm import Algorithm
-from fedcir.config import Positive, Weight
+from fedcir.config import Spread, Weight
 from fedcir.losses import gaussian_kl, l2_norm
 from fedcir.models.encoder import GaussianClassifier, sample
 from fedcir.models.reference import Reference
@@ -33,9 +33,9 @@ class FedSR(Algorithm):
     """Scale z by a learned scalar C before the KL, as the authors' code does."""
     share_reference: bool = False
     """Average r(z|y) over clients instead of leaving each client its own."""
-    sigma_init: Positive = 0.1
+    sigma_init: Spread = 0.1
     """The encoder's sigma before training."""
-    sigma_floor: Positive = 1e-3
+    sigma_floor: Spread = 1e-3
     """The encoder's sigma is never below this."""
 
     ranges: ClassVar[Mapping[str, str]] = {"alpha_l2r": "0,1e-3,1e-2", "alpha_cmi": "5e-7,1e-6,5e-5"}

@@ -51,6 +51,8 @@ Weight = Annotated[float, Between(0, MANY)]
 Positive = Annotated[float, Between(0, MANY, above=True)]
 Rate = Annotated[float, Between(0, 1_000, above=True)]
 """Of learning."""
+Spread = Annotated[float, Between(0, 100, above=True)]
+"""A standard deviation."""
 Share = Annotated[float, Between(0, 1, below=True)]
 
 

@@ -1,7 +1,9 @@
 """What suits this machine: device, workers, threads, and how tensors lie in memory."""
 
+import contextlib
 import ctypes
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable
@@ -16,6 +18,7 @@ from fedcir.types import InputError
 
 __all__ = [
     "devices_of",
+    "end_idle_threads",
     "end_with",
     "keep_memory",
     "layout_for",
@@ -93,6 +96,17 @@ def keep_memory() -> None:
         return
     for option in (-3, -1):  # M_MMAP_THRESHOLD, M_TRIM_THRESHOLD
         mallopt(option, 1 << 30)
+
+
+def end_idle_threads() -> None:
+    """End the threads that OpenMP keeps: in a process forked beside them it would wait for them for ever."""
+    if not sys.platform.startswith("linux"):
+        return
+    with open("/proc/self/maps", encoding="utf-8") as file:
+        loaded = {line.split(maxsplit=5)[-1].strip() for line in file if re.search(r"/lib(g|i)?omp[^/]*$", line)}
+    for path in loaded:
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(path).omp_pause_resource_all(2)  # omp_pause_hard
 
 
 def end_with(parent: int, by: signal.Signals = signal.SIGKILL) -> None:

@@ -13,12 +13,12 @@ from fedcir.algorithms.algorithm import Algorithm
 from fedcir.config import (
     DEFAULT_ALGORITHM,
     Assignments,
+    Between,
     LocalConfig,
     ModelConfig,
     RunConfig,
     ServerConfig,
     nearest,
-    require_at_least,
 )
 from fedcir.data.federation import Pairs, federation_of
 from fedcir.engine.client import own_part
@@ -105,7 +105,7 @@ def train(
         num_classes = operator.index(num_classes)
     except TypeError as error:
         raise InputError(f"num_classes must be a whole number, got {num_classes!r}") from error
-    require_at_least("num_classes", num_classes, 2)
+    Between(2, 1_000_000).check("num_classes", num_classes)
     config, method = own_config(
         algorithm,
         set,

@@ -112,7 +112,9 @@ def answer(
         reason = public or f"{type(error).__name__} at the site"
         with contextlib.suppress(RunError):  # it may be the log itself that cannot be written
             event = "refused" if isinstance(error, Refused) else "failed"
-            audit.note(event, asked=msg.metadata.message_type, round=msg.metadata.group_id.partition("-")[0], reason=reason)
+            audit.note(
+                event, asked=msg.metadata.message_type, round=msg.metadata.group_id.partition("-")[0], reason=reason
+            )
         reason = f"{reason}; the site's log tells more"
         if msg.metadata.message_type == MessageType.QUERY and who is not None:
             reason = f"site {who!r}: {reason}"

@@ -10,7 +10,7 @@ from typing import Any
 
 from fedcir.algorithms import asked_config, make_algorithm
 from fedcir.analysis.diagnose import Diagnosis, diagnose_domains, verdict
-from fedcir.config import Asked, Config, dump_toml, merged, nested, require_at_least
+from fedcir.config import Asked, Between, Config, dump_toml, merged, nested
 from fedcir.data.domains import Domains
 from fedcir.data.federation import deal, federation_from
 from fedcir.data.partition import Share
@@ -137,7 +137,7 @@ def recommend(
     `options` say which data, such as dataset="pacs" and data_root="data/pacs", and may fix other settings too. Some of
     each domain's training images are set aside, and the candidates are judged on them; test images are not looked at.
     """
-    require_at_least("pilot_rounds", pilot_rounds, 1)
+    Between(1, 1_000_000).check("pilot_rounds", pilot_rounds)
     numbers = chosen_seeds(seeds)
     if len(numbers) < 2:
         raise InputError("recommend needs at least two seeds, to tell a gain from chance: try 0,1,2")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcir.algorithms import asked_config, make_algorithm
-from fedcir.config import Asked, Config, differing, require_at_least
+from fedcir.config import Asked, Between, Config, differing
 from fedcir.data.domains import Domains
 from fedcir.data.federation import deal, federation_from, manifest_of
 from fedcir.data.partition import Share
@@ -54,7 +54,7 @@ def tune(
     The trials go into `out`, a new folder in runs/ if not given; `resume` continues there, also after a kill.
     """
     require_optuna()
-    require_at_least("trials", trials, 1)
+    Between(1, 100_000).check("trials", trials)
     asked = Asked.of(options, preset, config, set)
     book = Book(_place(asked, out, resume))
     with book.locked():

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedcir.config import require_at_least
+from fedcir.config import Between
 from fedcir.models.norm import InstanceNorm, groups_of
 from fedcir.types import InputError
 
@@ -30,7 +30,8 @@ def renormalise(
     """
     if kind not in ("invariant", "group"):
         raise InputError(f"kind must be invariant or group, got {kind!r}")
-    require_at_least("first", first, 0)
+    if first is not None:
+        Between(0, 1_000).check("first", first)
     own = copy.deepcopy(module)
     layers = [layer for layer in own.modules() if isinstance(layer, _BatchNorm)]
     if not layers:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from fedcir.config import cores, require_at_least
+from fedcir.config import Between, cores
 from fedcir.runs.run import Source
 from fedcir.types import InputError
 from fedcir.use.pictures import Pixels, one_by_one, read_file, squared
@@ -51,8 +51,8 @@ class Predictor:
         batch_size: int = BATCH,
         trust_code: bool = False,
     ) -> None:
-        require_at_least("top", top, 1)
-        require_at_least("batch_size", batch_size, 1)
+        Between(1, 1_000_000).check("top", top)
+        Between(1, 65_536).check("batch_size", batch_size)
         self.trained: Trained = open_trained(path, site=site, algorithm=algorithm, device=device, trust_code=trust_code)
         self.top, self.batch_size = top, batch_size
 

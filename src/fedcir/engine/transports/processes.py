@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from fedcir.data.federation import Client
 from fedcir.engine.client import What, Workbench, attend
 from fedcir.engine.cost import peak_memory
-from fedcir.engine.machine import end_with
+from fedcir.engine.machine import end_idle_threads, end_with
 from fedcir.engine.store import ClientStore
 from fedcir.engine.transports.arena import Arena
 from fedcir.models.tensors import clone
@@ -198,6 +198,7 @@ class ProcessTransport:
         sys.stdout.flush()
         sys.stderr.flush()
         parent = os.getpid()
+        end_idle_threads()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # other threads are none of its business
             pid = os.fork()
