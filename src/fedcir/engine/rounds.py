@@ -5,9 +5,9 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import Any, Protocol
 
+from fedcir.engine.best import best_of
 from fedcir.engine.calibration import Calibration
 from fedcir.engine.cost import ledger
-from fedcir.engine.folder import best_of
 from fedcir.engine.replies import Collected, Tests, tally
 from fedcir.engine.session import Session
 from fedcir.models.tensors import clone, not_finite, tensor_bytes
