@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from fedcir.config import Config
-from fedcir.engine.folder import RunFolder, best_of
+from fedcir.engine.best import best_of
+from fedcir.engine.folder import RunFolder
 from fedcir.engine.simulate import open_run
 from fedcir.engine.store import ClientStore
 from fedcir.models.tensors import clone

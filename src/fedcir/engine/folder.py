@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save
 
 from fedcir.config import PATHS, Config, config_from, config_tables, dump_toml, read_toml, typed
 from fedcir.data.private import as_open_as_folder, private_folder
+from fedcir.engine.best import best_of
 from fedcir.engine.calibration import Calibration, Saved
 from fedcir.engine.files import (
     CHECKSUM,
@@ -348,22 +349,6 @@ class RunFolder:
                         lock.unlink()
                         if new:
                             self.path.rmdir()
-
-
-def best_of(records: Sequence[RoundRecord]) -> RoundRecord | None:
-    """The first round of the highest mean accuracy, on validation images where there are any; None if none was tested.
-
-    Those images are not tested on, so the round that they pick is not picked on what it is measured by.
-    """
-    tested = [record for record in records if record.accuracy_mean is not None]
-    aside = any(record.validation for record in tested)
-    return max(tested, key=lambda record: (_to_pick_by(record, aside), -record.round), default=None)
-
-
-def _to_pick_by(record: RoundRecord, aside: bool) -> float:
-    if not aside:
-        return record.accuracy_mean or 0.0
-    return sum(record.validation.values()) / len(record.validation) if record.validation else 0.0
 
 
 def _settings_checksum(tables: Mapping[str, Any]) -> str:

@@ -7,9 +7,9 @@ from typing import Any, Protocol
 
 import torch
 
+from fedcir.engine.best import best_of
 from fedcir.engine.calibration import Calibration
 from fedcir.engine.cost import ledger
-from fedcir.engine.folder import best_of
 from fedcir.engine.replies import Collected, Tests, tally
 from fedcir.engine.session import PRIVACY, Session
 from fedcir.models.tensors import clone, not_finite, tensor_bytes

@@ -1,0 +1,21 @@
+"""Which round of a run was the best."""
+
+from collections.abc import Sequence
+
+from fedcir.types import RoundRecord
+
+
+def best_of(records: Sequence[RoundRecord]) -> RoundRecord | None:
+    """The first round of the highest mean accuracy, on validation images where there are any; None if none was tested.
+
+    Those images are not tested on, so the round that they pick is not picked on what it is measured by.
+    """
+    tested = [record for record in records if record.accuracy_mean is not None]
+    aside = any(record.validation for record in tested)
+    return max(tested, key=lambda record: (_to_pick_by(record, aside), -record.round), default=None)
+
+
+def _to_pick_by(record: RoundRecord, aside: bool) -> float:
+    if not aside:
+        return record.accuracy_mean or 0.0
+    return sum(record.validation.values()) / len(record.validation) if record.validation else 0.0
