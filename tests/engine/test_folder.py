@@ -120,7 +120,7 @@ def test_a_finished_run_holds_the_files_of_the_contract_and_no_others(finished: 
 def test_config_toml_is_resolved_and_says_which_versions_wrote_it(finished: Path) -> None:
     tables = tomllib.loads((finished / "config.toml").read_text(encoding="utf-8"))
     assert tables.pop("fedcir") == {"format": 1, "version": fedcir.__version__, "torch": torch.__version__}
-    assert tables.keys() == {"data", "partition", "model", "local", "server", "algorithm", "run"}
+    assert tables.keys() == {"data", "partition", "model", "local", "server", "algorithm", "run", "attack"}
     assert tables["server"]["active"] == 3
     assert tables["algorithm"]["lambda_reg"] == 0.5
     settled = {"seed": 0, "threads": 1, "device": "cpu", "layout": "channels_last"}

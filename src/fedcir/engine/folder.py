@@ -24,7 +24,7 @@ from fedcir.engine.store import GENERATIONS
 from fedcir.types import Arrays, InputError, RoundRecord, ServerState
 
 FORMAT = 1
-NOT_ALWAYS = ("validation", "risk", "unseen", "accuracy_unseen", "norms")
+NOT_ALWAYS = ("validation", "risk", "unseen", "accuracy_unseen")
 LOCK_PATIENCE = 3.0
 """Seconds that the workers of a killed run are given to end: they hold its lock too, and might still write."""
 

@@ -91,8 +91,7 @@ class Session:
     def screen(self) -> Screen:
         """What drops replies of the next round that are too long."""
         trained = [group for group in self.algorithm.trains if group not in self.algorithm.sends]
-        past = [record.norms for record in self.records if record.norms is not None]
-        return Screen(self.state.shared, trained, self.config.server.max_update, past)
+        return Screen(self.state.shared, trained, self.config.server.max_update)
 
     def cohort(self, round: int) -> list[int]:
         """The clients that train in a round, in ascending order."""
