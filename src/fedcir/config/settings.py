@@ -237,8 +237,8 @@ class ServerConfig:
         require_at_least("server.byzantine", self.byzantine, 0)
         if self.clip is not None:
             require_positive("server.clip", self.clip)
-        if self.max_update and not 1 < self.max_update <= 1e9:
-            raise InputError(f"server.max_update must be above 1 and at most 1e9, or 0, got {self.max_update}")
+        if self.max_update and not 1 < self.max_update < math.inf:
+            raise InputError(f"server.max_update must be a number above 1, or 0 for no limit, got {self.max_update}")
         if self.weighting == "samples" and self.aggregation in ("median", "trimmed-mean", "krum"):
             raise InputError(
                 f"server.aggregation={self.aggregation} gives every client one voice: set server.weighting=uniform"
@@ -308,6 +308,11 @@ class Config:
             raise InputError(
                 f"local.augment={','.join(self.local.augment)} changes images at every step, but with "
                 "model.freeze=true features are computed once: leave out one of them"
+            )
+        if self.model.freeze and self.attack.kind == "backdoor":
+            raise InputError(
+                "attack.kind=backdoor patches images, but with model.freeze=true clients train on features: "
+                "choose another kind"
             )
         if self.model.batchnorm == "pooled" and self.server.aggregation in ("median", "trimmed-mean"):
             raise InputError(
