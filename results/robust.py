@@ -19,6 +19,7 @@ from fedcir.attacks import backdoor_success
 from fedcir.config import AttackConfig, ServerConfig, config_from, nested
 from fedcir.engine.simulate import open_run
 from fedcir.insight.report.tables import markdown
+from fedcir.types import RunError
 
 PLACE = Path(__file__).parent / "robust"
 ATTACKS = get_args(AttackConfig.__annotations__["kind"])
@@ -71,7 +72,10 @@ def measured(study: str, seed: int, attack: str, aggregation: str) -> dict[str, 
     """The accuracy after the last round, and how often a backdoor works."""
     own = {"run.seed": seed, "attack.kind": attack, "server.aggregation": aggregation}
     with open_run(config_from(nested({**SETTINGS, **STUDIES[study], **own}))) as (session, rounds):
-        *_, last = rounds
+        try:
+            *_, last = rounds
+        except RunError:  # no client can train any more: its weights are not finite
+            return {}
         found = {"accuracy_mean": last.accuracy_mean, "accuracy_worst": last.accuracy_worst}
         if attack in ("none", "backdoor"):
             model = session.modules["model"]
@@ -89,17 +93,22 @@ def table(which: str) -> str:
     rows = [["attack", *AGGREGATIONS]]
     for attack in attacks:
         forms = [SAME.get((study, each), each) for each in AGGREGATIONS]
-        values = [[run[attack][each][name] for run in runs if each in run.get(attack, {})] for each in forms]
+        values = [[run[attack][each].get(name) for run in runs if each in run.get(attack, {})] for each in forms]
         rows.append([attack, *(shown(each) for each in values)])
     return markdown(rows)
 
 
-def shown(values: list[float]) -> str:
-    """Their mean and range in percent."""
-    if not values:
-        return ""
-    mean = f"{100 * statistics.fmean(values):.1f}"
-    return mean if len(values) == 1 else f"{mean} ({100 * min(values):.1f} to {100 * max(values):.1f})"
+def shown(values: list[float | None]) -> str:
+    """The mean and range in percent of the runs that came to their end, and how many did not."""
+    ended = [100 * value for value in values if value is not None]
+    words = []
+    if ended:
+        words.append(f"{statistics.fmean(ended):.1f}")
+    if len(ended) > 1:
+        words.append(f"({min(ended):.1f} to {max(ended):.1f})")
+    if broken := len(values) - len(ended):
+        words.append(f"{broken} of {len(values)} broke down")
+    return " ".join(words)
 
 
 def main() -> None:

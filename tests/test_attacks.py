@@ -139,12 +139,14 @@ def test_a_run_with_a_bad_client_is_the_same_with_two_workers() -> None:
 
 def test_what_cannot_be_attacked_is_refused() -> None:
     config, federation = _settings(FedAvg())
-    with pytest.raises(InputError, match=r"attack.clients is 20, but must be below the 20 that train"):
+    with pytest.raises(InputError, match=r"attack.clients is 20, but must be below the 20 that train: lower it"):
         bad("scale", count=20)
     with (
         pytest.raises(InputError, match="has all data in one place"),
         open_rounds(_with(config, "scale"), Centralized(), federation, None, False),
     ):
         pass
+    with pytest.raises(InputError, match=r"with model.freeze=true clients train on features"):
+        config_from({"attack": {"kind": "backdoor"}, "model": {"freeze": True}})
     with pytest.raises(InputError, match=r"attack.kind=scale is for experiments on one machine"):
         check_deployable(_with(config, "scale"), FedAvg())

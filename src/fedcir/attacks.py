@@ -38,7 +38,9 @@ def with_bad_clients(
         return everyone
     trainers = [client.id for client in everyone if client.train is not None]
     if attack.clients >= len(trainers):
-        raise InputError(f"attack.clients is {attack.clients}, but must be below the {len(trainers)} that train")
+        raise InputError(
+            f"attack.clients is {attack.clients}, but must be below the {len(trainers)} that train: lower it"
+        )
     bad = numpy_rng(seed, "attack").choice(trainers, size=attack.clients, replace=False)
     return tuple(
         _turned(client, attack, trained, num_classes, seed) if client.id in bad else client for client in everyone

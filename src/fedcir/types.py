@@ -166,8 +166,6 @@ class RoundRecord:
     """The domains of `accuracy` that nobody trains on, if any. The other means and the worst leave them out."""
     accuracy_unseen: float | None = None
     """The plain mean over them."""
-    norms: dict[str, float] | None = None
-    """The usual length of an update, and of what else is uploaded: medians over the replies that were used."""
     epsilon: float | None = None
     """Differential privacy of all rounds so far, at `privacy.delta`; None where no noise is added."""
 

@@ -344,6 +344,11 @@ class Config:
                 f"local.augment={','.join(self.local.augment)} changes images at every step, but with "
                 "model.freeze=true features are computed once: leave out one of them"
             )
+        if self.model.freeze and self.attack.kind == "backdoor":
+            raise InputError(
+                "attack.kind=backdoor patches images, but with model.freeze=true clients train on features: "
+                "choose another kind"
+            )
         if self.model.batchnorm == "pooled" and self.server.aggregation in ("median", "trimmed-mean"):
             raise InputError(
                 f"model.batchnorm=pooled is a mean over all data, and server.aggregation={self.server.aggregation} "

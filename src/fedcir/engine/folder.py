@@ -45,7 +45,7 @@ from fedcir.types import Arrays, InputError, RoundRecord, ServerState
 
 FORMAT = 1
 NAMED = "round-{:06d}.safetensors"
-NOT_ALWAYS = ("validation", "risk", "unseen", "accuracy_unseen", "norms", "epsilon")
+NOT_ALWAYS = ("validation", "risk", "unseen", "accuracy_unseen", "epsilon")
 LOCK_PATIENCE = 3.0
 """Seconds that the workers of a killed run are given to end: they hold its lock too, and might still write."""
 

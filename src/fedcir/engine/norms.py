@@ -1,19 +1,18 @@
 """Whether a reply is far longer than the usual one: then it takes no part, whatever the server makes of the others.
 
-The usual length is a median over the replies of the round, as far as they are there, and the rounds before it. The
-first replies wait for each other, so that it is known from the start, and not set by a bad client that comes first.
+The usual length is the median over the replies of the round, as far as they are there. The first replies wait for each
+other, so that it is known from the start, and not set by a bad client that comes first. There is nothing to remember
+from round to round.
 """
 
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from fedcir.models.tensors import update_norm
 from fedcir.types import ClientReply, Dropped, Groups
 
 AHEAD = 8
 """Replies that wait for each other, which bounds the memory they take."""
-RECENT = 2
-"""Past rounds whose usual length has a say: fewer than most rounds have replies, so all clients may change at once."""
 SMALL = 0.01
 """No update is called long that is shorter than this share of the model, times the limit: most may have converged."""
 
@@ -24,14 +23,10 @@ Norms = dict[str, float]
 class Screen:
     """Drops replies that are too long; `factor` 0 drops none."""
 
-    def __init__(
-        self, sent: Groups, trained: Sequence[str], factor: float, past: Sequence[Mapping[str, float]]
-    ) -> None:
+    def __init__(self, sent: Groups, trained: Sequence[str], factor: float) -> None:
         self._sent, self._factor = {group: sent[group] for group in trained}, factor
-        self._past = past[-RECENT:]
         self._least = {part: SMALL * norm for part, norm in self._norms(self._sent, update=False).items()}
         self._seen: list[Norms] = []
-        self._passed: list[Norms] = []
 
     def screened(self, replies: Iterable[ClientReply | Dropped]) -> Iterator[ClientReply | Dropped]:
         """The same replies in the same order, those that are too long as dropped."""
@@ -46,24 +41,18 @@ class Screen:
                 waiting = []
         yield from self._judged(waiting)
 
-    def usual(self) -> Norms | None:
-        """The lengths of this round that later rounds go by; None if nothing was measured."""
-        return {part: _median(self._passed, part) for part in self._passed[0]} if self._passed else None
-
     def _judged(self, waiting: Iterable[tuple[ClientReply | Dropped, Norms]]) -> Iterator[ClientReply | Dropped]:
         for reply, norms in waiting:
-            if (reason := self._fault(norms)) is not None:
-                yield Dropped(reply.client_id, reason)
-                continue
-            if norms:
-                self._passed.append(norms)
-            yield reply
+            reason = self._fault(norms)
+            yield reply if reason is None else Dropped(reply.client_id, reason)
 
     def _fault(self, norms: Norms) -> str | None:
+        alone = len(self._seen) == 1  # with nobody to compare it with, only the model
         for part, norm in norms.items():
-            usual = max(_median([*self._past, *self._seen], part), self._least.get(part, 0.0))
+            others = 0.0 if alone else statistics.median_low(each[part] for each in self._seen)  # bad ones are long
+            usual = max(others, self._least.get(part, 0.0))
             # What else is uploaded grows with a client's data, and statistics differ as the data do.
-            limit = self._factor if part in self._sent else self._factor**2
+            limit = self._factor**2 if alone or part not in self._sent else self._factor
             if usual and norm > limit * usual:
                 what = f"update of {part}" if part in self._sent else part
                 return (
@@ -80,8 +69,3 @@ class Screen:
             if group in self._sent:
                 norms[f"{group} statistics"] = update_norm(bag, sent, statistics=True)
         return norms
-
-
-def _median(norms: Iterable[Mapping[str, float]], part: str) -> float:
-    """The lower one of two in the middle: a bad reply is rather long."""
-    return statistics.median_low(each[part] for each in norms if part in each)

@@ -143,7 +143,6 @@ def _round(session: Session, transport: Transport) -> tuple[RoundRecord, ServerS
         dropped=collected.dropped,
         validation={domain: correct / count for domain, (correct, count) in tests.aside.items()} or None,
         risk=tests.risk or None,
-        norms=collected.screen.usual(),
         epsilon=epsilon,
     )
     return record, state, Calibration.of(tests.sums, round)

@@ -131,10 +131,9 @@ class Session:
     def screen(self) -> Screen:
         """What drops replies of the next round that are too long."""
         trained = [group for group in self.algorithm.trains if group not in self.algorithm.sends]
-        past = [record.norms for record in self.records if record.norms is not None]
         # Where updates are clipped, whether one counts must not depend on another client's.
         factor = self.config.server.max_update if self.config.privacy.clip is None else 0.0
-        return Screen(self.state.shared, trained, factor, past)
+        return Screen(self.state.shared, trained, factor)
 
     def cohort(self, round: int) -> list[int]:
         """The clients that train in a round, in ascending order."""
