@@ -244,10 +244,7 @@ class PrivacyConfig:
     """Probability with which epsilon may fail to hold; keep it well below 1 / number of clients."""
 
     def __post_init__(self) -> None:
-        if self.noise != 0 and not 0.01 <= self.noise <= 1000:  # beyond that, epsilon says nothing or overflows
-            raise InputError(f"privacy.noise must be 0, or from 0.01 to 1000, got {self.noise}")
-        if self.clip is not None and self.clip > 1e6:
-            raise InputError(f"privacy.clip must be at most 1e6, got {self.clip}")
+        require_not_negative("privacy.noise", self.noise)
         require_share("privacy.delta", self.delta)
         require_positive("privacy.delta", self.delta)
         for name in ("clip", "epsilon"):
@@ -264,6 +261,8 @@ class PrivacyConfig:
                 "privacy.unit=example clips and adds noise in every local step: set privacy.noise, "
                 "and leave out privacy.place and privacy.adaptive"
             )
+        if self.noise and not 0.01 <= self.noise <= 1000:  # beyond that, epsilon says nothing, or overflows
+            raise InputError(f"privacy.noise must be 0, or from 0.01 to 1000, got {self.noise}")
 
     @property
     def by_server(self) -> bool:
