@@ -65,7 +65,10 @@ def test_a_whole_number_is_taken_for_a_number() -> None:
     ("tables", "message"),
     [
         ({"locl": {}}, r"no section \[locl\]; did you mean 'local'\?"),
-        ({"zzz": {}}, r"no section \[zzz\]; choose from algorithm, data, local, model, partition, privacy, run, server"),
+        (
+            {"zzz": {}},
+            r"no section \[zzz\]; choose from algorithm, data, local, model, partition, privacy, run, server",
+        ),
         ({"local": 3}, r"local must be a section \[local\], got 3"),
         ({"local": {"stepss": 3}}, r"\[local\] has no field 'stepss'; did you mean 'steps'\?"),
         (
