@@ -44,7 +44,7 @@ STUDIES: dict[str, dict[str, Any]] = {
     "digits-4": merged(FROZEN, DIGITS),
 }
 CLIP = 0.3
-"""Chosen on the validation images of pacs-400, seed 0, from 0.1 and 0.3."""
+"""Chosen on validation images, seed 0, noise 1: from 0.1 and 0.3 on pacs-400, and from 0.3, 1 and 3 on pacs-images."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Job:
         elif self.level != "none":
             own["privacy"] = {"clip": CLIP, "noise": float(self.level)}
         if self.study == "pacs-images" and self.level != "none":
-            own["privacy"] |= {"unit": "example", "clip": 1.0}
+            own["privacy"]["unit"] = "example"
         return merged(merged(STUDIES[self.study], {"data": roots[STUDIES[self.study]["data"]["name"]]}), own)
 
 

@@ -16,8 +16,7 @@ from fedcir.data.federation import open_federation
 from fedcir.engine.accounting import Accountant
 from fedcir.engine.session import open_session, workbench
 from fedcir.engine.transports.serial import SerialTransport
-from fedcir.flower.wire import pack_reply, unpack_arrays, unpack_reply
-from fedcir.types import ClientReply
+from fedcir.flower.wire import pack_reply, unpack_arrays
 
 Tiny = Callable[..., Config]
 ON = {"privacy.clip": 0.5, "privacy.noise": 1.0}
@@ -59,18 +58,15 @@ def test_a_short_upload_is_short_on_the_wire(tiny: Tiny) -> None:
         message = Message(pack_reply(reply, algorithm.trains), 1, "train")
         arrays, others = message.content.array_records["arrays"], message.content.config_records.values()
         sizes.append(sum(len(a.data) for a in arrays.values()) + sum(len(b) for o in others for b in o.values()))  # type: ignore[arg-type]
-        back = unpack_reply(message, 0, session.template())
-        assert isinstance(back, ClientReply)
-        for group, bag in reply.arrays.items():
-            assert all(torch.equal(back.arrays[group][name], tensor) for name, tensor in bag.items())
     assert sizes[1] < 0.6 * sizes[0]
     assert sizes[2] < 0.4 * sizes[0]
 
 
+@pytest.mark.parametrize("kind", ["bfloat16", "int8"])
 def test_rounded_uploads_across_nodes_give_the_bits_of_the_run_in_process(
-    tiny: Tiny, train: Callable[..., Path], tmp_path: Path
+    tiny: Tiny, train: Callable[..., Path], tmp_path: Path, kind: str
 ) -> None:
-    config = tiny("fedcir", "server.rounds=2", "run.workers=1", "server.upload=int8")
+    config = tiny("fedcir", "server.rounds=2", "run.workers=1", f"server.upload={kind}")
     one = train(config, tmp_path / "one")
     across(shares(tmp_path), config, tmp_path / "two")
     assert model(tmp_path / "two") == model(one)

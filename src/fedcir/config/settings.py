@@ -266,6 +266,8 @@ class PrivacyConfig:
                 "privacy.unit=example clips and adds noise in every local step: set privacy.noise, "
                 "and leave out privacy.place and privacy.adaptive"
             )
+        if self.noise and not 0.01 <= self.noise <= 1000:  # beyond that, epsilon says nothing, or overflows
+            raise InputError(f"privacy.noise must be 0, or from 0.01 to 1000, got {self.noise}")
 
     @property
     def by_server(self) -> bool:

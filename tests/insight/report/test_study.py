@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from fedcir.config import Config
+from fedcir.insight.report.sections import privacy
 from fedcir.insight.report.study import shareable, study_of
 from fedcir.runs.run import Run, load_run
 from fedcir.types import InputError
@@ -98,3 +99,12 @@ def test_settings_to_share_hold_names_of_files_and_no_path(tiny: Tiny, tmp_path:
     assert told["model"]["weights"] == "start.safetensors"
     assert told["data"].keys().isdisjoint({"root", "lists"})
     assert "secret" not in repr(told)
+
+
+def test_a_run_with_noise_says_what_it_tells_of_a_client_at_most(run: Callable[..., Run]) -> None:
+    private = run("fedavg", "model.norm=group", "privacy.clip=1", "privacy.noise=1", "run.workers=1")
+    assert privacy(study_of([private])) == [
+        "The model of fedavg is differentially private: epsilon 4.73 at delta 1e-05, for a whole client.",
+        "Its noise comes from the run's seed: this is an experiment and protects nobody.",
+    ]
+    assert privacy(study_of([run("fedavg")])) == []
