@@ -238,9 +238,9 @@ class ServerConfig:
 
 @dataclass(frozen=True)
 class PrivacyConfig:
-    clip: Annotated[float | None, Between(0, 1e30, above=True)] = None
+    clip: Annotated[float | None, Between(0, 1_000_000, above=True)] = None
     """L2 norm that no client's change to the model may exceed: longer ones are scaled down; off if not given."""
-    noise: Annotated[float, Between(0, 1_000_000)] = 0.0
+    noise: Annotated[float, Between(0, 1_000)] = 0.0
     """Standard deviation of the Gaussian noise on the sum of the changes, or on each, in multiples of `clip`."""
     unit: Literal["client", "example"] = "client"
     """What epsilon protects: a client with all its images, or one image, with noise in every local step (DP-SGD)."""
@@ -266,8 +266,8 @@ class PrivacyConfig:
                 "privacy.unit=example clips and adds noise in every local step: set privacy.noise, "
                 "and leave out privacy.place and privacy.adaptive"
             )
-        if self.noise and not 0.01 <= self.noise <= 1000:  # beyond that, epsilon says nothing, or overflows
-            raise InputError(f"privacy.noise must be 0, or from 0.01 to 1000, got {self.noise}")
+        if 0 < self.noise < 0.01:  # epsilon would say nothing, or overflow
+            raise InputError(f"privacy.noise must be 0, or at least 0.01, got {self.noise}")
 
     @property
     def by_server(self) -> bool:
