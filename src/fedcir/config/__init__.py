@@ -35,10 +35,6 @@ from fedcir.config.settings import (
     PrivacyConfig,
     RunConfig,
     ServerConfig,
-    require_at_least,
-    require_not_negative,
-    require_positive,
-    require_share,
 )
 from fedcir.config.tables import (
     build,
@@ -99,9 +95,5 @@ __all__ = [
     "parse_assignment",
     "parse_range",
     "read_toml",
-    "require_at_least",
-    "require_not_negative",
-    "require_positive",
-    "require_share",
     "typed",
 ]
