@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from PIL import Image
 
 import fedcir
-from fedcir.config import Config
+from fedcir.config import AlgorithmConfig, Config
 from fedcir.types import InputError
 from fedcir.use.audit import Audit, audit_run
 
@@ -79,6 +80,13 @@ def test_the_command_prints_tables_and_writes_a_page_a_picture_and_numbers(
     assert "what left each client" in said.out
     assert "Only differential privacy bounds" in said.out
     assert not (tmp_path / "again" / "audit.png").exists()
+
+
+def test_code_that_a_run_names_does_not_run_unless_it_is_trusted(run: Path) -> None:
+    read = fedcir.load_run(run)
+    named = replace(read, config=replace(read.config, algorithm=AlgorithmConfig("mine.py")))
+    with pytest.raises(InputError, match=r"mine\.py, which was not run: if you trust it, set trust_code"):
+        audit_run(named, steps=0)
 
 
 def test_what_cannot_be_audited_is_said_in_one_line(unfinished: Path, run: Path) -> None:

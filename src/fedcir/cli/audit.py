@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from fedcir.cli.options import TrustCode
 from fedcir.cli.predict import RunArgument
 from fedcir.cli.tables import print_table
 
@@ -21,6 +22,7 @@ def audit(
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print only errors and what --json asks for.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
+    trust_code: TrustCode = False,
 ) -> None:
     """Attack a run to see what it gives away. Tests for membership, reconstructs an image, lists what left clients."""
     from fedcir.cli.progress import Watch
@@ -35,6 +37,7 @@ def audit(
             images=images,
             steps=steps,
             out=out or run / "audit",
+            trust_code=trust_code,
             on_work=watch.work,
         )
     found = made.audit

@@ -50,17 +50,27 @@ def audit(
     images: int = IMAGES,
     steps: int = STEPS,
     out: str | Path | None = None,
+    trust_code: bool = False,
     on_work: OnWork = unheard,
 ) -> Audited:
     """Attack a finished run with its own data, as `fedcir audit` does, to see what it gives away.
 
     `samples` are the training images of each domain to test for membership, `images` the size of the batch to
     reconstruct, in so many `steps`; with 0 none is. With `out`, that folder gets audit.html, audit.json and audit.png.
+    `trust_code` lets code of the run's own run.
     """
     folder = None if out is None else Path(out)
     if folder is not None:
         check_place(folder)
-    found = audit_run(run, data_root=data_root, samples=samples, images=images, steps=steps, on_work=on_work)
+    found = audit_run(
+        run,
+        data_root=data_root,
+        samples=samples,
+        images=images,
+        steps=steps,
+        trust_code=trust_code,
+        on_work=on_work,
+    )
     if folder is None:
         return Audited(found, None, None, None)
     folder.mkdir(parents=True, exist_ok=True)

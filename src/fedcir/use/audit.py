@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedcir.algorithms import make_algorithm, names
+from fedcir.algorithms import make_algorithm
 from fedcir.algorithms.algorithm import Algorithm
 from fedcir.analysis.inversion import invert, nearest, psnr
 from fedcir.analysis.membership import Membership, membership
@@ -25,6 +25,7 @@ from fedcir.engine.client import Workbench, ready_to_test
 from fedcir.engine.machine import threads
 from fedcir.engine.session import open_session
 from fedcir.engine.store import ClientStore
+from fedcir.engine.trust import trusted
 from fedcir.models.tensors import snapshot, tensor_bytes
 from fedcir.rng import numpy_rng, torch_rng
 from fedcir.runs.batch import OnWork, unheard
@@ -98,23 +99,29 @@ def audit_run(
     samples: int = SAMPLES,
     images: int = IMAGES,
     steps: int = STEPS,
+    trust_code: bool = False,
     on_work: OnWork = unheard,
 ) -> Audit:
-    """Attack a finished run with its own data. `steps` of 0 leaves out the reconstruction of images."""
+    """Attack a finished run with its own data. `steps` of 0 leaves out the reconstruction of images.
+
+    With `trust_code`, code that the run names may run.
+    """
     for name, value, least in (("samples", samples, 10), ("images", images, 1), ("steps", steps, 0)):
         if value < least:
             raise InputError(f"{name} must be at least {least}, got {value}")
-    run = as_run(source)
-    method = run.config.algorithm.name
-    if method not in names() or run.config.model.foreign:  # code that a received folder names does not run here
-        raise InputError(f"{run.path} has a method or an encoder that fedcir does not bring, and cannot be audited")
+    run = as_run(source, trust_code)
+    method = Path(run.config.algorithm.name).stem
+    run = replace(run, config=trusted(run.config, run.path, run.trust_code))
     config, domains, shares = data_of_run(run, None if data_root is None else str(data_root))
     algorithm, federation = make_algorithm(config.algorithm), federation_from(config, domains, shares)
     told = _membership(run, config, domains, shares, federation, samples)
     on_work(1, 2 if steps else 1, what="attacking the run")
     notes = [note for note in (_not_inverted(algorithm, federation), _pooled(algorithm, method)) if note]
     inverted = () if notes or not steps else _inversions(run, config, algorithm, federation, images, steps)
-    sent = () if algorithm.pools else _sent(run, config, algorithm, federation)
+    secret = "key" in run.manifest and config.privacy.by_server
+    if secret:
+        notes.append("who took part in a round is secret in this run: the sites' audit logs hold what each has sent")
+    sent = () if algorithm.pools or secret else _sent(run, config, algorithm, federation)
     return Audit(run.path.resolve().name, config.data.name, method, told, inverted, sent, tuple(notes))
 
 
