@@ -32,7 +32,8 @@ def test_its_settings_are_all_that_the_server_knows_and_their_defaults_are_the_s
     given = tomllib.loads((ROOT / "deploy" / "pyproject.toml").read_text(encoding="utf-8"))
     config = given["tool"]["flwr"]["app"]["config"]
     assert Settings.of(config) == Settings.of({})
-    assert set(config) == {"config", "preset", "set", "out", "resume", "sites", "wait", "timeout", "report"}
+    known = {"config", "preset", "set", "out", "resume", "from-round", "sites", "wait", "timeout", "report"}
+    assert set(config) == known
 
 
 def test_flower_builds_it(tmp_path: Path) -> None:
