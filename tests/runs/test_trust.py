@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 import fedcir
-from fedcir.config import Config, ModelConfig, dump_toml
+from fedcir.config import AlgorithmConfig, Config, ModelConfig, dump_toml
+from fedcir.insight.attempts import Book, Plan
 from fedcir.types import InputError
 
 Said = Callable[..., Any]
@@ -128,3 +129,15 @@ def test_a_copy_that_was_exchanged_is_not_resumed(
     assert refused.err == (
         f"fedcir: {out}/mine.py has changed since the run was started: restore it, or choose another folder\n"
     )
+
+
+def test_trials_of_another_do_not_run_their_code(tiny: Callable[..., Config], ran: Path, tmp_path: Path) -> None:
+    pytest.importorskip("optuna")
+    (tmp_path / "mine.py").write_text(MINE)
+    book = Book(tmp_path / "tuned")
+    with book.locked():
+        config = replace(tiny("fedavg"), algorithm=AlgorithmConfig(str(tmp_path / "mine.py")))
+        book.save(Plan(config, {"local.lr": "0.1,0.2"}, 1, ""))
+    with pytest.raises(InputError, match=r"mine\.py, which was not run: if it is yours, name it again"):
+        fedcir.tune(out=tmp_path / "tuned", resume=True)
+    assert not ran.exists()

@@ -3,7 +3,7 @@
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
@@ -67,7 +67,7 @@ class Options:
         """
         from fedcir.algorithms import asked_config
         from fedcir.engine.folder import RunFolder
-        from fedcir.engine.trust import trusted_algorithm, trusted_model
+        from fedcir.engine.trust import resumed
         from fedcir.runs.places import run_name, unused
         from fedcir.types import InputError
 
@@ -79,12 +79,7 @@ class Options:
             raise InputError("--resume needs --out, the folder of the run to continue")
         if not RunFolder(self.out).exists:
             raise InputError(f"{self.out} holds no run to continue: start one without --resume")
-        saved, given = RunFolder(self.out).config(), asked.tables()
-        if not given.get("algorithm", {}).get("name"):
-            name = trusted_algorithm(saved.algorithm.name, self.out, trust_code)
-            saved = replace(saved, algorithm=replace(saved.algorithm, name=name))
-        if not given.get("model", {}).get("name"):
-            saved = replace(saved, model=trusted_model(saved.model, self.out, trust_code))
+        saved = resumed(RunFolder(self.out).config(), asked.tables(), self.out, trust_code)
         return asked.config_over(saved), self.out
 
 

@@ -3,8 +3,10 @@
 Whoever opens the run of another must not run it unasked. Where the user trusts it, a file is the copy in the folder.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from fedcir.config import Config, ModelConfig
 from fedcir.types import InputError
@@ -28,6 +30,16 @@ def trusted_model(model: ModelConfig, folder: Path, trust_code: bool) -> ModelCo
         return model
     _require(trust_code, folder, "model", model.name)
     return model if model.file is None else replace(model, name=str(folder / Path(model.name).name))
+
+
+def resumed(saved: Config, given: Mapping[str, Any], folder: Path, trust_code: bool) -> Config:
+    """The settings of a run to continue, where `given` tables override them. Code that the user names is his own."""
+    if not given.get("algorithm", {}).get("name"):
+        name = trusted_algorithm(saved.algorithm.name, folder, trust_code)
+        saved = replace(saved, algorithm=replace(saved.algorithm, name=name))
+    if not given.get("model", {}).get("name"):
+        saved = replace(saved, model=trusted_model(saved.model, folder, trust_code))
+    return saved
 
 
 def names_code(config: Config) -> bool:

@@ -14,6 +14,7 @@ from fedcir.data.partition import Share
 from fedcir.engine.resume import MAY_DIFFER
 from fedcir.engine.session import check_own, open_session
 from fedcir.engine.simulate import open_rounds
+from fedcir.engine.trust import resumed
 from fedcir.insight.attempts import Attempt, Book, Plan
 from fedcir.insight.recommend import VALIDATION, without_test_images
 from fedcir.insight.search import Proposal, propose, require_optuna
@@ -108,6 +109,10 @@ def _begun(
     if not book.exists:
         raise InputError(f"{book.path} holds no trials to continue: start some without resume")
     saved = book.plan()
+    try:
+        resumed(saved.config, asked.tables(), book.path, trust_code=False)
+    except InputError as error:  # the folder keeps no copy of it
+        raise InputError(f"{str(error).partition(': if ')[0]}: if it is yours, name it again") from None
     config = _judged(asked.config_over(saved.config))
     for key, (old, new) in differing(saved.config, config).items():
         if key not in MAY_CHANGE:
