@@ -33,10 +33,6 @@ from fedcir.config.settings import (
     PartitionConfig,
     RunConfig,
     ServerConfig,
-    require_at_least,
-    require_not_negative,
-    require_positive,
-    require_share,
 )
 from fedcir.config.tables import (
     build,
@@ -94,9 +90,5 @@ __all__ = [
     "parse_assignment",
     "parse_range",
     "read_toml",
-    "require_at_least",
-    "require_not_negative",
-    "require_positive",
-    "require_share",
     "typed",
 ]

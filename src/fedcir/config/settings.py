@@ -1,7 +1,6 @@
 """The settings: frozen dataclasses, with a sentence and a default for each field."""
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -267,23 +266,3 @@ class Config:
 
 
 SECTIONS: dict[str, Any] = {f.name: f.default_factory for f in dataclasses.fields(Config)}
-
-
-def require_at_least(name: str, value: int | None, least: int) -> None:
-    if value is not None and value < least:
-        raise InputError(f"{name} must be at least {least}, got {value}")
-
-
-def require_positive(name: str, value: float) -> None:
-    if not (math.isfinite(value) and value > 0):
-        raise InputError(f"{name} must be a number above 0, got {value}")
-
-
-def require_not_negative(name: str, value: float) -> None:
-    if not (math.isfinite(value) and value >= 0):
-        raise InputError(f"{name} must be a number of at least 0, got {value}")
-
-
-def require_share(name: str, value: float) -> None:
-    if not 0 <= value < 1:
-        raise InputError(f"{name} must be at least 0 and below 1, got {value}")
