@@ -148,7 +148,7 @@ REFUSED = [
     ("missing.toml", ["missing.toml", "No such file"]),
     ("broken.toml", ["broken.toml", "line 1"]),
     ("latin.toml", ["latin.toml"]),
-    ("folder", ["folder", "directory"]),
+    ("folder", ["config folder: it is a folder"]),
     ("section.toml", ["[locale]", "did you mean 'local'?"]),
     ("field.toml", ["'learning'", "[local]"]),
     ("typed.toml", ["local.lr must be a number, got 'fast'"]),
@@ -444,7 +444,7 @@ def test_an_algorithm_is_shown_with_every_field_its_default_and_its_meaning(fedc
     assert said.code == 0
     assert "https://arxiv.org/abs/2308.15786" in said.out
     assert re.search(r"^up: +model [0-9,]+ bytes$", said.out, re.MULTILINE)
-    assert re.search(r"lambda_align +1e-06 +Weight of the KL", said.out)
+    assert re.search(r"lambda_align +number, 0 to 1,000,000 +1e-06 +Weight of the KL", said.out)
     shown = json.loads(fedcir("algorithms", "fedcir", "--json").out)
     assert all(field["doc"] for field in shown["fields"])
     assert shown["up"].keys() == {"model"}

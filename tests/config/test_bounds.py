@@ -98,6 +98,11 @@ def test_a_config_that_is_nested_beyond_measure_is_refused(text: str, tmp_path: 
         config_from(read_toml(path))
 
 
+def test_a_number_that_is_too_long_is_named() -> None:
+    with pytest.raises(InputError, match=r"^algorithm\.mu must be .* at most 19 digits, got a number of 300 digits$"):
+        config_from({"algorithm": {"mu": [{"x": 1}, int("9" * 300)]}})
+
+
 def test_a_config_without_end_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "config.toml"
     path.symlink_to("/dev/zero")

@@ -80,5 +80,5 @@ def bounds_of(cls: type) -> dict[str, Between]:
 def shown(value: Any) -> str:
     """A value in an error: one line that is not too long."""
     if isinstance(value, int) and abs(value) >= 2**63:  # Python itself prints none of 5,000 digits
-        return f"a number of {math.floor(value.bit_length() * math.log10(2)) + 1:,} digits"
+        return f"a number of {math.floor((value.bit_length() - 1) * math.log10(2)) + 1:,} digits"
     return reprlib.repr(value)

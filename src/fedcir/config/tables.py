@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import math
 import tomllib
-from collections.abc import Mapping, ValuesView
+from collections.abc import Mapping
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints, is_typeddict
@@ -103,12 +103,17 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 def _check_plain(tables: Mapping[str, Any]) -> None:
     """No nesting that Python cannot walk through, and no whole number beyond the 64 bits that TOML has."""
-    level: list[Any] = list(tables.values())
+    level: list[tuple[str, Any]] = list(tables.items())
     for _ in range(DEEPEST):
-        if (number := next((each for each in level if isinstance(each, int) and abs(each) >= 2**63), None)) is not None:
-            raise InputError(f"a whole number has at most 19 digits, got {shown(number)}")
-        inside = [each.values() if isinstance(each, Mapping) else each for each in level]
-        level = [each for some in inside if isinstance(some, ValuesView | list | tuple) for each in some]
+        inside: list[tuple[str, Any]] = []
+        for name, value in level:
+            if isinstance(value, int) and abs(value) >= 2**63:
+                raise InputError(f"{name} must be a whole number of at most 19 digits, got {shown(value)}")
+            if isinstance(value, Mapping):
+                inside += [(f"{name}.{key}", each) for key, each in value.items()]
+            elif isinstance(value, list | tuple):
+                inside += [(name, each) for each in value]
+        level = inside
         if not level:
             return
     raise InputError(f"settings are nested at most {DEEPEST} deep: write [section] and field = value")
