@@ -33,9 +33,9 @@ def test_defaults_are_those_of_a_config_without_any_settings() -> None:
 def test_every_choice_is_one(name: str) -> None:
     for choice in SETTINGS[name].choices:
         tables = parse_assignment(f"{name}={choice}")
-        more = {"partition": {"file": "owners.csv"}} if choice == "csv" else {}
+        more = {"csv": {"partition": {"file": "owners.csv"}}, "example": {"privacy": {"clip": 1, "noise": 1}}}
         section, field = name.split(".")
-        assert getattr(getattr(config_from(merged(tables, more)), section), field) == choice
+        assert getattr(getattr(config_from(merged(tables, more.get(choice, {}))), section), field) == choice
 
 
 def test_the_option_of_a_setting_is_one_of_run() -> None:

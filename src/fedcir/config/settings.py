@@ -212,9 +212,9 @@ class ServerConfig:
     """Share of the clients whose values are left out at each end (trimmed-mean)."""
     byzantine: Annotated[int | None, Between(0, CLIENTS)] = None
     """How many bad clients a choice of the server must stand (krum); as many as it can if not given."""
-    clip: Annotated[float | None, Between(0, 1e30, above=True)] = None
+    clip: Annotated[float | None, Between(0, 1_000_000_000, above=True)] = None
     """Longest update that counts in full (norm-clip); the median of the round's updates if not given."""
-    max_update: Annotated[float, Between(0, 1e30)] = 100.0
+    max_update: Annotated[float, Between(0, 1_000_000_000)] = 100.0
     """A reply is dropped if its update is so many times as long as usual; 0 drops none for its length."""
     eval_every: Count = 1
     """Test every N rounds; the last round is always tested."""
@@ -320,7 +320,7 @@ class AttackConfig:
     """What bad clients do, in an experiment on one machine; never across sites."""
     clients: Annotated[int, Between(1, CLIENTS)] = 1
     """How many clients are bad; the seed draws which."""
-    strength: Annotated[float | None, Between(0, 1e30, above=True)] = None
+    strength: Annotated[float | None, Between(0, 1_000_000_000, above=True)] = None
     """Factor of the update (scale: 10, sign-flip: 4, noise: 10) or share of images (label-flip: 1, backdoor: 0.5)."""
 
     def __post_init__(self) -> None:
