@@ -235,9 +235,8 @@ def decoders(cache: Path) -> list[int]:
 def test_an_interrupted_build_leaves_no_process_and_no_folder(
     number: int, pause: float, tmp_path: Path, own: Path
 ) -> None:
-    """A pipe that nobody writes into keeps one decoding process waiting for as long as it lives."""
-    root = draw(tmp_path / "data", FEW + 10)
-    os.mkfifo(root / "a/cat/pipe.bmp")
+    """The decoding processes are stopped, so that they have work for as long as they live."""
+    root = draw(tmp_path / "data", FEW + 300)
     command = [sys.executable, "-m", "fedcir", "data", "prepare", "folders", "--data-root", str(root)]
     with (tmp_path / "said").open("w") as said:
         process = subprocess.Popen(command, stdout=said, stderr=said)
@@ -246,6 +245,8 @@ def test_an_interrupted_build_leaves_no_process_and_no_folder(
         assert process.poll() is None
         assert time.monotonic() < deadline
         time.sleep(0.01)
+    for decoder in decoders(own):
+        os.kill(decoder, signal.SIGSTOP)
     time.sleep(pause)
     assert decoders(own)
     process.send_signal(number)
