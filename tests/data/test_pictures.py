@@ -201,7 +201,7 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "empty": (lambda path: path.touch(), "it is not an image of a known format"),
     "missing": (lambda path: None, "No such file"),
     "dangling": (lambda path: path.symlink_to("nowhere.jpg"), "No such file"),
-    "folder": (lambda path: path.mkdir(), "Is a directory"),
+    "folder": (lambda path: path.mkdir(), "it is a folder"),
 }
 
 
