@@ -8,6 +8,7 @@ import torch
 
 from fedcir.data.federation import Sizes
 from fedcir.engine.calibration import BINS, SUMS
+from fedcir.engine.norms import Screen
 from fedcir.engine.replies import Collected
 from fedcir.engine.valid import evaluation_fault, training_fault
 from fedcir.types import ClientReply, Groups
@@ -101,7 +102,7 @@ def test_validation_that_was_introduced_must_be_told_and_no_other() -> None:
 
 def test_a_reply_that_lies_is_dropped_and_counted_and_the_others_make_the_round() -> None:
     replies = [trained(loss_ce=1.0), replace(trained(loss_ce=9.0), client_id=1, num_examples=10**18)]
-    collected = Collected(1, model(), 1, {0: SIZES, 1: SIZES})
+    collected = Collected(1, model(), 1, {0: SIZES, 1: SIZES}, Screen(model(), ["model"], 0.0))
     assert [reply.client_id for reply in collected.usable(replies, [0, 1])] == [0]
     assert collected.dropped == {"1": f"num_examples is {10**18}, expected 8"}
     assert collected.losses() == {"ce": 1.0}
