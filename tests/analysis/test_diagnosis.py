@@ -358,7 +358,7 @@ def test_runs_that_cannot_be_seen_again_are_refused(
     (tmp_path / "other" / "model.safetensors").unlink()
     refused(
         fedcir("diagnose", tmp_path / "other", *out),
-        "other/model.safetensors: No such file; resume the run",
+        "other/model.safetensors: No such file or directory; resume the run",
     )
     wide = train(tiny("fedcir", "model.width=3", "server.rounds=1"), tmp_path / "wide")
     shutil.copy(wide / "model.safetensors", tmp_path / "other")

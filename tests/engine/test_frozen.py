@@ -261,4 +261,4 @@ def test_a_file_of_ones_own_is_kept_with_the_run_and_its_dropout_is_seeded(
         train(longer, one, resume=True)
     Path("mine.py").unlink()
     assert load_run(one).card["model"]["name"] == "mine.py:make"
-    assert load_run(one).model(trust_code=True)(torch.zeros(2, 3, 8, 8)).shape == (2, 3)
+    assert load_run(one, trust_code=True).model()(torch.zeros(2, 3, 8, 8)).shape == (2, 3)

@@ -84,7 +84,7 @@ def certs(
         bool, typer.Option("--renew", help="Give the server a new certificate and key from the same CA.")
     ] = False,
 ) -> None:
-    """Create a CA and the server's certificate, renew it, or show when they end. Every site needs ca.crt."""
+    """Create, renew or show certificates. Makes a CA and the server's certificate; every site needs ca.crt."""
     _need_flower()
     from fedcir.flower.certs import make_certificates, renew_certificate, terms
 
