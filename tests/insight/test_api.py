@@ -163,9 +163,9 @@ def test_errors_are_a_family_of_two() -> None:
 def test_a_run_error_ends_the_command_with_1_and_an_option_is_named_behind_its_setting(
     fedcir: Command, options: list[str], tmp_path: Path
 ) -> None:
-    said = fedcir("run", *options, "--algorithm", "fedavg", "--lr", "1e30", "--workers", 1, "-o", tmp_path / "run")
-    assert (said.code, said.err.count("\n")) == (1, 1)
-    assert "replies are usable" in said.err
+    said = fedcir("run", *options, "--algorithm", "fedavg", "--lr", 1000, "--workers", 1, "-o", tmp_path / "run")
+    assert said.code == 1
+    assert "replies are usable" in said.err.splitlines()[-1]
     assert said.err.endswith("(--lr)\n")
 
 

@@ -55,7 +55,8 @@ def tune(
     The trials go into `out`, a new folder in runs/ if not given; `resume` continues there, also after a kill.
     """
     require_optuna()
-    Between(1, 100_000).check("trials", trials)
+    if trials is not None:
+        Between(1, 100_000).check("trials", trials)
     asked = Asked.of(options, preset, config, set)
     book = Book(_place(asked, out, resume))
     with book.locked():
