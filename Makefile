@@ -31,13 +31,13 @@ install: $(READY)  ## Set up the virtual environment in .venv, with every extra
 run: $(RUN_READY)  ## Train FedAvg, FedCiR, FedCiRPlus and Centralized on the embedded data and compare them (resumes, or shows again)
 	$(BIN)/fedcir compare --resume --out runs/default
 
-# One torch thread a worker, since two on two cores wait for each other. fedcir itself sets its threads: a test runs
+# Three workers, since the tests of deployments mostly wait. One torch thread a worker, since more wait for each other. fedcir itself sets its threads: a test runs
 # the checks of a method without the variable.
 test: $(READY)  ## All tests that a fresh machine can run
-	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2 -m "not slow"
+	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 3 -m "not slow"
 
 test-all: $(READY)  ## The tests that take longer too
-	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2
+	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 3
 
 lint: $(READY)  ## ruff and mypy
 	$(BIN)/ruff check .
