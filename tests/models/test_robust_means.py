@@ -175,7 +175,7 @@ def test_the_mean_weighs_by_samples_and_keeps_what_each_client_sent() -> None:
     ("settings", "said"),
     [
         ({"server": {"aggregation": "median", "weighting": "samples"}}, "one voice: set server.weighting=uniform"),
-        ({"server": {"trim": 0.5}}, "server.trim must be above 0 and below 0.5, got 0.5"),
+        ({"server": {"trim": 0.5}}, "server.trim must be below 0.5, got 0.5"),
         ({"server": {"byzantine": -1}}, "server.byzantine must be at least 0, got -1"),
         ({"server": {"clip": 0.0}}, "server.clip must be a number above 0"),
         ({"server": {"max_update": 0.5}}, "server.max_update must be a number above 1, or 0 for no limit, got 0.5"),
