@@ -113,6 +113,7 @@ def test_on_flower_a_run_is_bit_for_bit_what_it_is_in_process_though_its_server_
         assert_same_run(RunFolder(tmp_path / "flower" / method), in_process(two_sites, method, tmp_path / method))
 
 
+@pytest.mark.slow
 def test_in_flowers_simulation_too(simulation: LocalFederation, two_sites: str, tmp_path: Path) -> None:
     asked = {"set": two_sites, "out": str(tmp_path / "flower"), "algorithms": " ".join(METHODS)}
     simulation.submit("methods", asked, APP).wait()
@@ -262,7 +263,7 @@ def test_the_round_goes_on_without_a_site_that_dies_or_sends_what_it_should_not(
     nodes = [{"domain": name, "data-root": str(root), "state": str(tmp_path / name)} for name, root in roots.items()]
     nodes[1]["faults"] = "1:nan 3:rename"
     asked = {
-        "set": "data.name=folders data.image_size=8 model.width=4 local.steps=2 server.rounds=4 server.eval_every=4",
+        "set": "data.name=folders data.image_size=8 model.width=4 local.steps=2 server.rounds=6 server.eval_every=6",
         "out": str(tmp_path / "out"),
         "algorithms": "fedcir",
         "sites": 3,
@@ -286,7 +287,7 @@ def test_the_round_goes_on_without_a_site_that_dies_or_sends_what_it_should_not(
     assert "is not finite" in dropped[0]["1"]
     assert dropped[1] == {"2": "no reply in time"}
     assert dropped[2]["1"] == "model/encoder.backbone.convs.0.weight is missing"
-    assert dropped[3] == {}  # it has come back
+    assert dropped[-1] == {}  # it has come back
     assert list(folder.summary()["final"]["accuracy"]) == ["bonn", "kyiv", "oslo"]
     assert "site 'oslo' has no image of 'lying'" in text
     assert "only site 'oslo' has 'laying': check that all sites spell it the same way" in text

@@ -26,6 +26,7 @@ def smoke(data_root: Path) -> list[str]:
     return ["--scale", "smoke", "--dataset", "arrays", "--data-root", str(data_root), "--device", "cpu"]
 
 
+@pytest.mark.slow
 def test_every_table_and_figure_is_made_and_shares_its_runs(fedcir: Command, smoke: list[str], tmp_path: Path) -> None:
     out = tmp_path / "all"
     for id in ["table1", *(id for id in ids() if id != "table1")]:
