@@ -372,9 +372,9 @@ def test_a_method_of_ones_own_is_named_to_local_update(tmp_path: Path) -> None:
     assert "accuracy/here" in result.evaluate_metrics_clientapp[1]
 
 
-def test_what_cannot_be_is_refused() -> None:
+def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="centralized trains on all data in one place"):
         strategy(algorithm_class("centralized")())
     wrong = ArrayRecord({"model/x": next(iter(strategy().initial_arrays().values()))})
     with pytest.raises(InputError, match="initial_arrays do not fit"):
-        strategy(sites=1).start(MemoryGrid({1: node(0, Path("unused"))}), wrong, num_rounds=1)
+        strategy(sites=1).start(MemoryGrid({1: node(0, tmp_path)}), wrong, num_rounds=1)
