@@ -58,7 +58,7 @@ from fedcir.config import config_from
 from fedcir.data.federation import Client, Federation
 from fedcir.models.task import image_task
 from fedcir.engine.simulate import open_rounds, open_run
-from fedcir.engine.session import settled
+from fedcir.engine.settling import settled
 from fedcir.algorithms import make_algorithm
 
 class OneBatch:

@@ -23,7 +23,8 @@ from fedcir.config import Config, LocalConfig
 from fedcir.data.federation import Federation, federation_of, pooled
 from fedcir.engine.machine import threads
 from fedcir.engine.rounds import run, take_step
-from fedcir.engine.session import Session, hyper_parameters, open_session, own_config
+from fedcir.engine.session import Session, open_session
+from fedcir.engine.settling import hyper_parameters, own_config
 from fedcir.engine.simulate import open_rounds
 from fedcir.engine.transports.serial import SerialTransport
 from fedcir.models.cnn import CNN

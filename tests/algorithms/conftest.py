@@ -13,7 +13,8 @@ from torch.utils.data import TensorDataset
 import fedcir
 from fedcir.config import AlgorithmConfig, Config, LocalConfig, ModelConfig, RunConfig, ServerConfig
 from fedcir.data.federation import federation_of, pooled
-from fedcir.engine.session import Session, hyper_parameters, open_session
+from fedcir.engine.session import Session, open_session
+from fedcir.engine.settling import hyper_parameters
 from fedcir.engine.transports.serial import SerialTransport
 from fedcir.models.task import Task, module_task
 from fedcir.types import Arrays, ClientReply, ServerContext

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from fedcir import FedAvg, FedCiR, InputError, Losses
 from fedcir.algorithms.fedsr import FedSR
+from fedcir.engine.cohort import sample_cohort
 from fedcir.engine.folder import RunFolder
 from fedcir.engine.rounds import run
-from fedcir.engine.session import sample_cohort
 from fedcir.models.reference import Reference
 from fedcir.models.task import Task
 from fedcir.types import LocalContext, Modules

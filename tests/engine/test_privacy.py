@@ -14,9 +14,10 @@ from fedcir.algorithms import algorithm_class, make_algorithm, names
 from fedcir.config import Config, PrivacyConfig, config_from
 from fedcir.data.federation import open_federation
 from fedcir.engine.accounting import Accountant, Releases
+from fedcir.engine.cohort import poisson_cohort
 from fedcir.engine.privacy import PrivateMean
 from fedcir.engine.rounds import run, take_step
-from fedcir.engine.session import Session, open_session, poisson_cohort, workbench
+from fedcir.engine.session import Session, open_session, workbench
 from fedcir.engine.simulate import open_run
 from fedcir.engine.transports.serial import SerialTransport
 from fedcir.types import Dropped, Groups, InputError, RunError

@@ -12,8 +12,10 @@ from fedcir.algorithms import make_algorithm
 from fedcir.config import Config
 from fedcir.data.federation import open_federation
 from fedcir.engine.client import Workbench
+from fedcir.engine.cohort import sample_cohort
 from fedcir.engine.rounds import Transport, run, summarise
-from fedcir.engine.session import Session, open_session, sample_cohort, settled
+from fedcir.engine.session import Session, open_session
+from fedcir.engine.settling import settled
 from fedcir.engine.transports.serial import SerialTransport
 from fedcir.types import ClientReply, Dropped, Groups, RunError, ServerState
 

@@ -15,7 +15,7 @@ from mutate import VALUES, batches, damaged_toml, outcomes
 
 from fedcir.algorithms import algorithm_class, make_algorithm, names
 from fedcir.config import SECTIONS, Config, bounds_of, config_from, config_tables, dump_toml, read_toml
-from fedcir.engine.session import hyper_parameters
+from fedcir.engine.settling import hyper_parameters
 from fedcir.engine.simulate import open_run
 from fedcir.insight.takes import takes
 from fedcir.types import FedcirError

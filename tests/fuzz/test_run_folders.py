@@ -1,14 +1,13 @@
 """Damaged run folders: they are read, or refused in one line, and no resume gives another model."""
 
-import contextlib
 import random
 import shutil
-import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from ended import HANG, Stuck, not_stuck
 from mutate import batches, damaged_copy, outcomes
 
 import fedcir
@@ -17,9 +16,6 @@ from fedcir.config import Config
 from fedcir.engine.simulate import open_run
 from fedcir.insight.report.write import report
 from fedcir.runs.run import load_run
-
-HANG = 30
-"""Seconds after which a reader counts as stuck."""
 
 
 @pytest.fixture(scope="module")
@@ -39,27 +35,13 @@ def stopped(config: Config, train: Callable[..., Path], tmp_path_factory: pytest
     return train(config, tmp_path_factory.mktemp("stopped") / "run", until=2)
 
 
-@contextlib.contextmanager
-def not_stuck() -> Iterator[None]:
-    def end(*_: object) -> None:
-        raise TimeoutError(f"still busy after {HANG} s")
-
-    before = signal.signal(signal.SIGALRM, end)
-    signal.alarm(HANG)
-    try:
-        yield
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
-
-
 def fault(what: str, work: Callable[[], Any]) -> str | None:
     """What is wrong with how something ended, if anything is."""
     try:
         with not_stuck():
             work()
-    except TimeoutError as error:
-        return f"{what}: {error}"
+    except Stuck:
+        return f"{what}: still busy after {HANG} s"
     except Exception as error:
         line, code = told(error)
         if "\n" in line or len(line) > 1500 or line.startswith("internal error") or code not in (1, 2):

@@ -6,12 +6,10 @@ the old file or the new one. Nothing is pickled: safetensors, JSON and TOML.
 
 import contextlib
 import json
-import os
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import IO, Any, NotRequired, TypedDict
+from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -40,66 +38,19 @@ from fedcir.engine.files import (
     unshared,
     write,
 )
+from fedcir.engine.formats import Card, Manifest, Summary
+from fedcir.engine.lock import LOCK_PATIENCE, take_lock
 from fedcir.engine.store import GENERATIONS, NAME
 from fedcir.types import Arrays, InputError, RoundRecord, ServerState
 
 FORMAT = 1
 NAMED = "round-{:06d}.safetensors"
 NOT_ALWAYS = ("validation", "risk", "unseen", "accuracy_unseen", "epsilon")
-LOCK_PATIENCE = 3.0
-"""Seconds that the workers of a killed run are given to end: they hold its lock too, and might still write."""
 
 REWRITE = "delete summary.json there and resume the run, which writes the summary and the model again"
 REMAKE = "resume the run, which writes it again from the last checkpoint"
 DROP = "delete it, and probabilities are not calibrated"
 REDO = "delete this line and all lines after it and resume the run, which repeats their rounds"
-
-
-class Holder(TypedDict):
-    """A client in a manifest."""
-
-    id: int
-    domain: str
-    train: object
-    """The names of its samples, or their number where a site does not tell them."""
-
-
-class Manifest(TypedDict):
-    """What is relied on in manifest.json."""
-
-    clients: list[Holder]
-    hash: str
-    test: NotRequired[dict[str, list[str]]]
-
-
-class Scores(TypedDict):
-    round: int
-    accuracy_mean: float | None
-    accuracy_weighted: float | None
-    accuracy_worst: float | None
-    accuracy: dict[str, float]
-
-
-class Summary(TypedDict):
-    """What is relied on in summary.json."""
-
-    algorithm: str
-    dataset: str
-    seed: int
-    rounds: int
-    final: Scores | None
-    best: Scores | None
-    cost: dict[str, object]
-    model: NotRequired[str]
-    """The checksum of model.safetensors, which cannot hold its own: equal models are equal files."""
-
-
-class Card(TypedDict):
-    """What is relied on in the metadata of model.safetensors."""
-
-    classes: list[str]
-    model: dict[str, object]
-    algorithm: dict[str, object]
 
 
 def own_files(config: Config) -> dict[str, Path]:
@@ -373,45 +324,3 @@ def _line(record: RoundRecord) -> str:
     told = asdict(record).items()
     values = {name: value for name, value in told if name not in NOT_ALWAYS or value is not None}
     return json.dumps(sealed(values), ensure_ascii=False) + "\n"
-
-
-def take_lock(lock: Path, patience: float) -> IO[str] | None:
-    """The file of a lock that this process now holds, its folder made if need be; None if another keeps it.
-
-    Whoever held it may have removed it in the meantime. It then locks nobody out, so the one in its place is taken.
-    """
-    until = time.monotonic() + patience
-    while True:
-        private_folder(lock.parent)
-        if lock.exists() and not lock.is_file():
-            raise InputError(f"{lock} is not a file: delete it")
-        try:
-            file = open(lock, "w", encoding="utf-8", opener=as_open_as_folder)  # noqa: SIM115 (the caller closes it)
-        except FileNotFoundError:  # its folder was removed just now
-            if time.monotonic() > until:
-                raise
-            continue
-        if not _lock(file, until):
-            file.close()
-            return None
-        with contextlib.suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(file.fileno()), os.stat(lock)):
-                return file
-        file.close()
-
-
-def _lock(file: IO[str], until: float) -> bool:
-    """An advisory lock that the system releases when the process and its workers have ended, however they ended."""
-    try:
-        import fcntl
-    except ImportError:  # no such locks on Windows
-        return True
-    while True:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() > until:
-                return False
-            time.sleep(0.05)
-        else:
-            return True

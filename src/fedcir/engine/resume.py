@@ -10,7 +10,9 @@ from fedcir.config import Config, differing
 from fedcir.data.federation import Roster
 from fedcir.engine.files import RESTORE, file_hash
 from fedcir.engine.folder import RunFolder, own_files
-from fedcir.engine.session import Session, hyper_parameters, keeps_something
+from fedcir.engine.own import keeps_something
+from fedcir.engine.session import Session
+from fedcir.engine.settling import hyper_parameters
 from fedcir.engine.store import GENERATIONS, ClientStore
 from fedcir.types import InputError, ServerState
 

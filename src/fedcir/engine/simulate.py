@@ -15,9 +15,10 @@ from fedcir.data.federation import Federation, open_federation, pooled
 from fedcir.data.pictures.decode import OnFile
 from fedcir.engine.folder import RunFolder
 from fedcir.engine.machine import devices_of, keep_memory, pick_workers, threads
+from fedcir.engine.own import check_own, keeps_something
 from fedcir.engine.resume import kept_in
 from fedcir.engine.rounds import Rounds, Transport, run
-from fedcir.engine.session import Session, check_own, keeps_something, open_session
+from fedcir.engine.session import Session, open_session
 from fedcir.engine.store import GENERATIONS, ClientStore
 from fedcir.engine.transports.processes import ProcessTransport
 from fedcir.engine.transports.serial import SerialTransport

@@ -22,8 +22,9 @@ from fedcir.config import (
 )
 from fedcir.data.federation import Pairs, federation_of
 from fedcir.engine.client import own_part
+from fedcir.engine.own import own_batchnorm
 from fedcir.engine.rounds import summarise
-from fedcir.engine.session import own_batchnorm, own_config, settled
+from fedcir.engine.settling import own_config, settled
 from fedcir.engine.simulate import open_rounds
 from fedcir.types import Groups, InputError, RoundRecord
 

@@ -21,9 +21,10 @@ from fedcir.config import Asked, Config
 from fedcir.data.federation import Sizes
 from fedcir.engine.folder import RunFolder
 from fedcir.engine.machine import keep_memory, threads
+from fedcir.engine.own import check_own, own_batchnorm
 from fedcir.engine.resume import kept_in
 from fedcir.engine.rounds import Rounds, run
-from fedcir.engine.session import Session, check_own, open_session, own_batchnorm
+from fedcir.engine.session import Session, open_session
 from fedcir.flower.audit_log import AuditLog
 from fedcir.flower.keys import forget_keys
 from fedcir.flower.patience import SITES, TIMEOUT, WAIT

@@ -17,7 +17,8 @@ from fedcir.config import DEFAULT_ALGORITHM, Assignments, LocalConfig, ModelConf
 from fedcir.engine.machine import threads
 from fedcir.engine.replies import tally
 from fedcir.engine.rounds import take_step
-from fedcir.engine.session import Session, open_session, own_config
+from fedcir.engine.session import Session, open_session
+from fedcir.engine.settling import own_config
 from fedcir.engine.valid import training_fault
 from fedcir.flower.patience import SITES, TIMEOUT, WAIT
 from fedcir.flower.server_app import check_deployable

@@ -9,7 +9,7 @@ from typing import Literal
 
 from fedcir.config import Config, config_from, config_tables, dump_toml, read_toml, typed
 from fedcir.engine.files import RESTORE, naming, reading, write
-from fedcir.engine.folder import LOCK_PATIENCE, take_lock
+from fedcir.engine.lock import LOCK_PATIENCE, take_lock
 from fedcir.types import InputError
 
 

@@ -13,7 +13,8 @@ from fedcir.algorithms.algorithm import Algorithm
 from fedcir.config import AlgorithmConfig, Config, LocalConfig, ModelConfig, RunConfig, ServerConfig
 from fedcir.data.federation import federation_of
 from fedcir.engine.machine import threads
-from fedcir.engine.session import hyper_parameters, open_session
+from fedcir.engine.session import open_session
+from fedcir.engine.settling import hyper_parameters
 from fedcir.engine.transports.serial import SerialTransport
 from fedcir.insight.takes import takes
 from fedcir.models.resnet import ResNet18

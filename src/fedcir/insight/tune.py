@@ -11,8 +11,9 @@ from fedcir.config import Asked, Between, Config, differing
 from fedcir.data.domains import Domains
 from fedcir.data.federation import deal, federation_from, manifest_of
 from fedcir.data.partition import Share
+from fedcir.engine.own import check_own
 from fedcir.engine.resume import MAY_DIFFER
-from fedcir.engine.session import check_own, open_session
+from fedcir.engine.session import open_session
 from fedcir.engine.simulate import open_rounds
 from fedcir.engine.trust import resumed
 from fedcir.insight.attempts import Attempt, Book, Plan

@@ -16,7 +16,7 @@ from fedcir.data.examples import ImageExamples, Normalisation
 from fedcir.engine.calibration import Calibration, judge
 from fedcir.engine.folder import RunFolder
 from fedcir.engine.machine import pick_device
-from fedcir.engine.session import own_batchnorm
+from fedcir.engine.own import own_batchnorm
 from fedcir.runs.run import Run, Source, as_run
 from fedcir.types import InputError
 

@@ -15,7 +15,8 @@ from fedcir.config import Config
 from fedcir.data.federation import Federation
 from fedcir.engine.client import EVALUATION_BATCH, fit
 from fedcir.engine.machine import threads
-from fedcir.engine.session import settled, workbench
+from fedcir.engine.session import workbench
+from fedcir.engine.settling import settled
 from fedcir.insight.experiments.experiment import Case, Experiment, Point
 from fedcir.runs.sweep import Job
 from fedcir.types import Groups, InputError, LocalContext

@@ -1,0 +1,50 @@
+"""What is relied on in the files of a run folder."""
+
+from typing import NotRequired, TypedDict
+
+
+class Holder(TypedDict):
+    """A client in a manifest."""
+
+    id: int
+    domain: str
+    train: object
+    """The names of its samples, or their number where a site does not tell them."""
+
+
+class Manifest(TypedDict):
+    """What is relied on in manifest.json."""
+
+    clients: list[Holder]
+    hash: str
+    test: NotRequired[dict[str, list[str]]]
+
+
+class Scores(TypedDict):
+    round: int
+    accuracy_mean: float | None
+    accuracy_weighted: float | None
+    accuracy_worst: float | None
+    accuracy: dict[str, float]
+
+
+class Summary(TypedDict):
+    """What is relied on in summary.json."""
+
+    algorithm: str
+    dataset: str
+    seed: int
+    rounds: int
+    final: Scores | None
+    best: Scores | None
+    cost: dict[str, object]
+    model: NotRequired[str]
+    """The checksum of model.safetensors, which cannot hold its own: equal models are equal files."""
+
+
+class Card(TypedDict):
+    """What is relied on in the metadata of model.safetensors."""
+
+    classes: list[str]
+    model: dict[str, object]
+    algorithm: dict[str, object]
