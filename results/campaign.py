@@ -76,14 +76,14 @@ def jobs() -> Iterator[Job]:
         ("office-caltech-10", CEILINGS, 3),
         ("pacs-frozen", ("fedavg", "fedcir"), 3),
         ("office-caltech-10-frozen", ("fedavg", "fedcir"), 3),
-        ("minidigits", CEILINGS, 5),
-        ("pacs-skew", MAIN, 3),
-        ("pacs-long", MAIN, 3),
         ("office-caltech-10-finetuned", ("fedavg", "fedcir"), 3),
         ("pacs-scratch", ("fedavg",), 3),
         ("office-caltech-10-scratch", ("fedavg",), 3),
-        ("pacs-resnet18", ("fedavg", "fedcirplus", "centralized", "fedcir"), 3),
+        ("pacs-skew", MAIN, 3),
+        ("pacs-long", MAIN, 3),
         ("pacs", OTHERS, 3),
+        ("pacs-resnet18", ("fedavg", "fedcirplus", "centralized", "fedcir"), 3),
+        ("minidigits", CEILINGS, 5),
     ):
         for seed in range(seeds):
             for algorithm in algorithms:
