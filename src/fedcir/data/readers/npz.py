@@ -15,7 +15,7 @@ from fedcir.data.domains import Domain, Domains, Split
 from fedcir.data.names import Numbered
 from fedcir.types import InputError
 
-IN_MEMORY = 16_000_000
+IN_MEMORY = 1_000_000
 """Bytes of an array that is not worth a file."""
 PARTS = ("train", "test")
 
