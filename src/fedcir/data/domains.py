@@ -50,7 +50,9 @@ class Split:
         """These samples, in this order; no image and no name is copied."""
         chosen = np.asarray(indices, dtype=np.int64)
         groups = None if self.groups is None else self.groups[chosen]
-        return Split(self.images, self.labels[chosen], Chosen(self.ids, chosen), self._at(chosen), groups)
+        some = Split(self.images, self.labels[chosen], Chosen(self.ids, chosen), self._at(chosen), groups)
+        _release(self.labels)
+        return some
 
     def _at(self, chosen: Indices) -> Indices:
         return chosen if self.rows is None else self.rows[chosen]
@@ -127,7 +129,7 @@ def rows_by_group(groups: Indices) -> list[Indices]:
     return np.split(order, np.flatnonzero(np.diff(groups[order])) + 1)
 
 
-def _release(images: Images) -> None:
+def _release(images: Images | Labels) -> None:
     """Let go of the pages of a map that were read: the system keeps them, but they no longer count as ours."""
     pages: object = images
     while isinstance(pages, np.ndarray):  # a view has the array that it is of as its base

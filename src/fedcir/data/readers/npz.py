@@ -126,4 +126,4 @@ def _split(file: Path, archive: zipfile.ZipFile, held: dict[str, str], part: str
             f"{file}: y_{part} holds the label {y.min() if y.min() < 0 else y.max()}: number labels from 0"
         )
     images = x if x.ndim == 4 else x[..., None]
-    return Split(images, y.astype(np.int64), Numbered(f"{file.stem}/{part}/", len(y)))
+    return Split(images, y.astype(np.int64, copy=False), Numbered(f"{file.stem}/{part}/", len(y)))
