@@ -14,9 +14,9 @@ from fedcir.config import PartitionConfig, config_from
 from fedcir.data.domains import Domain, Domains, Split
 from fedcir.data.federation import Federation, open_federation
 from fedcir.data.manifest import manifest_of
-from fedcir.data.names import Chosen, Numbered, names_at
+from fedcir.data.names import Chosen, Numbered
 from fedcir.data.partition import partition
-from fedcir.data.pieces import compact, indented
+from fedcir.data.pieces import compact, indented, written_names
 from fedcir.data.shares import Share, Shares
 from fedcir.engine.cohort import poisson_cohort, sample_cohort
 from fedcir.rng import numpy_rng
@@ -91,14 +91,15 @@ def test_cohorts_are_drawn_as_from_a_list_of_all_clients() -> None:
     assert poisson_cohort(range(1000), 0.1, numpy_rng(0)) == [n for n, each in enumerate(drawn) if each < 0.1]
 
 
-def test_names_of_many_rows_are_those_of_each() -> None:
-    names = Numbered("Maße/train/", 2_000_000)
-    rows = np.array([0, 999_999, 17])
-    assert names_at(names, rows) == [names[0], names[999_999], names[17]]
-    assert names_at(Numbered("a/", 1000), rows[[0, 2]]) == ["a/000000", "a/000017"]
-    assert names_at(Chosen(Numbered("a/", 1000), rows[::-1]), np.array([0])) == ["a/000017"]
-    assert names[1_234_567] == "Maße/train/1234567"
-    assert names[-1] == "Maße/train/1999999"
+@pytest.mark.parametrize("before", ["a/", 'q"/', "Maße/"])
+def test_names_of_many_rows_are_written_as_those_of_each(before: str) -> None:
+    names, rows = Numbered(before, 1_000_000), np.array([0, 999_999, 17, 17])
+    for some, places in ((names, rows), (Chosen(names, rows[::-1]), np.array([3, 0]))):
+        written = written_names(some, places, ", ", json.dumps)
+        assert written[0 : len(places)] == json.dumps([some[place] for place in places])[1:-1]
+        assert written[1:2] == json.dumps(some[places[1]])
+        assert written[1:1] == ""
+    assert Numbered(before, 2_000_000)[-1] == f"{before}1999999"
 
 
 @pytest.mark.parametrize("ids", [Numbered('q"uote/ü/', 6), ["a", "b\\", 'c"', "d\n", "é", "f"]], ids=["made", "list"])

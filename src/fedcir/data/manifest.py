@@ -3,19 +3,18 @@
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from json.encoder import encode_basestring, encode_basestring_ascii
 from typing import Any
 
 import numpy as np
 
-from fedcir.data.collection import without_collection
 from fedcir.data.domains import Domain, Domains
-from fedcir.data.names import Made, names_at
-from fedcir.data.pieces import compact
+from fedcir.data.pieces import Written, compact, written_names
 from fedcir.data.shares import Share, Shares
 
 
 @dataclass(frozen=True, eq=False)
-class Holdings(Made[dict[str, Any]]):
+class Holdings(Written[dict[str, Any]]):
     """The clients of a manifest. Their names of samples exist only while one of them is looked at."""
 
     domains: Domains
@@ -25,18 +24,25 @@ class Holdings(Made[dict[str, Any]]):
         return len(self.shares)
 
     def make(self, position: int) -> dict[str, Any]:
-        return next(self._told(position, position + 1))
+        share = self.shares[position]
+        held = [(self.domains[domain].train.ids, rows.tolist()) for domain, rows in share.rows.items()]
+        name = {"name": share.name} if share.name else {}
+        names = [ids[row] for ids, rows in held for row in rows]
+        return {"id": position, **name, "domain": share.domain, "train": names}
 
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        with without_collection():
-            yield from self._told(0, len(self))
-
-    def _told(self, begin: int, end: int) -> Iterator[dict[str, Any]]:
-        named = self.shares.told(lambda domain, rows: names_at(self.domains[domain].train.ids, rows), begin, end)
-        for number, share in enumerate(named, begin):
-            name = {"name": share.name} if share.name else {}
-            train = [each for names in share.rows.values() for each in names]
-            yield {"id": number, **name, "domain": share.domain, "train": train}
+    def texts(self, inside: str | None) -> Iterator[str]:
+        encode, between = (encode_basestring_ascii, ", ") if inside is None else (encode_basestring, f",{inside} ")
+        ids = {domain.name: domain.train.ids for domain in self.domains}
+        told = self.shares.told(lambda domain, rows: written_names(ids[domain], rows, between, encode))
+        for number, share in enumerate(told):
+            held, domain = between.join(share.rows.values()), encode(share.domain)  # type: ignore[arg-type]
+            name = f'"name": {encode(share.name)}' if share.name else ""
+            if inside is None:
+                yield f'{{"domain": {domain}, "id": {number}, {name and name + ", "}"train": [{held}]}}'
+            else:
+                train = f"[{inside} {held}{inside}]" if held else "[]"
+                parts = [f'"id": {number}', *([name] if name else []), f'"domain": {domain}', f'"train": {train}']
+                yield f"{{{inside}{f',{inside}'.join(parts)}{inside[:-1]}}}"
 
 
 def manifest_of(domains: Domains, shares: Sequence[Share]) -> dict[str, Any]:

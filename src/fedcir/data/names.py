@@ -67,16 +67,3 @@ class Chosen(Made[str]):
 
     def make(self, position: int) -> str:
         return self.names[int(self.rows[position])]
-
-
-def names_at(names: Sequence[str], rows: NDArray[np.int64]) -> list[str]:
-    """The names of many rows at once."""
-    if isinstance(names, Chosen):
-        return names_at(names.names, names.rows[rows])
-    if not isinstance(names, Numbered) or not names.size or names.size > 10**DIGITS:
-        return [names[row] for row in rows.tolist()]
-    letters = np.empty((len(rows), len(names.before) + DIGITS), dtype=np.uint32)  # four times as fast as one by one
-    letters[:, :-DIGITS] = np.array([ord(letter) for letter in names.before], dtype=np.uint32)
-    for place in range(DIGITS):
-        letters[:, -1 - place] = ord("0") + rows // 10**place % 10
-    return letters.view(f"U{letters.shape[1]}").ravel().tolist()
