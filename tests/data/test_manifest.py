@@ -16,7 +16,8 @@ from PIL import Image
 
 from fedcir.config import Config
 from fedcir.data.examples import ImageExamples
-from fedcir.data.federation import deal, manifest_of, open_federation
+from fedcir.data.federation import deal, open_federation
+from fedcir.data.manifest import manifest_of
 
 Make = Callable[..., Config]
 
@@ -121,12 +122,14 @@ def test_the_hash_does_not_depend_on_where_the_data_lie(
 def test_the_manifest_does_not_depend_on_the_process(data_root: Path, tree: Path) -> None:
     script = (
         "import json, sys\n"
-        "from fedcir.data.federation import deal, manifest_of\n"
+        "from fedcir.data.federation import deal\n"
+        "from fedcir.data.manifest import manifest_of\n"
+        "from fedcir.data.pieces import compact\n"
         "from fedcir.config import Asked\n"
         "for name, root in (('arrays', sys.argv[1]), ('folders', sys.argv[2])):\n"
         "    given = {'dataset': name, 'data_root': root, 'clients': 6}\n"
         "    asked = Asked(options=given, assignments=['data.val_fraction=0.2'])\n"
-        "    print(json.dumps(manifest_of(*deal(asked.config()))))\n"
+        "    print(*compact(manifest_of(*deal(asked.config()))), sep='')\n"
     )
     command = [sys.executable, "-c", script, str(data_root), str(tree)]
     first, second = (

@@ -75,7 +75,7 @@ def test_a_domain_nobody_stands_for_is_still_tested(write: Write, by_file: Tiny,
     config = by_file(write(MIXED), "server.rounds=1")
     federation = open_federation(config)
     assert [client.domain for client in federation.clients] == ["ink", "wax", "pen"]
-    assert federation.trainers == (0, 1)
+    assert list(federation.trainers) == [0, 1]
     assert federation.evaluators == {0: "ink", 1: "wax", 2: "pen"}
     (record,) = RunFolder(train(config, tmp_path / "run")).records()
     assert record.accuracy is not None

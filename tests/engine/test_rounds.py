@@ -318,7 +318,7 @@ def test_a_run_that_nobody_evaluated_still_ends_with_a_summary(tiny: Tiny) -> No
 
 def test_a_held_out_domain_is_tested_on_and_not_trained_on(tiny: Tiny) -> None:
     session, real = opened(tiny("fedavg", "server.rounds=1", "partition.hold_out=pen"))
-    assert session.roster.trainers == (0, 1)
+    assert list(session.roster.trainers) == [0, 1]
     (record,) = run(session, real)
     assert record.accuracy is not None
     assert list(record.accuracy) == ["ink", "wax", "pen"]

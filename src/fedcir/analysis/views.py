@@ -16,8 +16,9 @@ from fedcir.algorithms.algorithm import Algorithm
 from fedcir.config import Config
 from fedcir.data.catalogue import SOURCES
 from fedcir.data.domains import Domains
-from fedcir.data.federation import Federation, deal, manifest_of
-from fedcir.data.partition import Share
+from fedcir.data.federation import Federation, deal
+from fedcir.data.manifest import manifest_of
+from fedcir.data.shares import Share
 from fedcir.engine.client import EVALUATION_BATCH, Workbench, ready_to_test
 from fedcir.engine.files import RESTORE
 from fedcir.engine.machine import threads
@@ -69,7 +70,7 @@ class View:
         return np.where(self.labels == 1, of_truth, -of_truth)
 
 
-def data_of_run(run: Run, data_root: str | None = None) -> tuple[Config, Domains, list[Share]]:
+def data_of_run(run: Run, data_root: str | None = None) -> tuple[Config, Domains, Sequence[Share]]:
     """A finished run's settings, its data, which must be what it ran on, and who held what."""
     if not run.finished:
         raise InputError(f"{run.path} holds no finished run: resume it to finish it")

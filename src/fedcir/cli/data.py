@@ -174,7 +174,9 @@ def partition(
 ) -> None:
     """Show which images each client would get. With --json, prints the manifest of such a run."""
     from fedcir.cli.progress import Meter
-    from fedcir.data.federation import deal, manifest_of
+    from fedcir.data.federation import deal
+    from fedcir.data.manifest import manifest_of
+    from fedcir.data.pieces import indented
     from fedcir.insight.report.plots import clients_by_classes
     from fedcir.types import InputError
 
@@ -195,7 +197,7 @@ def partition(
         for number, share in enumerate(shares)
     ]
     if json:
-        print(jsonlib.dumps(manifest, indent=1, ensure_ascii=False))
+        sys.stdout.writelines([*indented(manifest), "\n"])
     else:
         shown = list(domains.classes) if len(domains.classes) <= FEW else []
         rows = [["client", "domain", "images", *shown]]

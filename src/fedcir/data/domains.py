@@ -3,11 +3,11 @@
 import mmap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedcir.data.names import Chosen
 from fedcir.rng import numpy_rng
 
 Images = NDArray[np.uint8]
@@ -28,30 +28,34 @@ class Split:
     """The number of each sample's group, (N,), which no split may tear apart; None if each stands for itself."""
 
     def __post_init__(self) -> None:
-        if not len(self.where) == len(self.labels) == len(self.ids):
-            raise ValueError(
-                f"{len(self.where)} images, {len(self.labels)} labels and {len(self.ids)} ids do not match"
-            )
+        images = len(self.images if self.rows is None else self.rows)
+        if not images == len(self.labels) == len(self.ids):
+            raise ValueError(f"{images} images, {len(self.labels)} labels and {len(self.ids)} ids do not match")
 
     def __len__(self) -> int:
         return len(self.labels)
 
-    @cached_property
+    @property
     def where(self) -> Indices:
         """The row of each sample's image."""
         return np.arange(len(self.images)) if self.rows is None else self.rows
 
     def pixels(self, indices: Sequence[int] | Indices) -> Images:
         """A copy of the images of these samples."""
-        chosen = np.asarray(self.images[self.where[np.asarray(indices, dtype=np.int64)]])
+        chosen = np.asarray(self.images[self._at(np.asarray(indices, dtype=np.int64))])
         _release(self.images)
         return chosen
 
     def take(self, indices: Sequence[int] | Indices) -> "Split":
-        """These samples, in this order; no image is copied."""
+        """These samples, in this order; no image and no name is copied."""
         chosen = np.asarray(indices, dtype=np.int64)
         groups = None if self.groups is None else self.groups[chosen]
-        return Split(self.images, self.labels[chosen], [self.ids[i] for i in chosen], self.where[chosen], groups)
+        some = Split(self.images, self.labels[chosen], Chosen(self.ids, chosen), self._at(chosen), groups)
+        _release(self.labels)
+        return some
+
+    def _at(self, chosen: Indices) -> Indices:
+        return chosen if self.rows is None else self.rows[chosen]
 
 
 @dataclass(frozen=True)
@@ -125,8 +129,10 @@ def rows_by_group(groups: Indices) -> list[Indices]:
     return np.split(order, np.flatnonzero(np.diff(groups[order])) + 1)
 
 
-def _release(images: Images) -> None:
+def _release(images: Images | Labels) -> None:
     """Let go of the pages of a map that were read: the system keeps them, but they no longer count as ours."""
-    pages: object = images.base
+    pages: object = images
+    while isinstance(pages, np.ndarray):  # a view has the array that it is of as its base
+        pages = pages.base
     if isinstance(pages, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
         pages.madvise(mmap.MADV_DONTNEED)

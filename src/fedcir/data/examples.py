@@ -81,7 +81,7 @@ class ImageExamples:
         return x, torch.from_numpy(self.split.labels[positions]).to(device)
 
     def labels(self) -> Tensor:
-        return torch.from_numpy(self.split.labels)
+        return torch.from_numpy(np.array(self.split.labels))  # a copy, since they may be a map to read only
 
 
 class PooledExamples:

@@ -39,7 +39,7 @@ class FeatureExamples:
         return chosen.to(device), torch.from_numpy(self.split.labels[positions]).to(device)
 
     def labels(self) -> Tensor:
-        return torch.from_numpy(self.split.labels)
+        return torch.from_numpy(np.array(self.split.labels))  # a copy, since they may be a map to read only
 
 
 @dataclass(frozen=True)

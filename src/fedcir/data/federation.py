@@ -1,10 +1,8 @@
-"""Who takes part: the clients with their data, the task they share, and the manifest that names every sample."""
+"""Who takes part: the clients with their data, and the task they share."""
 
-import hashlib
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -13,18 +11,25 @@ import torch
 
 from fedcir.config import OWN_MODELS, Config, ModelConfig, check_memory
 from fedcir.data.datasets import examples_of
-from fedcir.data.domains import Domain, Domains, Split
+from fedcir.data.domains import Domains, Split
 from fedcir.data.examples import Examples, ImageExamples, Normalisation, PooledExamples
 from fedcir.data.features import feature_examples
+from fedcir.data.manifest import hashed, manifest_of
+from fedcir.data.names import Made
 from fedcir.data.opening import open_dataset
-from fedcir.data.partition import Share, partition, read_owners
+from fedcir.data.partition import partition, read_owners
 from fedcir.data.pictures.decode import OnFile
+from fedcir.data.shares import Share, Shares
 from fedcir.models.cnn import SMALLEST
 from fedcir.models.task import Task, check_features, image_task, module_task
 from fedcir.types import ClientReply, Groups, InputError
 
 Pairs = Mapping[str, tuple[Any, Any]] | Iterable[tuple[Any, Any]]
 """Clients of the caller: a (train, test) pair of Datasets each, either of which may be None, by name or one by one."""
+
+
+KEPT = 256
+"""Clients that stay made: most federations are smaller."""
 
 
 class Sizes(NamedTuple):
@@ -54,6 +59,30 @@ class Client:
         return Sizes(len(self.train or ()), len(self.test or ()), len(self.validation or ()))
 
 
+class Clients(Made[Client]):
+    """Clients that are made of their shares when they are asked for; the last ones are kept for a while."""
+
+    def __init__(self, shares: Shares, make: Callable[[int, Share], Client]) -> None:
+        self.shares = shares
+        self._made = lru_cache(KEPT)(lambda number: make(number, shares[number]))
+
+    def __len__(self) -> int:
+        return len(self.shares)
+
+    def make(self, position: int) -> Client:
+        return self._made(position)
+
+    @property
+    def trainers(self) -> Sequence[int]:
+        found = np.flatnonzero(self.shares.sizes)
+        every = range(len(found))
+        return every if np.array_equal(found, every) else found.tolist()
+
+    @property
+    def evaluators(self) -> dict[int, str]:
+        return {client: domain for domain, client in self.shares.firsts.items()}
+
+
 class Roster(Protocol):
     """Who takes part and in what, as a server knows it, which need not hold any data."""
 
@@ -70,7 +99,7 @@ class Roster(Protocol):
     def notes(self) -> tuple[str, ...]: ...
 
     @property
-    def trainers(self) -> tuple[int, ...]: ...
+    def trainers(self) -> Sequence[int]: ...
 
     @property
     def holders(self) -> int:
@@ -83,6 +112,10 @@ class Roster(Protocol):
     @property
     def unseen(self) -> tuple[str, ...]: ...
 
+    def images(self, client: int) -> int:
+        """How many images a client trains on."""
+        ...
+
     @property
     def sizes(self) -> dict[int, Sizes]:
         """What each client has said it has, and its replies must tell; empty where clients are at hand themselves."""
@@ -92,7 +125,8 @@ class Roster(Protocol):
 @dataclass(frozen=True)
 class Federation:
     dataset: str
-    clients: tuple[Client, ...]
+    clients: Sequence[Client]
+    """In the order of their numbers."""
     task: Task
     card: dict[str, Any]
     """What a user of the model must know: classes, size, normalisation. It goes into the model's file."""
@@ -108,25 +142,38 @@ class Federation:
     def holders(self) -> int:
         return self.pooled or len(self.trainers)
 
-    @property
-    def trainers(self) -> tuple[int, ...]:
+    @cached_property
+    def trainers(self) -> Sequence[int]:
+        if isinstance(self.clients, Clients):
+            return self.clients.trainers
         return tuple(client.id for client in self.clients if client.train is not None)
 
     @property
+    def watchers(self) -> list[Client]:
+        """Those that only test."""
+        return [self.clients[n] for n in np.setdiff1d(np.arange(len(self.clients)), self.trainers).tolist()]
+
+    @cached_property
     def evaluators(self) -> dict[int, str]:
         """One client a domain, the first that holds its test set."""
+        if isinstance(self.clients, Clients):
+            return self.clients.evaluators
         first: dict[str, int] = {}
         for client in self.clients:
             if client.test is not None:
                 first.setdefault(client.domain, client.id)
         return {client: domain for domain, client in first.items()}
 
+    def images(self, client: int) -> int:
+        held = self.manifest["clients"][client]["train"]  # names, or their number where a caller brings Datasets
+        return held if isinstance(held, int) else len(held)
+
     @property
     def sizes(self) -> dict[int, Sizes]:
         return {}
 
 
-def deal(config: Config, on_file: OnFile | None = None) -> tuple[Domains, list[Share]]:
+def deal(config: Config, on_file: OnFile | None = None) -> tuple[Domains, Shares]:
     """The configured dataset, and who holds what of it."""
     seed = config.run.seed
     domains = open_dataset(config.data, seed, on_file)
@@ -168,14 +215,16 @@ def federation_from(
         domain.name: (examples(domain.test), None if domain.validation is None else examples(domain.validation))
         for domain in domains
     }
-    clients = []
-    for number, share in enumerate(shares):
+
+    def client(number: int, share: Share) -> Client:
         train = _examples(domains, share, examples) if share.rows else None
-        clients.append(Client(number, share.domain, train, *shared[share.domain]))
+        return Client(number, share.domain, train, *shared[share.domain])
+
+    dealt = Shares.of(shares, domains.names)
     card = image_card(domains.classes, height, channels, normalisation)
-    manifest, unseen = manifest_of(domains, shares), unseen_of(domains, shares)
+    manifest, unseen = manifest_of(domains, dealt), unseen_of(domains, dealt)
     notes = (*domains.notes, *_notes_on_model(config.model))
-    return Federation(domains.name, tuple(clients), task, card, manifest, notes, unseen)
+    return Federation(domains.name, Clients(dealt, client), task, card, manifest, notes, unseen)
 
 
 def _notes_on_model(model: ModelConfig) -> list[str]:
@@ -186,7 +235,8 @@ def _notes_on_model(model: ModelConfig) -> list[str]:
 
 def unseen_of(domains: Domains, shares: Sequence[Share]) -> tuple[str, ...]:
     """The domains that nobody trains on, such as a held-out one."""
-    return tuple(name for name in domains.names if not any(name in share.rows for share in shares))
+    held = Shares.of(shares, domains.names).held
+    return tuple(name for name in domains.names if name not in held or not len(held[name].rows))
 
 
 def image_card(classes: Sequence[str], image_size: int, channels: int, normalisation: Normalisation) -> dict[str, Any]:
@@ -212,7 +262,7 @@ def federation_of(
     task = module_task(encoder, example, num_classes, latent, seed, first)
     for whose, other in others:
         check_features(task, other, whose)
-    manifest = _hashed({"clients": [{"id": c.id, "domain": c.domain, "train": len(c.train or ())} for c in clients]})
+    manifest = hashed({"clients": [{"id": c.id, "domain": c.domain, "train": len(c.train or ())} for c in clients]})
     card = {"classes": [str(i) for i in range(num_classes)]}
     unseen = tuple(client.domain for client in clients if client.train is None)
     return Federation("own", tuple(clients), task, card, manifest, unseen=unseen)
@@ -269,23 +319,6 @@ def _first_batches(clients: Sequence[Client]) -> dict[str, torch.Tensor]:
     return dict(found.values())
 
 
-def manifest_of(domains: Domains, shares: Sequence[Share]) -> dict[str, Any]:
-    """Every client's samples by name, and a hash of it all: the same for the same data, settings and seed anywhere."""
-    clients = []
-    for number, share in enumerate(shares):
-        ids = [domains[name].train.ids[i] for name, rows in share.rows.items() for i in rows]
-        name = {"name": share.name} if share.name else {}
-        clients.append({"id": number, **name, "domain": share.domain, "train": ids})
-    manifest: dict[str, Any] = {
-        "dataset": domains.name,
-        "content": domains.content or "-".join(_content_hash(domain) for domain in domains),
-        "clients": clients,
-        "test": {domain.name: list(domain.test.ids) for domain in domains},
-    }
-    aside = {domain.name: list(domain.validation.ids) for domain in domains if domain.validation is not None}
-    return _hashed({**manifest, "validation": aside} if aside else manifest)
-
-
 def _unmatched(file: str, domains: Domains, held_out: str | None) -> list[str]:
     """Notes on paths that match no image, and on images that no client gets."""
     owners = read_owners(Path(file))
@@ -299,18 +332,3 @@ def _unmatched(file: str, domains: Domains, held_out: str | None) -> list[str]:
     if unowned := sorted(trained - owners.keys()):
         notes.append(f"training images that {file} gives to no client: {len(unowned)}, the first is {unowned[0]!r}")
     return notes
-
-
-def _content_hash(domain: Domain) -> str:
-    digest = hashlib.blake2b(digest_size=16)
-    for split in (domain.train, domain.test, *([domain.validation] if domain.validation is not None else [])):
-        for start in range(0, len(split), 1024):  # a little at a time, since it may be large
-            some = np.arange(start, min(start + 1024, len(split)))
-            digest.update(np.ascontiguousarray(split.pixels(some)).data)
-        digest.update(np.ascontiguousarray(split.labels).data)
-    return digest.hexdigest()
-
-
-def _hashed(manifest: dict[str, Any]) -> dict[str, Any]:
-    text = json.dumps(manifest, sort_keys=True)
-    return {**manifest, "hash": hashlib.blake2b(text.encode(), digest_size=16).hexdigest()}

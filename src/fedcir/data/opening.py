@@ -1,9 +1,7 @@
 """A dataset opened: read, split, cut to what was asked for, and checked."""
 
-import gc
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +10,7 @@ from PIL import Image
 
 from fedcir.config import DataConfig, check_memory, nearest
 from fedcir.data.catalogue import ALL, IMAGE_SIZE, Source, find
+from fedcir.data.collection import without_collection
 from fedcir.data.domains import Domains, Images, Split
 from fedcir.data.pictures.cache import Prepared, prepare
 from fedcir.data.pictures.decode import OnFile
@@ -28,7 +27,7 @@ from fedcir.types import InputError
 
 def open_dataset(data: DataConfig, seed: int, on_file: OnFile | None = None, to_train: bool = True) -> Domains:
     """The configured dataset, checked to be one that can be trained on unless it is only looked at."""
-    with _without_collection():
+    with without_collection():
         return _open(data, seed, on_file, to_train)
 
 
@@ -69,7 +68,7 @@ def open_site(
     on_file: OnFile | None = None,
 ) -> Domains:
     """One site's own images, split as a domain of `folders` or `table` would be; of the classes that are agreed."""
-    with _without_collection():
+    with without_collection():
         found = site_pictures(root, domain, data)
         pictures = of_classes(found.pictures, classes or None, root, missing=True)
         prepared = _prepared("folders", root, pictures, data, on_file)
@@ -97,18 +96,6 @@ def _held_back(domains: Domains, data: DataConfig, seed: int) -> Domains:
         note = f"{unused}: {', '.join(given)}"
         domains = replace(domains, domains=kept, notes=(*domains.notes, note) if given else domains.notes)
     return domains if data.train_per_domain is None else domains.capped(data.train_per_domain, seed)
-
-
-@contextmanager
-def _without_collection() -> Iterator[None]:
-    """Ten thousand names make Python look for garbage again and again, in all of torch too: it takes half the time."""
-    before = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if before:
-            gc.enable()
 
 
 def pictures_of(source: Source, root: Path, data: DataConfig) -> Found:

@@ -1,37 +1,22 @@
 """Who holds what: pure functions from labels to the rows of each client."""
 
 import csv
+import heapq
 import io
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedcir.config import PartitionConfig
 from fedcir.config.reading import TABLE, read_text
 from fedcir.config.spreadsheet import plain_cell
 from fedcir.data.domains import Indices, Labels, rows_by_group, stratified_sample
+from fedcir.data.shares import Owners, Share, Shares
 from fedcir.rng import numpy_rng
 from fedcir.types import InputError
-
-
-@dataclass(frozen=True)
-class Share:
-    """A client's training rows by domain, and the domain whose test set it holds. No rows: it only evaluates."""
-
-    domain: str
-    rows: Mapping[str, Indices]
-    name: str = ""
-    """What its owner calls it, where a file says who holds what."""
-
-    def counts(self, labels: Mapping[str, Labels], classes: int) -> NDArray[np.int64]:
-        """How many samples of each class it holds."""
-        held = [labels[domain][rows] for domain, rows in self.rows.items()]
-        return np.bincount(np.concatenate([np.empty(0, np.int64), *held]), minlength=classes)
-
 
 Groups = Mapping[str, Indices]
 """The group of each sample, by domain, for the domains whose samples come in groups."""
@@ -43,7 +28,7 @@ def partition(
     seed: int,
     ids: Mapping[str, Sequence[str]] | None = None,
     groups: Groups = MappingProxyType({}),
-) -> list[Share]:
+) -> Shares:
     """The shares of a configured scheme, in the order of client numbers.
 
     Domains that no client stands for, such as a held-out one, come last. `ids` name the samples, as a file needs. All
@@ -55,17 +40,18 @@ def partition(
     kept = {name: values for name, values in labels.items() if name != held_out}
     if not kept:
         raise InputError(f"partition.hold_out: {held_out!r} is the only domain, so nothing is left to train on")
-    shares = [capped(share, labels, config.max_samples, seed) for share in _shares(config, kept, seed, ids, groups)]
-    for number, share in enumerate(shares):
-        size = sum(len(rows) for rows in share.rows.values())
-        if size < config.min_samples:
-            raise InputError(
-                f"client {share.name or number} would hold {size} images, "
-                f"below partition.min_samples={config.min_samples}: "
-                + (f"give it more rows in {config.file}" if config.file else "lower partition.clients")
-            )
-    spoken_for = {share.domain for share in shares}
-    return [*shares, *(Share(name, {}) for name in labels if name not in spoken_for)]
+    shares = _shares(config, kept, seed, ids, groups)
+    if config.max_samples is not None:
+        shares = Shares.of([capped(share, labels, config.max_samples, seed) for share in shares], list(labels))
+    if len(few := np.flatnonzero(shares.sizes < config.min_samples)):
+        number = int(few[0])
+        raise InputError(
+            f"client {shares[number].name or number} would hold {shares.sizes[number]} images, "
+            f"below partition.min_samples={config.min_samples}: "
+            + (f"give it more rows in {config.file}" if config.file else "lower partition.clients")
+        )
+    spoken_for = shares.firsts
+    return shares.and_test([name for name in labels if name not in spoken_for])
 
 
 def capped(share: Share, labels: Mapping[str, Labels], most: int | None, seed: int) -> Share:
@@ -89,7 +75,7 @@ def _shares(
     seed: int,
     ids: Mapping[str, Sequence[str]] | None,
     groups: Groups,
-) -> list[Share]:
+) -> Shares:
     if config.file is not None:
         assert ids is not None
         path = Path(config.file)
@@ -117,17 +103,18 @@ def _shares(
 
 
 def _whole_groups(
-    labels: Mapping[str, Labels], groups: Groups, divide: Callable[[Mapping[str, Labels]], list[Share]]
-) -> list[Share]:
+    labels: Mapping[str, Labels], groups: Groups, divide: Callable[[Mapping[str, Labels]], Shares]
+) -> Shares:
     """Shares that hold a group whole or not at all: it is dealt out like one sample, of the class of its first."""
     if not groups:
         return divide(labels)
     together = {name: _rows_together(groups.get(name), len(values)) for name, values in labels.items()}
     shares = divide({name: labels[name][[rows[0] for rows in together[name]]] for name in labels})
-    return [
+    whole = [
         replace(share, rows={name: _rows_in([together[name][k] for k in held]) for name, held in share.rows.items()})
         for share in shares
     ]
+    return Shares.of(whole, list(labels))
 
 
 def _rows_in(groups: Sequence[Indices]) -> Indices:
@@ -138,16 +125,17 @@ def _rows_together(groups: Indices | None, count: int) -> list[Indices]:
     return np.split(np.arange(count), count) if groups is None else rows_by_group(groups)
 
 
-def by_domain(labels: Mapping[str, Labels]) -> list[Share]:
+def by_domain(labels: Mapping[str, Labels]) -> Shares:
     """One client a domain, which holds all of it."""
-    return [Share(name, {name: np.arange(len(values))}) for name, values in labels.items()]
+    return Shares.of([Share(name, {name: np.arange(len(values))}) for name, values in labels.items()], list(labels))
 
 
 def dirichlet_within_domain(
     labels: Mapping[str, Labels], clients: int, beta: float, min_samples: int, seed: int, what: str = "training images"
-) -> list[Share]:
+) -> Shares:
     """Each domain is spread over its clients, every class in proportions drawn from Dirichlet(beta)."""
-    shares = []
+    owners: dict[str, Owners] = {}
+    homes: list[str] = []
     for position, (name, values) in enumerate(labels.items()):
         count = clients // len(labels) + (position < clients % len(labels))
         if len(values) < count * min_samples:
@@ -156,31 +144,30 @@ def dirichlet_within_domain(
                 f"with at least {min_samples} each: lower partition.clients or partition.min_samples"
             )
         rng = numpy_rng(seed, "partition", name)
-        parts: list[list[Indices]] = [[] for _ in range(count)]
+        owner, order = np.empty(len(values), dtype=np.int32), []
         for label in np.unique(values):
             rows = rng.permutation(np.flatnonzero(values == label))
             cuts = np.round(np.cumsum(rng.dirichlet(np.full(count, beta)))[:-1] * len(rows)).astype(int)
-            for part, piece in zip(parts, np.split(rows, cuts), strict=True):
-                part.append(piece)
-        held = _top_up([np.concatenate(part) for part in parts], min_samples, rng)
-        shares += [Share(name, {name: np.sort(rows)}) for rows in held]
-    return shares
+            owner[rows] = np.repeat(np.arange(count), np.diff(cuts, prepend=0, append=len(rows)))
+            order.append(rows)
+        owners[name] = len(homes) + _top_up(owner, np.concatenate(order), count, min_samples, rng)
+        homes += [name] * count
+    return Shares.dealt(owners, homes)
 
 
-def iid(labels: Mapping[str, Labels], clients: int, seed: int) -> list[Share]:
+def iid(labels: Mapping[str, Labels], clients: int, seed: int) -> Shares:
     """All domains mixed and spread evenly: the control without any shift. Test sets go round the clients."""
-    owners = np.concatenate([np.full(len(values), i) for i, values in enumerate(labels.values())])
-    rows = np.concatenate([np.arange(len(values)) for values in labels.values()])
+    sizes = [len(values) for values in labels.values()]
+    order = numpy_rng(seed, "partition", "iid").permutation(sum(sizes))
+    owner = np.empty(len(order), dtype=np.int32)
+    least, more = divmod(len(order), clients)  # the first ones hold one more
+    owner[order] = np.repeat(np.arange(clients), least + (np.arange(clients) < more))
+    owners = dict(zip(labels, np.split(owner, np.cumsum(sizes)[:-1]), strict=True))
     names = list(labels)
-    order = numpy_rng(seed, "partition", "iid").permutation(len(rows))
-    shares = []
-    for client, piece in enumerate(np.array_split(order, clients)):
-        held = {name: np.sort(rows[piece[owners[piece] == i]]) for i, name in enumerate(names)}
-        shares.append(Share(names[client % len(names)], {name: part for name, part in held.items() if len(part)}))
-    return shares
+    return Shares.dealt(owners, [names[client % len(names)] for client in range(clients)])
 
 
-def by_owner(owners: Mapping[str, str], ids: Mapping[str, Sequence[str]], path: Path) -> list[Share]:
+def by_owner(owners: Mapping[str, str], ids: Mapping[str, Sequence[str]], path: Path) -> Shares:
     """A client for each owner, in the order of their first mention. It stands for the domain it holds most of."""
     held: dict[str, dict[str, list[int]]] = {owner: {} for owner in owners.values()}
     for domain, names in ids.items():
@@ -198,7 +185,7 @@ def by_owner(owners: Mapping[str, str], ids: Mapping[str, Sequence[str]], path: 
             )
         most = max(rows, key=lambda domain: len(rows[domain]))
         shares.append(Share(most, {domain: np.array(some) for domain, some in rows.items()}, owner))
-    return shares
+    return Shares.of(shares, list(ids))
 
 
 def read_owners(path: Path) -> dict[str, str]:
@@ -226,12 +213,29 @@ def read_owners(path: Path) -> dict[str, str]:
     return owners
 
 
-def _top_up(parts: list[Indices], least: int, rng: np.random.Generator) -> list[Indices]:
-    """Move single rows from the client that holds most until each holds the least that is asked for."""
-    while min(len(part) for part in parts) < least:
-        sizes = [len(part) for part in parts]
-        poor, rich = int(np.argmin(sizes)), int(np.argmax(sizes))
-        pick = rng.integers(sizes[rich])
-        parts[poor] = np.append(parts[poor], parts[rich][pick])
-        parts[rich] = np.delete(parts[rich], pick)
-    return parts
+def _top_up(owner: Owners, order: Indices, count: int, least: int, rng: np.random.Generator) -> Owners:
+    """Move single rows from the client that holds most until each holds the least that is asked for.
+
+    `order` is that in which clients were given their rows.
+    """
+    sizes = np.bincount(owner, minlength=count)
+    if sizes.min() >= least:
+        return owner
+    given = order[np.argsort(owner[order], kind="stable")]
+    ends = np.cumsum(sizes)
+    poorest = [(size, client) for client, size in enumerate(sizes.tolist()) if size < least]
+    richest = [(-size, client) for client, size in enumerate(sizes.tolist()) if size > least]
+    heapq.heapify(poorest)
+    heapq.heapify(richest)
+    left: dict[int, list[int]] = {}  # to those that gave something
+    while poorest:  # and so somebody has more than the least
+        (few, poor), (many, rich) = poorest[0], richest[0]
+        if rich not in left:
+            left[rich] = given[ends[rich] + many : ends[rich]].tolist()
+        owner[left[rich].pop(int(rng.integers(-many)))] = poor
+        heapq.heapreplace(richest, (many + 1, rich))
+        if few + 1 < least:
+            heapq.heapreplace(poorest, (few + 1, poor))
+        else:
+            heapq.heappop(poorest)
+    return owner

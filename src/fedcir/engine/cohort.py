@@ -17,13 +17,15 @@ def sample_cohort(trainers: Sequence[int], active: int, seed: int, round: int) -
     """The clients of a round, in ascending order."""
     if active == len(trainers):
         return sorted(trainers)
-    chosen = numpy_rng(seed, "cohort", round).choice(sorted(trainers), size=active, replace=False)
-    return sorted(int(client) for client in chosen)
+    ordered = trainers if isinstance(trainers, range) else sorted(trainers)
+    chosen = numpy_rng(seed, "cohort", round).choice(len(ordered), size=active, replace=False)
+    return sorted(ordered[place] for place in chosen.tolist())
 
 
 def poisson_cohort(trainers: Sequence[int], rate: float, rng: np.random.Generator) -> list[int]:
     """Each client takes part by a draw of its own, as the accountant assumes; perhaps nobody does."""
-    return [client for client, drawn in zip(sorted(trainers), rng.random(len(trainers)), strict=True) if drawn < rate]
+    ordered = trainers if isinstance(trainers, range) else sorted(trainers)
+    return [ordered[place] for place in np.flatnonzero(rng.random(len(ordered)) < rate).tolist()]
 
 
 def epsilon_after(config: Config, roster: Roster, rounds: int, repeated: int = 0) -> float | None:
@@ -44,7 +46,7 @@ def epsilon_after(config: Config, roster: Roster, rounds: int, repeated: int = 0
     )
     if privacy.by_clients:
         return Accountant(privacy.noise, privacy.delta).epsilon(max(drawn.values(), default=0) + repeated)
-    held = {client["id"]: sized(client["train"]) for client in roster.manifest["clients"]}
+    held = {client: roster.images(client) for client in drawn}
     fewest = {times: min(held[client] for client in drawn if drawn[client] == times) for times in set(drawn.values())}
     return max(
         Accountant(privacy.noise, privacy.delta, min(1.0, config.local.batch_size / images)).epsilon(
@@ -52,8 +54,3 @@ def epsilon_after(config: Config, roster: Roster, rounds: int, repeated: int = 0
         )
         for times, images in fewest.items()
     )
-
-
-def sized(train: object) -> int:
-    """Training images of a client in a manifest, which holds their names or their number."""
-    return len(train) if isinstance(train, list) else int(str(train))

@@ -10,7 +10,7 @@ import json
 import os
 import stat
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from fedcir.config import typed
+from fedcir.data.pieces import compact
 from fedcir.data.private import as_open_as_folder
 from fedcir.models.tensors import kind_of
 from fedcir.types import Arrays, Groups, InputError
@@ -31,13 +32,16 @@ NOT_SHARED = ("seconds", "peak_memory")
 """What no two runs have in common: checksums leave it out, so that equal runs have equal ones."""
 
 
-def write(path: Path, content: str | bytes) -> None:
-    """Write a file whole or not at all, even when the disk is full or the process is killed."""
-    data = content.encode() if isinstance(content, str) else content
+def write(path: Path, content: str | bytes | Iterable[str]) -> None:
+    """Write a file whole or not at all, even when the disk is full or the process is killed.
+
+    A large one may come in pieces.
+    """
+    pieces = [content] if isinstance(content, str | bytes) else content
     beside = path.with_name(f".{path.name}.tmp")
     try:
         with naming(path), open(beside, "wb", opener=as_open_as_folder) as file:
-            file.write(data)
+            file.writelines(piece.encode() if isinstance(piece, str) else piece for piece in pieces)
             file.flush()
             os.fsync(file.fileno())
         os.replace(beside, path)
@@ -104,7 +108,10 @@ def unsealed(values: Any, kind: type, name: str) -> Any:
 
 
 def checksum(values: Any) -> str:
-    return _hex(zlib.crc32(json.dumps(_shared(values), sort_keys=True, default=str).encode()))
+    value = 0
+    for piece in compact(_shared(values)):
+        value = zlib.crc32(piece.encode(), value)
+    return _hex(value)
 
 
 def check(said: object, found: str) -> None:

@@ -16,7 +16,9 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save
 
 from fedcir.config import PATHS, Config, config_from, config_tables, dump_toml, read_toml, typed
+from fedcir.data.pieces import indented
 from fedcir.data.private import as_open_as_folder, private_folder
+from fedcir.engine import packed
 from fedcir.engine.best import best_of
 from fedcir.engine.calibration import Calibration, Saved
 from fedcir.engine.files import (
@@ -93,7 +95,7 @@ class RunFolder:
 
         for folder in (self.path, self.path / "checkpoint"):
             private_folder(folder)
-        write(self.path / "manifest.json", json.dumps(sealed(manifest), indent=1, ensure_ascii=False))
+        write(self.path / "manifest.json", indented(sealed(manifest)))
         about = {"format": FORMAT, "version": __version__, "torch": torch.__version__}
         if config.model.freeze and config.model.weights is not None:  # they are in no checkpoint
             about["weights"] = file_hash(Path(config.model.weights))
@@ -132,7 +134,12 @@ class RunFolder:
         return tables
 
     def manifest(self) -> dict[str, Any]:
-        return read_json(self.path / "manifest.json", Manifest, RESTORE)
+        """Which client holds what; the clients of a large one are decoded when they are asked for."""
+        path = self.path / "manifest.json"
+        with reading(path, RESTORE):
+            if regular(path).stat().st_size > packed.LARGE:
+                return packed.packed_manifest(content(path))
+        return read_json(path, Manifest, RESTORE)
 
     def summary(self) -> dict[str, Any]:
         return read_json(self.path / "summary.json", Summary, REWRITE)

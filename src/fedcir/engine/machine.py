@@ -88,12 +88,14 @@ def unsafe_in_channels_last(network: nn.Module) -> str | None:
 def keep_memory() -> None:
     """Have glibc keep what tensors give back: it would return large ones to the system and fetch them anew each step.
 
-    That takes a tenth of a small network's step. Elsewhere it does nothing.
+    That takes a tenth of a small network's step. What opening a dataset has left is returned first. Elsewhere it does
+    nothing.
     """
     try:
-        mallopt = ctypes.CDLL(None).mallopt
+        mallopt, trim = ctypes.CDLL(None).mallopt, ctypes.CDLL(None).malloc_trim
     except (AttributeError, OSError, TypeError):
         return
+    trim(0)
     for option in (-3, -1):  # M_MMAP_THRESHOLD, M_TRIM_THRESHOLD
         mallopt(option, 1 << 30)
 

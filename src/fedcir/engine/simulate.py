@@ -57,8 +57,8 @@ def open_rounds(
     from_round: int | None = None,
 ) -> Iterator[tuple[Session, Rounds]]:
     """The same for a federation that is there already."""
-    for client in federation.clients:
-        check_own(config, algorithm, client.domain, client.train is not None)
+    for client in federation.watchers:
+        check_own(config, algorithm, client.domain, trains=False)
     federation = _attacked(federation, config, algorithm)
     if algorithm.pools:
         federation = pooled(federation)

@@ -20,7 +20,8 @@ from fedcir.algorithms.algorithm import Algorithm
 from fedcir.config import AlgorithmConfig, Config, build, config_from, config_tables
 from fedcir.data.federation import Client, Federation, federation_from, federation_of, open_federation
 from fedcir.data.opening import open_site, site_pictures
-from fedcir.data.partition import Share, capped
+from fedcir.data.partition import capped
+from fedcir.data.shares import Share
 from fedcir.engine.client import What, attend
 from fedcir.engine.machine import keep_memory, pick_device, threads
 from fedcir.engine.session import workbench

@@ -298,6 +298,9 @@ class SiteRoster:
         seen = {client["domain"] for client in self.manifest["clients"] if client["train"]}
         return tuple(domain for domain in self.evaluators.values() if domain not in seen)
 
+    def images(self, client: int) -> int:
+        return next(int(each["train"]) for each in self.manifest["clients"] if each["id"] == client)
+
     @property
     def sizes(self) -> dict[int, Sizes]:
         return {client["id"]: Sizes(*(client[part] for part in Sizes._fields)) for client in self.manifest["clients"]}

@@ -9,8 +9,9 @@ from typing import Any
 from fedcir.algorithms import asked_config, make_algorithm
 from fedcir.config import Asked, Between, Config, differing
 from fedcir.data.domains import Domains
-from fedcir.data.federation import deal, federation_from, manifest_of
-from fedcir.data.partition import Share
+from fedcir.data.federation import deal, federation_from
+from fedcir.data.manifest import manifest_of
+from fedcir.data.shares import Share
 from fedcir.engine.own import check_own
 from fedcir.engine.resume import MAY_DIFFER
 from fedcir.engine.session import open_session
@@ -141,8 +142,8 @@ def _judged(config: Config) -> Config:
 def _check(config: Config, domains: Domains, shares: Sequence[Share]) -> None:
     """Find what is wrong with the user's settings before anything is saved."""
     algorithm, federation = make_algorithm(config.algorithm), federation_from(config, domains, shares)
-    for client in federation.clients:
-        check_own(config, algorithm, client.domain, client.train is not None)
+    for client in federation.watchers:
+        check_own(config, algorithm, client.domain, trains=False)
     open_session(config, algorithm, federation)
 
 

@@ -20,7 +20,8 @@ from fedcir.config import Config
 from fedcir.data.domains import Domains
 from fedcir.data.examples import Normalisation
 from fedcir.data.federation import Client, Federation, federation_from
-from fedcir.data.partition import Share, capped
+from fedcir.data.partition import capped
+from fedcir.data.shares import Share
 from fedcir.engine.client import Workbench, ready_to_test
 from fedcir.engine.machine import threads
 from fedcir.engine.session import open_session

@@ -130,9 +130,9 @@ def _known(domains: Domains, trained: Trained) -> tuple[str, ...]:
 
 def _leaked(run: Run, domains: Domains, split: Which) -> list[str]:
     """A word if the model was trained on some of these images."""
-    held = [c["train"] for c in run.manifest["clients"] if isinstance(c.get("train"), list)]
     if domains.name != run.config.data.name or split == "test":
         return []
+    held = (c["train"] for c in run.manifest["clients"] if isinstance(c.get("train"), list))
     trained = {name for names in held for name in names}
     count = sum(name in trained for domain in domains for name in _images(domain, split).ids)
     return [f"the model was trained on {count:,} of these images, so accuracies are too high"] if count else []

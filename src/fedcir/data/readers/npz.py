@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 
 from fedcir.config import LARGEST
 from fedcir.data.domains import Domain, Domains, Split
+from fedcir.data.names import Numbered
 from fedcir.types import InputError
 
-IN_MEMORY = 16_000_000
+IN_MEMORY = 1_000_000
 """Bytes of an array that is not worth a file."""
 PARTS = ("train", "test")
 
@@ -125,4 +126,4 @@ def _split(file: Path, archive: zipfile.ZipFile, held: dict[str, str], part: str
             f"{file}: y_{part} holds the label {y.min() if y.min() < 0 else y.max()}: number labels from 0"
         )
     images = x if x.ndim == 4 else x[..., None]
-    return Split(images, y.astype(np.int64), [f"{file.stem}/{part}/{i:06d}" for i in range(len(y))])
+    return Split(images, y.astype(np.int64, copy=False), Numbered(f"{file.stem}/{part}/", len(y)))

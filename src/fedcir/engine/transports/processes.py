@@ -28,6 +28,9 @@ from fedcir.engine.transports.arena import Arena
 from fedcir.models.tensors import clone
 from fedcir.types import ClientReply, Groups, InputError, ServerState
 
+AHEAD = 16
+"""Clients for each process that are sorted by length together, which bounds the replies that wait in memory."""
+
 
 @dataclass
 class Worker:
@@ -75,7 +78,7 @@ class Work:
 
 
 class ProcessTransport:
-    """Clients spread over this process and others, the longest first."""
+    """Clients spread over this process and others."""
 
     def __init__(self, bench: Workbench, clients: Sequence[Client], store: ClientStore, workers: int) -> None:
         self.bench, self.clients, self.store = bench, clients, store
@@ -107,8 +110,7 @@ class ProcessTransport:
         self._state.close()
 
     def _begin(self, what: What, round: int, shared: Groups, cohort: Sequence[int]) -> Work:
-        left = deque(sorted(cohort, key=lambda client: -self._size(what, client)))
-        work = Work(what, round, shared, left, len(cohort))
+        work = Work(what, round, shared, deque(self._in_order(what, cohort)), len(cohort))
         if self._workers and len(cohort) > 1:
             if self._server is not None:
                 self._server.join()
@@ -116,6 +118,12 @@ class ProcessTransport:
             self._server = threading.Thread(target=self._serve, args=(work, job), daemon=True)
             self._server.start()
         return work
+
+    def _in_order(self, what: What, cohort: Sequence[int]) -> Iterator[int]:
+        """The longest first, but only among neighbours: replies are used by number, and wait for those before them."""
+        some = AHEAD * (len(self._workers) + 1)
+        for begin in range(0, len(cohort), some):
+            yield from sorted(cohort[begin : begin + some], key=lambda client: -self._size(what, client))
 
     def _finish(self, work: Work) -> Iterator[ClientReply]:
         """Do what is left of the work here, beside the others, and give every reply."""

@@ -87,11 +87,11 @@ def reproduction(
 def _lead(study: Study) -> str:
     run = next(iter(study.one_of_each.values()))
     config = run.config
-    trained = [client for client in run.manifest["clients"] if client.get("train")]
+    trained = sum(bool(client.get("train")) for client in run.manifest["clients"])
     runs = sum(len(by_seed) for by_seed in study.runs.values())
     parts = [
         f"{_many(len(study.runs), 'method')} on {study.dataset}",
-        f"{_many(len(trained), 'client')}",
+        f"{_many(trained, 'client')}",
         f"{_many(config.server.rounds, 'round')} of {_many(config.local.steps, 'local step')}",
         f"{_many(len(study.seeds), 'seed')}, {_many(runs, 'run')}",
     ]
