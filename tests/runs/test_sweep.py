@@ -1,12 +1,19 @@
 """Many runs: one that fails does not stop the others, and none is done twice."""
 
+import os
+import shutil
+import sys
+from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from fedcir.config import Config
 from fedcir.engine.folder import RunFolder
-from fedcir.runs.sweep import Job, sweep
+from fedcir.engine.simulate import open_run
+from fedcir.runs.sweep import Job, longest_first, sweep
 
 Tiny = Callable[..., Config]
 
@@ -47,3 +54,77 @@ def test_a_run_whose_rounds_are_damaged_fails_alone(tiny: Tiny, tmp_path: Path) 
     ended = {step.job.out.name: step for step in sweep(jobs, 2, resume=True)}
     assert {name: step.event for name, step in ended.items()} == {"bad": "failed", "good": "ended"}
     assert "cannot read line 1 of" in ended["bad"].said
+
+
+forked = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere each run opens its data")
+
+
+@forked
+def test_runs_on_the_same_data_share_what_was_opened_once(tiny: Tiny, data_root: Path, tmp_path: Path) -> None:
+    root = shutil.copytree(data_root, tmp_path / "data")
+    config = tiny("fedavg", "server.rounds=1", f"data.root={root}")
+    jobs = [Job(config, tmp_path / name) for name in ("first", "second", "third")]
+    ended = []
+    for step in sweep(jobs, 1, resume=False):
+        if step.event == "round" and root.exists():
+            shutil.rmtree(root)  # a run that opened the data itself would fail from now on
+        if step.event == "ended":
+            ended.append(step.job.out.name)
+    assert ended == ["first", "second", "third"]
+    models = {(job.out / "model.safetensors").read_bytes() for job in jobs}
+    assert models == {_alone(tiny("fedavg", "server.rounds=1"), tmp_path / "alone")}
+
+
+def test_data_that_cannot_be_opened_fail_only_the_runs_on_them(tiny: Tiny, tmp_path: Path) -> None:
+    good, bad = tiny("fedavg", "server.rounds=1"), tiny("fedavg", "server.rounds=1", f"data.root={tmp_path / 'none'}")
+    jobs = [Job(bad if "bad" in name else good, tmp_path / name) for name in ("bad-1", "good-1", "bad-2", "good-2")]
+    last = {step.job.out.name: step for step in sweep(jobs, 1, resume=False)}
+    assert {name: step.event for name, step in last.items()} == {
+        "bad-1": "failed",
+        "bad-2": "failed",
+        "good-1": "ended",
+        "good-2": "ended",
+    }
+    assert last["bad-1"].said == last["bad-2"].said == f"--data-root: there is no folder {tmp_path / 'none'}"
+
+
+def test_the_longest_run_comes_first_and_equal_ones_on_the_same_data_together(tiny: Tiny, tmp_path: Path) -> None:
+    asked = {
+        "other": tiny("fedavg", "server.rounds=2", "run.seed=1"),
+        "short": tiny("fedavg", "server.rounds=1"),
+        "long": tiny("fedavg", "server.rounds=2"),
+        "other-again": tiny("fedprox", "server.rounds=2", "run.seed=1"),
+        "pooled": tiny("centralized", "server.rounds=2"),
+    }
+    jobs = [Job(config, tmp_path / name) for name, config in asked.items()]
+    assert [job.out.name for job in longest_first(jobs)] == ["other", "other-again", "pooled", "long", "short"]
+
+
+@forked
+def test_the_last_run_gets_the_workers_of_those_that_have_ended(tiny: Tiny, tmp_path: Path) -> None:
+    long, short = tiny("fedcir", "server.rounds=80"), tiny("fedcir", "server.rounds=1")
+    jobs = [Job(long, tmp_path / "long"), Job(short, tmp_path / "short")]
+    most = 0
+    for step in sweep(jobs, 2, resume=False):
+        if step.event == "round" and step.job.out.name == "long":
+            most = max(most, _training_in(tmp_path / "long"))
+    assert most == 2
+    assert (tmp_path / "long/model.safetensors").read_bytes() == _alone(long, tmp_path / "alone")
+
+
+def _alone(config: Config, out: Path) -> bytes:
+    """The model of the same run, with one worker in this process."""
+    with open_run(replace(config, run=replace(config.run, workers=1)), out) as (_, rounds):
+        deque(rounds, 0)
+    return (out / "model.safetensors").read_bytes()
+
+
+def _training_in(folder: Path) -> int:
+    """How many processes hold the lock file of a run open: it and its workers."""
+    count = 0
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            count += any(os.readlink(file) == str(folder / ".lock") for file in (process / "fd").iterdir())
+        except OSError:  # it has ended
+            continue
+    return count

@@ -6,6 +6,7 @@ that cannot be told apart to 2 for sets that always can.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
@@ -14,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcir.analysis.bootstrap import Draws, Interval, Weights, interval, weights
+from fedcir.config import cores
 from fedcir.data.domains import Indices
 from fedcir.rng import numpy_rng, seed_for
 from fedcir.types import InputError
@@ -84,14 +86,18 @@ def divergences(
     everyone = {name: [(name, np.arange(len(rows)))] for name, rows in clients.items()}
     comparisons: dict[Any, Any] = {(a, b): (everyone[a], everyone[b]) for a, b in combinations(clients, 2)}
     comparisons |= {name: ([(name, own)], mixture) for name, (own, _) in halves.items()}
-    found, draws = {}, {}
-    for number, (key, sides) in enumerate(comparisons.items(), start=1):
+
+    def measured(sides: Any) -> tuple[float, Draws]:
         a, b = (np.concatenate([clients[name][rows] for name, rows in side]) for side in sides)
         _check(a, b)
-        value, draws[key] = _measured(a, b, [[(drawn[name], rows) for name, rows in side] for side in sides], seed)
-        found[key] = _bounded(value, draws[key])
-        if on_distance is not None:
-            on_distance(number, len(comparisons))
+        return _measured(a, b, [[(drawn[name], rows) for name, rows in side] for side in sides], seed)
+
+    found, draws = {}, {}
+    with ThreadPoolExecutor(min(cores(), len(comparisons))) as pool:  # a fit does not hold Python's lock
+        for key, (value, each) in zip(comparisons, pool.map(measured, comparisons.values()), strict=True):
+            found[key], draws[key] = _bounded(value, each), each
+            if on_distance is not None:
+                on_distance(len(found), len(comparisons))
     pairs, alone = [key for key in found if isinstance(key, tuple)], list(clients)
     return Divergences(
         {key: found[key] for key in pairs},

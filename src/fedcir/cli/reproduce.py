@@ -31,7 +31,8 @@ def reproduce(
     seeds: Annotated[str | None, typer.Option(help="Seeds, separated by commas. [default: 0,1,2; 0 in sweeps]")] = None,
     target: Annotated[float | None, typer.Option(help="Accuracy to reach, such as 0.9 (table3 only).")] = None,
     plan: Annotated[
-        bool, typer.Option("--plan", help="Show which runs are needed and how long they take, then stop.")
+        bool,
+        typer.Option("--plan", help="Show which runs are needed and how long they take, then stop; --json lists them."),
     ] = False,
 ) -> None:
     """Reproduce a table or figure of the paper. Plans the runs, does those that are missing and writes the result."""
@@ -49,6 +50,8 @@ def reproduce(
             watch.close()
             _tell(made)
         if plan:
+            if options.json:
+                print(jsonlib.dumps(made.hand_out(), indent=1))
             return
         done = made.carry_out(report, **watch.callbacks())
     if options.json:
@@ -67,6 +70,6 @@ def _tell(plan: "Plan") -> None:
     left = len(plan.left)
     print(f"{len(plan.jobs)} runs in {plan.out}, {len(plan.jobs) - left} of them done", file=sys.stderr)
     if left:
-        minutes = plan.seconds() / 60
+        minutes = plan.seconds / 60
         about = f"{minutes / 60:.1f} hours" if minutes > 90 else f"{max(1, round(minutes))} min"
         print(f"about {about} for the rest, {plan.workers} at a time; you may stop it and resume it", file=sys.stderr)

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from contextvars import ContextVar
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,9 +25,15 @@ from fedcir.data.readers.unused import notes_on_unused
 from fedcir.data.split import Splitting, split_items, with_validation
 from fedcir.types import InputError
 
+HELD: ContextVar[tuple[DataConfig, int, Domains] | None] = ContextVar("held", default=None)
+"""The dataset that a process holds open, for itself and for those that are forked from it."""
+
 
 def open_dataset(data: DataConfig, seed: int, on_file: OnFile | None = None, to_train: bool = True) -> Domains:
     """The configured dataset, checked to be one that can be trained on unless it is only looked at."""
+    held = HELD.get()
+    if to_train and held is not None and held[:2] == (data, seed):
+        return held[2]
     with without_collection():
         return _open(data, seed, on_file, to_train)
 

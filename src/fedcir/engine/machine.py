@@ -7,6 +7,7 @@ import re
 import signal
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -17,16 +18,23 @@ from fedcir.models.threads import threads
 from fedcir.types import InputError
 
 __all__ = [
+    "WORKERS",
+    "allowed_workers",
     "devices_of",
     "end_idle_threads",
     "end_with",
     "keep_memory",
     "layout_for",
+    "may_grow",
     "pick_device",
     "pick_workers",
     "threads",
     "unsafe_in_channels_last",
 ]
+
+
+WORKERS = "FEDCIR_WORKERS"
+"""Names a file in which whoever started a run says how many workers it may have by now: more as other runs end."""
 
 
 def pick_device(name: str) -> torch.device:
@@ -48,9 +56,27 @@ def pick_workers(config: Config, evaluators: int) -> int:
     most = max(config.server.active or 1, evaluators)
     if not config.run.device.startswith("cpu"):
         return config.run.workers or min(most, len(devices_of(config.run.device)))
-    if not hasattr(os, "memfd_create") or not hasattr(os, "fork"):  # processes are shared by fork, on Linux
+    if not _forks():
         return 1
     return config.run.workers or max(1, min(cores() // config.run.threads, most))
+
+
+def _forks() -> bool:
+    """Whether processes can be forked and share memory, as on Linux."""
+    return hasattr(os, "memfd_create") and hasattr(os, "fork")
+
+
+def may_grow(device: str) -> bool:
+    """Whether a run that begins with one worker may get more."""
+    return WORKERS in os.environ and device.startswith("cpu") and _forks()
+
+
+def allowed_workers() -> int:
+    """How many there may be by now, if anybody says so."""
+    try:
+        return int(Path(os.environ[WORKERS]).read_text(encoding="utf-8"))
+    except (KeyError, OSError, ValueError):
+        return 1
 
 
 def devices_of(name: str) -> list[str]:

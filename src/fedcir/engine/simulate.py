@@ -14,7 +14,7 @@ from fedcir.config import Config
 from fedcir.data.federation import Federation, open_federation, pooled
 from fedcir.data.pictures.decode import OnFile
 from fedcir.engine.folder import RunFolder
-from fedcir.engine.machine import devices_of, keep_memory, pick_workers, threads
+from fedcir.engine.machine import allowed_workers, devices_of, keep_memory, may_grow, pick_workers, threads
 from fedcir.engine.own import check_own, keeps_something
 from fedcir.engine.resume import kept_in
 from fedcir.engine.rounds import Rounds, Transport, run
@@ -78,10 +78,10 @@ def open_rounds(
         saved = session.folder.saved if session.folder is not None else tuple
         session.store = store = ClientStore(place, GENERATIONS * config.server.checkpoint_every, saved)
         transport: Transport
-        if workers == 1:
+        if workers == 1 and not may_grow(config.run.device):
             transport = SerialTransport(session.workbench(), federation.clients, store)
         elif config.run.device.startswith("cpu"):
-            transport = ProcessTransport(session.workbench(), federation.clients, store, workers)
+            transport = ProcessTransport(session.workbench(), federation.clients, store, workers, allowed_workers)
             stack.callback(transport.close)
         else:
             places = devices_of(config.run.device)

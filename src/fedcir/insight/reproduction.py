@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from fedcir.data.federation import Federation
 from fedcir.engine.files import write
 from fedcir.insight.experiments import experiment
 from fedcir.insight.experiments.experiment import SCALES, Case, Experiment, Outcome, Results
-from fedcir.insight.experiments.plan import cases, estimate, locate
+from fedcir.insight.experiments.plan import cases, estimates, locate
 from fedcir.insight.report import tables
 from fedcir.insight.report.plots import draw
 from fedcir.insight.report.report import reproduction
@@ -23,7 +23,7 @@ from fedcir.runs import batch
 from fedcir.runs.batch import OnNote, OnProgress, OnWork, unheard
 from fedcir.runs.places import place_for
 from fedcir.runs.run import Run
-from fedcir.runs.sweep import Job
+from fedcir.runs.sweep import Job, longest_first
 from fedcir.types import InputError
 
 
@@ -66,13 +66,33 @@ class Plan:
     track: str | None
     target: float | None
 
-    @property
+    @cached_property
     def left(self) -> list[Job]:
-        return [job for job in self.jobs.values() if not job.done]
+        """The runs that were not done when it was made, the longest first."""
+        return longest_first([job for job in self.jobs.values() if not job.done])
 
+    @cached_property
+    def estimates(self) -> list[float]:
+        """About how many seconds each of those takes with one worker."""
+        return estimates(self.left, self.data)
+
+    @property
     def seconds(self) -> float:
         """About how long those will take."""
-        return estimate(self.left, self.data, self.workers)
+        return sum(self.estimates) / self.workers
+
+    def hand_out(self) -> list[dict[str, Any]]:
+        """The runs that are left, for others to do, such as the scheduler of a cluster; their settings are written.
+
+        Each is a command for this working directory, its folder, and about how many seconds it takes with one worker.
+        Once they are done, a resumed reproduction only makes its table or figure.
+        """
+        runs = []
+        for job, seconds in zip(self.left, self.estimates, strict=True):
+            job.write_settings()
+            command = ["fedcir", *job.command(resume=True)]
+            runs.append({"command": command, "out": str(job.out), "seconds": round(seconds, 1)})
+        return runs
 
     def carry_out(
         self,

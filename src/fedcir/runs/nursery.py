@@ -1,4 +1,4 @@
-"""Processes of runs, forked from one that has imported what every run needs.
+"""Processes of runs, forked from one that has imported what every run needs and opened the data that several need.
 
 Importing torch takes longer than some runs do. On Linux one process imports it and forks the others; elsewhere each
 starts anew. Either way a run has a session and an environment of its own, and ends with the process that started it.
@@ -14,11 +14,15 @@ import socket
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, TypedDict
 
+from fedcir.config import config_from, read_toml
+from fedcir.data.catalogue import SOURCES
+from fedcir.data.opening import HELD, open_dataset
 from fedcir.engine.machine import end_with
 
 PARENT = "FEDCIR_PARENT"
@@ -35,6 +39,8 @@ class Order(TypedDict):
     environment: dict[str, str]
     errors: str
     """The file for what it writes to standard error."""
+    shares: str
+    """The file of its settings if other runs need the same data, else nothing."""
 
 
 class Child(Protocol):
@@ -64,13 +70,23 @@ class Nursery:
         if self._server is not None:
             self._server.wait()
 
-    def start(self, arguments: Sequence[str], environment: Mapping[str, str], errors: Path) -> Child:
-        """A process that writes its errors to a file, and nothing else."""
+    def start(
+        self, arguments: Sequence[str], environment: Mapping[str, str], errors: Path, shares: Path | None = None
+    ) -> Child:
+        """A process that writes its errors to a file, and nothing else.
+
+        With `shares`, a file of settings, the dataset that these name is held open from now on, in the place of the
+        last: this process, and each later one on the same data, begins with it.
+        """
         if not sys.platform.startswith("linux"):
             return _started(arguments, environment, errors)
         self._count += 1
         order = Order(
-            number=self._count, arguments=[*arguments], environment={**os.environ, **environment}, errors=str(errors)
+            number=self._count,
+            arguments=[*arguments],
+            environment={**os.environ, **environment},
+            errors=str(errors),
+            shares="" if shares is None else str(shares),
         )
         child = self._children[self._count] = _Forked(self, self._count)
         if self._server is None or self._server.poll() is not None:
@@ -162,8 +178,8 @@ def _serve(channel: socket.socket) -> Order | None:
         if woken in ready:
             woken.recv(1 << 10)
         while children and (ended := os.waitpid(-1, os.WNOHANG))[0]:
-            code = os.waitstatus_to_exitcode(ended[1])
-            _tell(channel, {"number": children.pop(ended[0]), "code": code})
+            if (number := children.pop(ended[0], None)) is not None:  # else one of those that decode images
+                _tell(channel, {"number": number, "code": os.waitstatus_to_exitcode(ended[1])})
         if channel not in ready:
             continue
         received = channel.recv(1 << 16)
@@ -173,6 +189,7 @@ def _serve(channel: socket.socket) -> Order | None:
         for line in lines:
             order: Order = json.loads(line)
             order["environment"][PARENT] = str(os.getpid())
+            _hold(order["shares"])
             if not (pid := os.fork()):
                 signal.set_wakeup_fd(-1)
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -181,6 +198,26 @@ def _serve(channel: socket.socket) -> Order | None:
                 return order
             children[pid] = order["number"]
             _tell(channel, {"number": order["number"], "pid": pid})
+
+
+def _hold(settings: str) -> None:
+    """Hold the dataset of these settings open, in the place of the last; nothing if it is not to be shared.
+
+    If it cannot be opened, the run meets the same error, and tells it.
+    """
+    held = HELD.get()
+    try:
+        config = config_from(read_toml(Path(settings))) if settings else None
+        asked = None if config is None else (config.data, config.run.seed)
+        if held is not None and held[:2] == asked:
+            return
+        HELD.set(None)
+        if asked is not None and SOURCES[asked[0].name].root != "name":  # the hub's library starts threads
+            with warnings.catch_warnings(action="ignore"):
+                HELD.set((*asked, open_dataset(*asked)))
+            gc.freeze()
+    except Exception:
+        HELD.set(None)
 
 
 def _tell(channel: socket.socket, what: dict[str, int]) -> None:

@@ -2,15 +2,18 @@
 
 import signal
 import tempfile
+from collections import Counter
 from collections.abc import Generator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from fedcir.config import Config, config_tables, dump_toml
+from fedcir.algorithms import algorithm_class
+from fedcir.config import Config, DataConfig, config_tables, dump_toml
 from fedcir.engine.files import file_hash, write
 from fedcir.engine.folder import RunFolder, own_files
+from fedcir.engine.machine import WORKERS
 from fedcir.runs.events import EVENTS, told
 from fedcir.runs.nursery import Nursery
 from fedcir.types import InputError, RoundRecord
@@ -44,6 +47,27 @@ class Job:
         same = all(file_hash(file) == folder.file_hash(what) for what, file in own_files(self.config).items())
         return same and self.asked.read_bytes() == self.settings.encode()
 
+    @property
+    def opens(self) -> tuple[DataConfig, int]:
+        """What decides on the dataset that it opens."""
+        return self.config.data, self.config.run.seed
+
+    @property
+    def length(self) -> int:
+        """How long it takes beside other jobs of a sweep: the pixels that it trains on."""
+        data, local, server = self.config.data, self.config.local, self.config.server
+        images = server.rounds * local.steps * local.batch_size
+        return images * (server.active or self.config.partition.clients or 1) * (data.image_size or 1) ** 2
+
+    def command(self, resume: bool) -> list[str]:
+        """The arguments of `fedcir` that do it, once its settings are written."""
+        again = ["--resume"] if resume and RunFolder(self.out).exists else []
+        return ["run", str(self.asked), "--out", str(self.out), "--quiet", "--no-report", *again]
+
+    def write_settings(self) -> None:
+        self.asked.parent.mkdir(parents=True, exist_ok=True)
+        write(self.asked, self.settings)
+
 
 @dataclass(frozen=True)
 class Progress:
@@ -65,8 +89,8 @@ class Progress:
 def sweep(jobs: Sequence[Job], workers: int, resume: bool, track: str | None = None) -> Generator[Progress, None, None]:
     """Run all jobs, giving their rounds as they come. One that fails does not stop the others.
 
-    As many run at a time as there are workers, since runs side by side lose nothing by waiting for each other; where
-    fewer are left, each gets several workers.
+    As many run at a time as there are workers, since runs side by side lose nothing by waiting for each other. The
+    longest begin first; where fewer are left, each gets several workers, also while it runs.
     """
     options = [] if track is None else ["--track", track]
     if workers < 1:
@@ -77,6 +101,8 @@ def sweep(jobs: Sequence[Job], workers: int, resume: bool, track: str | None = N
             yield Progress(job, "ended", len(jobs))
         else:
             waiting.append(job)
+    waiting = longest_first(waiting)
+    needed = Counter(job.opens for job in waiting)
     running: list[_Running] = []
     with Nursery() as nursery, ExitStack() as stack:
         stack.callback(_end, running)
@@ -84,8 +110,11 @@ def sweep(jobs: Sequence[Job], workers: int, resume: bool, track: str | None = N
             while waiting and len(running) < workers:
                 each = max(1, workers // (len(waiting) + len(running)))
                 job = waiting.pop(0)
-                running.append(_Running(job, nursery, each, resume, options))
+                running.append(_Running(job, nursery, each, resume, options, shares=needed[job.opens] > 1))
                 yield Progress(job, "begun", len(jobs))
+            if not waiting and track is None:  # a tracker has threads, beside which no worker is forked
+                for number, process in enumerate(running):
+                    process.allow((workers + len(running) - 1 - number) // len(running))
             for process in list(running):
                 ended = process.ended()
                 for record in process.new_records():
@@ -96,22 +125,46 @@ def sweep(jobs: Sequence[Job], workers: int, resume: bool, track: str | None = N
             nursery.wait(POLL_SECONDS)
 
 
+def longest_first(jobs: Sequence[Job]) -> list[Job]:
+    """So that short ones fill the end. Of equal ones, those on the same data follow each other, which then are shared.
+
+    Among these, a job that pools its data comes first: further workers do not help it.
+    """
+    first = {job.opens: number for number, job in reversed([*enumerate(jobs)])}
+    return sorted(jobs, key=lambda job: (-job.length, first[job.opens], not _pools(job)))
+
+
+def _pools(job: Job) -> bool:
+    try:
+        return algorithm_class(job.config.algorithm.name).pools is not None
+    except InputError:  # which its process will tell
+        return False
+
+
 class _Running:
     """One job's process, and how far its rounds have been read."""
 
-    def __init__(self, job: Job, nursery: Nursery, workers: int, resume: bool, options: Sequence[str]) -> None:
+    def __init__(
+        self, job: Job, nursery: Nursery, workers: int, resume: bool, options: Sequence[str], shares: bool
+    ) -> None:
         self.job = job
-        job.asked.parent.mkdir(parents=True, exist_ok=True)
-        write(job.asked, job.settings)
-        command = ["run", str(job.asked), "--out", str(job.out), "--quiet", "--no-report", "--workers", str(workers)]
-        if resume and RunFolder(job.out).exists:
-            command.append("--resume")
+        job.write_settings()
+        command = [*job.command(resume), "--workers", str(workers), *options]
         self._said = tempfile.TemporaryDirectory(prefix="fedcir-")
-        self._events, self._errors = Path(self._said.name, "events.jsonl"), Path(self._said.name, "errors")
+        place = Path(self._said.name)
+        self._events, self._errors, self._workers = (place / name for name in ("events.jsonl", "errors", "workers"))
         self._errors.touch()
-        self._process = nursery.start([*command, *options], {EVENTS: str(self._events)}, self._errors)
+        self._allowed = workers
+        environment = {EVENTS: str(self._events), WORKERS: str(self._workers)}
+        self._process = nursery.start(command, environment, self._errors, job.asked if shares else None)
         self._seen = 0
         self._changed: tuple[int, int] | None = None
+
+    def allow(self, workers: int) -> None:
+        """Let it have so many workers from its next round on, if that is more than it has."""
+        if workers > self._allowed:
+            self._allowed = workers
+            write(self._workers, str(workers))
 
     def ended(self) -> bool:
         return self._process.poll() is not None

@@ -58,6 +58,23 @@ def test_a_plan_says_what_there_is_to_do_and_does_nothing(fedcir: Command, smoke
     assert not (tmp_path / "out").exists()
 
 
+def test_others_may_do_the_runs_of_a_plan(fedcir: Command, smoke: list[str], tmp_path: Path) -> None:
+    asked = ["reproduce", "fig-risk", *smoke, "--out", tmp_path / "out", "--no-report"]
+    runs = json.loads(fedcir(*asked, "--plan", "--json").out)
+    assert [Path(run["out"]).name for run in runs] == ["arrays-fedavg-0", "arrays-fedcir-0"]
+    assert all(run["seconds"] > 0 and not Path(run["out"]).exists() for run in runs)
+    for run in runs:
+        assert run["command"][0] == "fedcir"
+        assert fedcir(*run["command"][1:]).code == 0
+    done = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("*/summary.json")}
+    assert len(done) == 2
+    assert json.loads(fedcir(*asked, "--plan", "--json").out) == []
+    said = fedcir(*asked, "--resume")
+    assert said.code == 0, said.err
+    assert {path: path.stat().st_mtime_ns for path in done} == done
+    assert (tmp_path / "out" / "fig-risk.csv").exists()
+
+
 def test_a_sweep_that_is_killed_is_resumed_to_the_same_bits(fedcir: Command, smoke: list[str], tmp_path: Path) -> None:
     arguments = ["reproduce", "fig-risk", *smoke, "--rounds", "40", "--set", "server.checkpoint_every=1", "--no-report"]
     command = [sys.executable, "-m", "fedcir", *arguments, "--out", str(tmp_path / "killed")]

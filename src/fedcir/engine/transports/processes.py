@@ -13,7 +13,7 @@ import sys
 import threading
 import warnings
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
@@ -80,15 +80,24 @@ class Work:
 class ProcessTransport:
     """Clients spread over this process and others."""
 
-    def __init__(self, bench: Workbench, clients: Sequence[Client], store: ClientStore, workers: int) -> None:
+    def __init__(
+        self,
+        bench: Workbench,
+        clients: Sequence[Client],
+        store: ClientStore,
+        workers: int,
+        allowed: Callable[[], int] = lambda: 1,
+    ) -> None:
+        """`allowed` is asked before every round how many processes there may be by now."""
         self.bench, self.clients, self.store = bench, clients, store
         self._state = Arena()
         self._workers: list[Worker] = []
+        self._count, self._allowed = 1, allowed
         self._server: threading.Thread | None = None
-        for _ in range(workers - 1):
-            self._workers.append(self._fork())
+        self._grow(workers)
 
     def train(self, state: ServerState, cohort: Sequence[int]) -> Iterator[ClientReply]:
+        self._grow(min(self._allowed(), len(self.clients)))
         yield from self._finish(self._begin("train", state.round + 1, state.shared, cohort))
 
     def evaluate(self, state: ServerState, cohort: Sequence[int]) -> Iterator[ClientReply]:
@@ -108,6 +117,14 @@ class ProcessTransport:
         for worker in workers:
             worker.close()
         self._state.close()
+
+    def _grow(self, workers: int) -> None:
+        """Be so many processes, if there were fewer from the start: one that died is not replaced."""
+        if self._count < workers and self._server is not None:
+            self._server.join()  # no thread of ours goes on beside a fork
+        while self._count < workers:
+            self._workers.append(self._fork())
+            self._count += 1
 
     def _begin(self, what: What, round: int, shared: Groups, cohort: Sequence[int]) -> Work:
         work = Work(what, round, shared, deque(self._in_order(what, cohort)), len(cohort))

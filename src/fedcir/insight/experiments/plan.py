@@ -84,13 +84,11 @@ def _agrees(point: Point, given: Mapping[str, Any], varied: Sequence[tuple[str, 
     )
 
 
-def estimate(jobs: Sequence[Job], federations: Mapping[str, Federation], workers: int) -> float:
-    """About how many seconds the jobs that are not done will take, from the time of a few steps of each kind."""
+def estimates(jobs: Sequence[Job], federations: Mapping[str, Federation]) -> list[float]:
+    """About how many seconds each job takes with one worker, from the time of a few steps of each kind."""
     speeds: dict[tuple[Any, ...], tuple[float, float]] = {}
-    seconds = 0.0
+    seconds = []
     for job in jobs:
-        if job.done:
-            continue
         config, federation = job.config, federations[job.config.data.name]
         kind = (config.data.name, str(config.model), config.data.image_size, config.local.batch_size, config.run.device)
         if kind not in speeds:
@@ -99,8 +97,8 @@ def estimate(jobs: Sequence[Job], federations: Mapping[str, Federation], workers
         active = config.server.active or config.partition.clients or len(federation.trainers)
         tested = sum(len(federation.clients[number].test or ()) for number in federation.evaluators)
         a_round = active * config.local.steps * step + tested * image / config.server.eval_every
-        seconds += START_SECONDS + config.server.rounds * a_round
-    return seconds / workers
+        seconds.append(START_SECONDS + config.server.rounds * a_round)
+    return seconds
 
 
 def _speed(config: Config, federation: Federation) -> tuple[float, float]:
