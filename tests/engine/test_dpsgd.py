@@ -18,6 +18,7 @@ from fedcir.engine.rounds import run
 from fedcir.engine.session import Session, open_session, workbench
 from fedcir.engine.transports.serial import SerialTransport
 from fedcir.models.cnn import CNN
+from fedcir.models.norm import InstanceNorm
 from fedcir.types import InputError, LocalContext
 
 Tiny = Callable[..., Config]
@@ -35,9 +36,12 @@ def opened(config: Config) -> tuple[Session, SerialTransport]:
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-def test_gradients_are_those_of_single_examples_each_scaled_to_the_clip(layout: torch.memory_format) -> None:
+@pytest.mark.parametrize("norm", [torch.nn.GroupNorm(2, 4), InstanceNorm(4)])
+def test_gradients_are_those_of_single_examples_each_scaled_to_the_clip(
+    layout: torch.memory_format, norm: torch.nn.Module
+) -> None:
     torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.GroupNorm(2, 4), torch.nn.Flatten())
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), norm, torch.nn.Flatten())
     model.append(torch.nn.Linear(4 * 36, 3)).to(memory_format=layout)  # type: ignore[call-overload]
     x, y = torch.randn(5, 3, 8, 8), torch.tensor([0, 1, 2, 1, 0])
     clip, expected = 0.8, {name: torch.zeros_like(p) for name, p in model.named_parameters()}
