@@ -218,8 +218,8 @@ def _fitting(
             refused[candidate.name] = error
     if len(refused) == len(candidates):
         raise next(iter(refused.values()))
-    for name, error in refused.items():
-        on_note(f"left out: {name}: {error}")
+    for name, why in refused.items():
+        on_note(f"left out: {name}: {why}")
     return [candidate for candidate in candidates if candidate.name not in refused]
 
 
