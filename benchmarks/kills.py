@@ -158,36 +158,31 @@ def kinds(data: Path, run: Path) -> dict[str, Kind]:
     }
 
 
-def tried(kind: Kind, times: int, work: Path, rng: random.Random) -> tuple[Counter[str], Counter[str], list[str]]:
-    """Kill a command so many times, in tries of one to three; how many kills of each kind, how many of them ended
-    in equal files, and what was wrong."""
+def tried(kind: Kind, times: int, work: Path, rng: random.Random) -> Iterator[tuple[Counter[str], list[str]]]:
+    """Kill a command so many times, in tries of one to three; of each try, who was killed and what was wrong."""
     reference = work / "reference"
     reference.mkdir(parents=True)
     seconds = ended(kind.words(reference, False), reference)
     expected = digest(kind, reference)
     assert expected, "nothing is left to compare"
-    kills: Counter[str] = Counter()
-    equal: Counter[str] = Counter()
-    faults: list[str] = []
-    while kills.total() < times:
-        place = work / f"try-{len(list(work.iterdir()))}"
+    done = 0
+    while done < times:
+        place = work / f"try-{done}"
         place.mkdir()
-        own: Counter[str] = Counter()
+        kills: Counter[str] = Counter()
+        faults: list[str] = []
         for number in range(rng.choice((1, 2, 3))):
             process = started(kind.words(place, number > 0), place)
             if whom := killed(process, rng.choice(kind.whom), rng.uniform(0.05, seconds), rng):
-                own[whom] += 1
+                kills[whom] += 1
             faults += [f"left: {each}" for each in left(place)]
         ended(kind.words(place, True), place)
         faults += [f"left at the end: {each}" for each in left(place)]
-        kills += own
-        if digest(kind, place) == expected:
-            equal += own
-            shutil.rmtree(place)
-            place.mkdir()  # the next try gets another number
-        else:
-            faults.append(f"{place} differs")
-    return kills, equal, faults
+        if digest(kind, place) != expected:
+            faults.append("what it leaves differs")
+        done += kills.total()
+        shutil.rmtree(place)
+        yield kills, faults
 
 
 def table(rows: Iterable[dict[str, Any]]) -> str:
@@ -224,12 +219,13 @@ def main() -> None:
             if given.only and name not in given.only:
                 continue
             times = given.deploys if name == "deploy local" else given.kills
-            kills, equal, faults = tried(kind, times, work / name.replace(" ", "-"), rng)
-            rows += [{"command": name, "killed": whom, "kills": kills[whom], "equal": equal[whom]} for whom in kills]
-            print(name, dict(kills), "equal:", dict(equal), *faults, sep="\n  ", flush=True)
-            wrong = wrong or bool(faults)
-            if given.json:
-                given.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+            for kills, faults in tried(kind, times, work / name.replace(" ", "-"), rng):
+                equal = "what it leaves differs" not in faults
+                rows += [{"command": name, "killed": whom, "kills": n, "equal": n * equal} for whom, n in kills.items()]
+                print(name, dict(kills), *(faults or ["identical"]), flush=True)
+                wrong = wrong or bool(faults)
+                if given.json:
+                    given.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
     print(table(rows))
     sys.exit(wrong)
 
