@@ -3,7 +3,7 @@
 python benchmarks/kills.py --kills 46 --deploys 16 --json kills.json
 python benchmarks/kills.py --table kills.json more.json
 
-Commands: run (two workers), compare (two methods), data prepare, report, deploy local. A command is killed up to three
+Commands: run (two workers), compare (two methods), data prepare, report, deploy local. A command is killed up to four
 times: its own process, one that it started, or all of them at once. Then it is resumed, or started again. Every file
 that must be equal is compared byte for byte, and neither a process nor a private key may be left.
 """
@@ -159,7 +159,7 @@ def kinds(data: Path, run: Path) -> dict[str, Kind]:
 
 
 def tried(kind: Kind, times: int, work: Path, rng: random.Random) -> Iterator[tuple[Counter[str], list[str]]]:
-    """Kill a command so many times, in tries of one to three; of each try, who was killed and what was wrong."""
+    """Kill a command so many times, in tries of one to four; of each try, who was killed and what was wrong."""
     reference = work / "reference"
     reference.mkdir(parents=True)
     seconds = ended(kind.words(reference, False), reference)
@@ -171,7 +171,7 @@ def tried(kind: Kind, times: int, work: Path, rng: random.Random) -> Iterator[tu
         place.mkdir()
         kills: Counter[str] = Counter()
         faults: list[str] = []
-        for number in range(rng.choice((1, 2, 3))):
+        for number in range(rng.choice((1, 2, 3, 4))):
             process = started(kind.words(place, number > 0), place)
             if whom := killed(process, rng.choice(kind.whom), rng.uniform(0.05, seconds), rng):
                 kills[whom] += 1

@@ -16,6 +16,7 @@ from fedcir.engine.accounting import Accountant
 from fedcir.engine.dpsgd import poisson_batch, private_gradients
 from fedcir.engine.rounds import run
 from fedcir.engine.session import Session, open_session, workbench
+from fedcir.engine.simulate import check_run
 from fedcir.engine.transports.serial import SerialTransport
 from fedcir.models.cnn import CNN
 from fedcir.models.norm import InstanceNorm
@@ -109,9 +110,12 @@ def test_every_norm_but_batchnorm_goes_with_it(norm: str) -> None:
 
 
 def test_what_it_does_not_cover_is_refused_in_words(tiny: Tiny) -> None:
-    for method in ("fedcir", "fedprox", "scaffold", "centralized"):
+    for method in ("fedcir", "fedprox", "scaffold"):
         with pytest.raises(InputError, match=f"{method} does not minimise a plain cross-entropy of each image"):
             opened(tiny(method, *ON))
+    pooling = tiny("centralized", *ON)
+    with pytest.raises(InputError, match="centralized has all data in one place"):
+        check_run(pooling, make_algorithm(pooling.algorithm), open_federation(pooling))
     with pytest.raises(InputError, match=r"set local\.prior=none"):
         opened(tiny("fedavg", *ON, "local.prior=client"))
     with pytest.raises(InputError, match=r"set model\.norm=group"):
