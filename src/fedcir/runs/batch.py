@@ -9,7 +9,10 @@ from typing import NamedTuple, Protocol
 from fedcir.algorithms import algorithm_class, make_algorithm, names
 from fedcir.algorithms.algorithm import Algorithm
 from fedcir.config import AlgorithmConfig, Config
-from fedcir.data.federation import Federation, open_federation
+from fedcir.data.domains import Domains
+from fedcir.data.federation import Federation, deal, federation_from
+from fedcir.data.partition import Share
+from fedcir.data.pictures.decode import OnFile
 from fedcir.engine.folder import RunFolder
 from fedcir.engine.resume import check_data, check_settings, same_code
 from fedcir.engine.simulate import check_run
@@ -102,37 +105,52 @@ def prepare(
         if folder.exists and not job.done:
             check_settings(folder, job.config, algorithm)
             begun.append(job)
-    opened: dict[str, Federation] = {}
-    notes: dict[str, None] = {}
-
-    def federation(config: Config) -> Federation:
-        key = repr((config.data, config.partition, config.model, config.run.seed))
-        if key not in opened:
-            opened[key] = open_federation(config, partial(on_work, what="preparing images"))
-            notes.update(dict.fromkeys(opened[key].notes))
-        return opened[key]
-
+    opener = _Opener(partial(on_work, what="preparing images"))
     data: dict[str, Federation] = {}
     left_out: dict[str, str] = {}
     for job in jobs:
         name, first = job.config.algorithm.name, job.config.run.seed == jobs[0].config.run.seed
         if (resume and job.done) or not (first or job.config.data.name not in data):
             continue
-        data.setdefault(job.config.data.name, federation(job.config))
+        federation = opener.federation(job.config)
+        data.setdefault(job.config.data.name, federation)
         try:
-            check_run(job.config, _algorithm(job.config.algorithm), federation(job.config))
+            check_run(job.config, _algorithm(job.config.algorithm), federation)
         except InputError as error:
             why = str(error) if str(error).startswith(name) else f"{Path(name).stem}: {error}"
             if name in needed:
                 raise InputError(why) from None
             left_out.setdefault(name, why)
+        except Exception:  # a fault of the user's own method, which its run names without harm to the others
+            continue
     for job in begun:  # the data may have changed since
-        check_data(RunFolder(job.out), job.config, federation(job.config))
+        check_data(RunFolder(job.out), job.config, opener.federation(job.config))
     if all(job.config.algorithm.name in left_out for job in jobs):
         raise InputError(next(iter(left_out.values())))
-    for note in (*notes, *(f"left out: {why}" for why in left_out.values())):
+    for note in (*opener.notes, *(f"left out: {why}" for why in left_out.values())):
         on_note(note)
     return Ready(data, left_out)
+
+
+class _Opener:
+    """Opens the data of one run after another; runs that follow each other on the same data share them."""
+
+    def __init__(self, on_file: OnFile) -> None:
+        self.notes: dict[str, None] = {}
+        """What the user should know of all that was opened, each once."""
+        self._on_file = on_file
+        self._last = ""
+        self._dealt: tuple[Domains, list[Share]] | None = None
+        self._by_model: dict[str, Federation] = {}
+
+    def federation(self, config: Config) -> Federation:
+        key, model = repr((config.data, config.partition, config.run.seed)), repr(config.model)
+        if self._dealt is None or key != self._last:
+            self._last, self._dealt, self._by_model = key, deal(config, self._on_file), {}
+        if model not in self._by_model:
+            self._by_model[model] = federation_from(config, *self._dealt, self._on_file)
+            self.notes.update(dict.fromkeys(self._by_model[model].notes))
+        return self._by_model[model]
 
 
 def run_all(
