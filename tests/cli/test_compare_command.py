@@ -148,3 +148,37 @@ def test_a_page_that_cannot_be_written_is_refused_before_the_work(
 ) -> None:
     assert fedcir("run", *options, "--rounds", 1, "--algorithm", "fedavg", "--out", "run").code == 0
     refused(fedcir("report", "run", "--out", "nowhere/report.html"), "no folder nowhere")
+
+
+def test_usual_methods_that_settings_refuse_are_left_out_in_a_line_each(
+    fedcir: Command, options: list[str], place: Path
+) -> None:
+    (place / "mine.toml").write_text('algorithm.name = "fedprox"\nmodel.norm = "group"\nprivacy.clip = 1.0\n')
+    said = fedcir("compare", "mine.toml", *options, "--rounds", 1, "--out", "all")
+    assert said.code == 0
+    notes = [line for line in said.err.splitlines() if line.startswith("note: left out")]
+    assert notes == [
+        "note: left out: centralized has all data in one place, so privacy.clip has no clients to protect: "
+        "use another method, or no privacy.clip"
+    ]
+    made = [each["algorithm"] for each in json.loads((place / "all" / "comparison.json").read_text())]
+    assert made == ["fedavg", "fedprox"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ("--algorithms fedavg,centralized --set privacy.clip=1 --set model.norm=group", "centralized has all data"),
+        ("--algorithms fedavg,fedgen,centralized --set privacy.clip=1 --set model.norm=group", "fedgen uploads"),
+        ("--algorithms fedavg,fedproto --hold-out wax", "fedproto needs training data at every client"),
+        ("--algorithms fedavg,centralized --set attack.kind=scale", "centralized has all data in one place"),
+        ("--set privacy.clip=1", "fedavg: privacy.clip cannot cover BatchNorm's running statistics"),
+        ("--hold-out wax --set model.batchnorm=local", "fedavg: model.batchnorm=local needs training data"),
+        ("--set server.aggregation=krum --set server.byzantine=2", "fedavg: server.aggregation=krum needs 7 active"),
+    ],
+)
+def test_a_method_that_is_named_and_the_baseline_are_refused_before_anything_starts(
+    fedcir: Command, options: list[str], place: Path, arguments: str, named: str
+) -> None:
+    refused(fedcir("compare", *options, "--out", "all", *arguments.split()), named)
+    assert not (place / "all").exists()

@@ -7,6 +7,7 @@ import tarfile
 import threading
 import zipfile
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedcir.data.catalogue import SOURCES
 from fedcir.data.readers.download import CHUNK, Download, NoAnswer, fetch
 from fedcir.types import InputError
 
@@ -156,6 +158,32 @@ def test_a_file_that_is_not_the_published_one_is_removed(host: Host, tmp_path: P
     with pytest.raises(InputError, match=rf"has the SHA-512 {SHA512[:16]}\.\.\., not 0000000000000000\.\.\."):
         fetch(host.download(sha512="0" * 40), tmp_path)
     assert left(tmp_path) == set()
+
+
+def test_a_file_without_a_published_hash_must_have_one_that_is_trusted(host: Host, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=rf"has the SHA-512 {SHA512[:16]}\.\.\., not 0{{16}}\.\.\. or 1{{16}}\.\.\.: "):
+        fetch(host.download(), tmp_path, trusted=["0" * 128, "1" * 128])
+    assert left(tmp_path) == set()
+    assert fetch(host.download(), tmp_path, trusted=["0" * 128, SHA512]) is None
+    with pytest.raises(InputError, match=r"not 0{16}\.\.\.: "):  # a published one counts alone
+        fetch(host.download(sha512="0" * 40), tmp_path / "other", trusted=[SHA512])
+
+
+def test_preparing_names_a_file_that_nobody_can_vouch_for(
+    host: Host, tmp_path: Path, fedcir: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = replace(SOURCES["iwildcam"], downloads=(host.download(makes="metadata.csv"),))
+    monkeypatch.setitem(SOURCES, "iwildcam", source)
+    prepare = ["data", "prepare", "iwildcam", "--quiet", "--data-root"]
+    first = fedcir(*prepare, tmp_path / "new").err.splitlines()[0]
+    assert first.endswith(f"is not verified, as nobody published a hash of it. Its SHA-512 is {SHA512}")
+    assert "verified" not in fedcir(*prepare, tmp_path / "trusted", "--sha512", SHA512.upper()).err
+    said = fedcir(*prepare, tmp_path / "other", "--sha512", "0" * 128)
+    assert (said.code, said.err.count("\n")) == (2, 1)
+    assert "the file was deleted" in said.err
+    said = fedcir(*prepare, tmp_path / "other", "--sha512", "abc")
+    assert (said.code, said.err.count("\n")) == (2, 1)
+    assert "128 digits that sha512sum prints, got 'abc'" in said.err
 
 
 @pytest.mark.parametrize("url", ["http://csr.bu.edu/x.zip", "ftp://127.0.0.1/x", "file:///etc/passwd", "x.zip"])

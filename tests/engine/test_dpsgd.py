@@ -16,8 +16,10 @@ from fedcir.engine.accounting import Accountant
 from fedcir.engine.dpsgd import poisson_batch, private_gradients
 from fedcir.engine.rounds import run
 from fedcir.engine.session import Session, open_session, workbench
+from fedcir.engine.simulate import check_run
 from fedcir.engine.transports.serial import SerialTransport
 from fedcir.models.cnn import CNN
+from fedcir.models.norm import InstanceNorm
 from fedcir.types import InputError, LocalContext
 
 Tiny = Callable[..., Config]
@@ -35,9 +37,12 @@ def opened(config: Config) -> tuple[Session, SerialTransport]:
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-def test_gradients_are_those_of_single_examples_each_scaled_to_the_clip(layout: torch.memory_format) -> None:
+@pytest.mark.parametrize("norm", [torch.nn.GroupNorm(2, 4), InstanceNorm(4)])
+def test_gradients_are_those_of_single_examples_each_scaled_to_the_clip(
+    layout: torch.memory_format, norm: torch.nn.Module
+) -> None:
     torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.GroupNorm(2, 4), torch.nn.Flatten())
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), norm, torch.nn.Flatten())
     model.append(torch.nn.Linear(4 * 36, 3)).to(memory_format=layout)  # type: ignore[call-overload]
     x, y = torch.randn(5, 3, 8, 8), torch.tensor([0, 1, 2, 1, 0])
     clip, expected = 0.8, {name: torch.zeros_like(p) for name, p in model.named_parameters()}
@@ -105,9 +110,12 @@ def test_every_norm_but_batchnorm_goes_with_it(norm: str) -> None:
 
 
 def test_what_it_does_not_cover_is_refused_in_words(tiny: Tiny) -> None:
-    for method in ("fedcir", "fedprox", "scaffold", "centralized"):
+    for method in ("fedcir", "fedprox", "scaffold"):
         with pytest.raises(InputError, match=f"{method} does not minimise a plain cross-entropy of each image"):
             opened(tiny(method, *ON))
+    pooling = tiny("centralized", *ON)
+    with pytest.raises(InputError, match="centralized has all data in one place"):
+        check_run(pooling, make_algorithm(pooling.algorithm), open_federation(pooling))
     with pytest.raises(InputError, match=r"set local\.prior=none"):
         opened(tiny("fedavg", *ON, "local.prior=client"))
     with pytest.raises(InputError, match=r"set model\.norm=group"):

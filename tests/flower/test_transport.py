@@ -108,6 +108,16 @@ def test_a_run_across_nodes_is_bit_for_bit_the_run_in_process(
     assert dropped(tmp_path / "two") == [{}, {}]
 
 
+@pytest.mark.parametrize("form", ["median", "trimmed-mean", "krum", "norm-clip"])
+def test_a_robust_form_across_nodes_is_bit_for_bit_that_in_process(
+    tiny: Tiny, train: Train, tmp_path: Path, form: str
+) -> None:
+    config = tiny("fedcir", "server.rounds=2", "run.workers=1", f"server.aggregation={form}")
+    one = train(config, tmp_path / "one")
+    across(shares(tmp_path, (9, 8, 7)), config, tmp_path / "two")
+    assert model(tmp_path / "two") == model(one)
+
+
 def test_the_calibration_across_nodes_is_that_in_process(tiny: Tiny, train: Train, tmp_path: Path) -> None:
     config = tiny("fedavg", "server.rounds=1", "run.workers=1", "data.val_fraction=0.25")
     one = train(config, tmp_path / "one")

@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 import tomli_w
 
-MANY = int(os.environ.get("FEDCIR_FUZZ", "1000"))
-"""Inputs of each kind in `make test-all`."""
+FIRST, _, LAST = os.environ.get("FEDCIR_FUZZ", "1000").rpartition("-")
+MANY = range(int(FIRST or 0), int(LAST))
+"""Seeds of the inputs of each kind in `make test-all`: FEDCIR_FUZZ=1000, or FEDCIR_FUZZ=360-1000 for a part of them."""
 
 LONG = 300
 """Digits of a number that no machine type holds."""
@@ -30,9 +31,9 @@ VALUES: tuple[Any, ...] = (
 """What a field may come to hold, of every type."""
 
 
-def batches(few: int, many: int = MANY) -> Any:
+def batches(few: int, many: range = MANY) -> Any:
     """Seeds for a test to go through: a few in every run of the tests, many in those that take longer."""
-    slow = pytest.param(range(few, max(few, many)), marks=pytest.mark.slow, id=f"seeds to {many}")
+    slow = pytest.param(range(max(few, many.start), many.stop), marks=pytest.mark.slow, id=f"seeds to {many.stop}")
     return pytest.mark.parametrize("seeds", [pytest.param(range(few), id=f"seeds to {few}"), slow])
 
 

@@ -83,7 +83,7 @@ def quick(config: Config, like: Config) -> Config:
     return replace(config, data=replace(config.data, root=like.data.root), local=local)
 
 
-@batches(20, 200)
+@batches(20, range(200))
 def test_what_is_accepted_opens_and_trains_for_a_round(
     seeds: range, tiny: Callable[..., Config], tmp_path: Path
 ) -> None:

@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ SET = {"data.val_fraction": 0.4, "model.width": 2, "local.steps": 2, "local.batc
 
 
 def found(root: Path, **more: Any) -> Recommendation:
-    return recommend(data_root=root, set=SET, **{**TINY, **more})
+    return recommend(data_root=root, **{**TINY, "set": SET, **more})
 
 
 @pytest.fixture(scope="module")
@@ -77,11 +78,22 @@ def test_a_held_out_domain_is_not_looked_at(data_root: Path, tmp_path: Path) -> 
         ({"seeds": (0,)}, "at least two seeds"),
         ({"pilot_rounds": 0}, "pilot_rounds must be at least 1, got 0"),
         ({"norm": "batch"}, "no option 'norm'"),
+        ({"set": {**SET, "model.norm": "group"}}, "model.norm=group leaves one: leave model.norm out"),
+        ({"set": {**SET, "server.aggregation": "krum", "server.byzantine": 2}}, "krum needs 7 active clients"),
     ],
 )
 def test_what_cannot_be_is_refused(data_root: Path, given: dict[str, Any], said: str) -> None:
     with pytest.raises(InputError, match=said):
         found(data_root, **given)
+
+
+def test_candidates_that_settings_refuse_are_left_out(data_root: Path) -> None:
+    notes: list[str] = []
+    tried = found(data_root, set={**SET, "privacy.clip": 1.0}, on_note=notes.append)
+    assert [trial.candidate.name for trial in tried.trials] == ["fedavg, invariant", "fedcirplus"]
+    assert [note.partition(": privacy.clip cannot")[0] for note in notes] == ["left out: fedavg", "left out: fedcir"]
+    only = replace(tried, trials=tried.trials[:1])
+    assert only.reason == "Use fedavg, invariant: it is the only candidate that goes with these settings."
 
 
 def test_the_command_prints_the_evidence_and_what_to_do_next(

@@ -1,6 +1,7 @@
 """`fedcir data`: which datasets there are, what they hold, and what each client would get."""
 
 import json as jsonlib
+import re
 import sys
 from collections import Counter
 from collections.abc import Collection, Sequence
@@ -133,7 +134,19 @@ def show(
 
 @data.command()
 def prepare(
-    name: Name, data_root: Root = None, image_size: Size = None, quiet: Quiet = False, set: Assignments = None
+    name: Name,
+    data_root: Root = None,
+    image_size: Size = None,
+    sha512: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--sha512",
+            metavar="HASH",
+            help="A SHA-512 that you trust, for a file that comes without one; may be repeated.",
+        ),
+    ] = None,
+    quiet: Quiet = False,
+    set: Assignments = None,
 ) -> None:
     """Fetch and decode a dataset before the first run. `fedcir data list` shows which ones can be fetched."""
     from fedcir.cli.progress import Meter
@@ -143,7 +156,7 @@ def prepare(
 
     config = _config(name, data_root, image_size, set)
     if name in SOURCES and SOURCES[name].downloads and data_root is not None:
-        _fetch(name, data_root, quiet)
+        _fetch(name, data_root, sha512 or [], quiet)
     with Meter("decoding images", quiet) as meter:
         domains = open_dataset(config.data, config.run.seed, meter.show)
     _print_notes(domains.notes)
@@ -234,13 +247,16 @@ def _config(name: str, data_root: Path | None, image_size: int | None, set: list
     return Asked(options=given, assignments=set or ()).config()
 
 
-def _fetch(name: str, root: Path, quiet: bool) -> None:
-    """Fetch the files that are missing."""
+def _fetch(name: str, root: Path, trusted: Sequence[str], quiet: bool) -> None:
+    """Fetch the files that are missing, and name those that nobody can vouch for."""
     from fedcir.cli.progress import Meter
     from fedcir.data.catalogue import SOURCES
     from fedcir.data.readers.download import NoAnswer, fetch
+    from fedcir.types import InputError
 
-    source = SOURCES[name]
+    if wrong := next((each for each in trusted if not re.fullmatch("[0-9a-fA-F]{128}", each)), None):
+        raise InputError(f"--sha512 takes the 128 digits that sha512sum prints, got {wrong!r}")
+    source, hashes = SOURCES[name], [each.lower() for each in trusted]
     for download in source.downloads:
         with Meter("fetching", quiet, " bytes") as meter:
 
@@ -248,9 +264,13 @@ def _fetch(name: str, root: Path, quiet: bool) -> None:
                 meter.show(done, total, f"fetching {file}")
 
             try:
-                fetch(download, root, on_bytes)
+                unknown = fetch(download, root, on_bytes, hashes)
             except NoAnswer as error:
                 raise NoAnswer(f"{error}. Try again, or get the files yourself: {source.where}") from error
+        if unknown is not None:
+            _print_notes(
+                [f"{download.url} is not verified, as nobody published a hash of it. Its SHA-512 is {unknown}"]
+            )
 
 
 def _check_picture(path: Path, endings: Collection[str]) -> None:

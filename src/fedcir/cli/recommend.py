@@ -45,6 +45,7 @@ def recommend(
             config=config,
             set=set or (),
             on_work=watch.work,
+            on_note=watch.note,
             dataset=dataset,
             data_root=data_root,
             image_size=image_size,

@@ -49,7 +49,7 @@ def private_gradients(
 def check_examples(config: Config, algorithm: Algorithm, model: nn.Module) -> None:
     """Refuse a loss that is not one of single examples, and what else looks at all of a client's data."""
     name, local = config.algorithm.name, config.local
-    if type(algorithm).local_loss is not Algorithm.local_loss or algorithm.sends or algorithm.pools:
+    if type(algorithm).local_loss is not Algorithm.local_loss or algorithm.sends:
         raise InputError(
             f"{name} does not minimise a plain cross-entropy of each image, or uploads more than its model, "
             "which privacy.unit=example does not cover: use fedavg, or set privacy.unit=client"

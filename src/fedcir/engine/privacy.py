@@ -85,8 +85,6 @@ def check_private(config: Config, algorithm: Algorithm, uploads: Groups) -> None
     if not (config.privacy.by_server or config.privacy.by_clients):
         return
     name = config.algorithm.name
-    if algorithm.pools:
-        raise InputError(f"{name} has all data in one place, so privacy.clip has no clients to protect: leave it out")
     if algorithm.sends:
         raise InputError(
             f"{name} uploads {', '.join(algorithm.sends)} beside what it trains, which privacy.clip does not cover: "

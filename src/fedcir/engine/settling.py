@@ -35,6 +35,11 @@ def settled(config: Config, algorithm: Algorithm, roster: Roster) -> Config:
         )
     if not algorithm.pools:
         _check_aggregation(config, algorithm, active)
+    elif config.privacy.clip is not None:
+        raise InputError(
+            f"{config.algorithm.name} has all data in one place, so privacy.clip has no clients to protect: "
+            "use another method, or no privacy.clip"
+        )
     run = replace(config.run, device=str(pick_device(config.run.device)))
     if run.layout == "auto":
         run = replace(run, layout=layout_for(config.model, roster.card.get("image_size", 0), roster.task.encoder))

@@ -57,11 +57,7 @@ def open_rounds(
     from_round: int | None = None,
 ) -> Iterator[tuple[Session, Rounds]]:
     """The same for a federation that is there already."""
-    for client in federation.watchers:
-        check_own(config, algorithm, client.domain, trains=False)
-    federation = _attacked(federation, config, algorithm)
-    if algorithm.pools:
-        federation = pooled(federation)
+    federation = _as_met(federation, config, algorithm)
     with ExitStack() as stack:
         if out is not None:
             stack.enter_context(RunFolder(out).locked())
@@ -90,6 +86,19 @@ def open_rounds(
         rounds = run(session, transport)
         stack.callback(rounds.close)  # saves the last whole round if the caller stops early
         yield session, rounds
+
+
+def check_run(config: Config, algorithm: Algorithm, federation: Federation) -> None:
+    """Refuse settings, a method and data that do not go together, as a run of them would."""
+    open_session(config, algorithm, _as_met(federation, config, algorithm))
+
+
+def _as_met(federation: Federation, config: Config, algorithm: Algorithm) -> Federation:
+    """The federation as a method meets it: with the bad clients of an experiment, or with all data in one place."""
+    for client in federation.watchers:
+        check_own(config, algorithm, client.domain, trains=False)
+    federation = _attacked(federation, config, algorithm)
+    return pooled(federation) if algorithm.pools else federation
 
 
 def _attacked(federation: Federation, config: Config, algorithm: Algorithm) -> Federation:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,8 @@ class Comparison:
     target: float | None
     page: Path | None
     """The report, if there is one."""
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    """Why methods of the usual ones, or of all, do not go with the settings, by method."""
 
     @property
     def baseline(self) -> str:
@@ -85,7 +87,8 @@ def compare(
     """Train several methods on the same data and compare them, as `fedcir compare` does.
 
     Without `algorithms`, these are FedAvg, the method that the file names and Centralized, or the usual four if it
-    names none.
+    names none. Those that do not go with the settings, as Centralized with privacy, are then `left_out`; one that is
+    named, and FedAvg, is refused.
     `options` are those of the command, such as dataset="pacs", data_root="data/pacs", rounds=50 or workers=2. `config`
     is a TOML file of settings, `set` any settings such as {"local.momentum": 0.5}. The runs, tables and pictures go
     into `out`, a new folder in runs/ if not given; `resume` does what is left there. `target` is an accuracy to reach,
@@ -94,13 +97,16 @@ def compare(
     """
     batch.check_target(target)
     asked = Asked.of(options, preset, config, set, without=("algorithm", "seed"))
-    names = batch.chosen_algorithms(_usual(asked) if algorithms is None else algorithms)
+    own = asked.tables().get("algorithm", {}).get("name")
+    names = batch.chosen_algorithms(_usual(own) if algorithms is None else algorithms)
+    needed = batch.required(([] if own is None else [own]) if algorithms is None else algorithms)
     numbers = batch.chosen_seeds(seeds)
     place = place_for(out, Path("runs", "compare"), resume)
     planned = {(name, seed): place / f"{Path(name).stem}-{seed}" for seed in numbers for name in names}
-    jobs = [Job(asked_config(asked.over(algorithm=name, seed=seed)), path) for (name, seed), path in planned.items()]
-    _check(place, jobs[0].config)
-    batch.prepare(jobs, resume, track, on_work, on_note)
+    every = [Job(asked_config(asked.over(algorithm=name, seed=seed)), path) for (name, seed), path in planned.items()]
+    _check(place, every[0].config)
+    left_out = batch.prepare(every, resume, track, needed, on_work, on_note).left_out
+    jobs = [job for job in every if job.config.algorithm.name not in left_out]
     workers = cores() if options.get("workers") is None else options["workers"]
     ended, failures = batch.run_all(jobs, workers, resume, track, on_progress)
     runs: dict[str, dict[int, Run]] = {}
@@ -110,15 +116,14 @@ def compare(
     methods = compare_runs(runs, baseline_of(runs), target)
     folders = [run for by_seed in runs.values() for run in by_seed.values()]
     page = add_report(folders, place / "report.html", target, on_work, on_note) if report else None
-    comparison = Comparison(place, runs, failures, methods, numbers, target, page)
+    comparison = Comparison(place, runs, failures, methods, numbers, target, page, left_out)
     _write(comparison)
     return comparison
 
 
-def _usual(asked: Asked) -> Sequence[str]:
+def _usual(named: str | None) -> Sequence[str]:
     """Plain FedAvg, the method that a file names, and a ceiling."""
-    named = asked.tables().get("algorithm", {}).get("name")
-    return DEFAULT_COMPARISON if named is None else list(dict.fromkeys(("fedavg", str(named), "centralized")))
+    return DEFAULT_COMPARISON if named is None else list(dict.fromkeys((batch.BASELINE, str(named), "centralized")))
 
 
 def _write(comparison: Comparison) -> None:

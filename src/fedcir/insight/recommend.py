@@ -15,8 +15,8 @@ from fedcir.data.domains import Domains
 from fedcir.data.federation import deal, federation_from
 from fedcir.data.shares import Share
 from fedcir.engine.files import write
-from fedcir.engine.simulate import open_rounds
-from fedcir.runs.batch import OnWork, chosen_seeds, unheard
+from fedcir.engine.simulate import check_run, open_rounds
+from fedcir.runs.batch import OnNote, OnWork, chosen_seeds, unheard
 from fedcir.runs.compare import Estimate, half_width
 from fedcir.types import InputError
 
@@ -85,6 +85,8 @@ class Recommendation:
     def reason(self) -> str:
         """Why this one, in a sentence."""
         first, chosen = self.trials[0].candidate.name, self.choice
+        if len(self.trials) == 1:
+            return f"Use {first}: it is the only candidate that goes with these settings."
         if chosen.difference is None or chosen.half_width is None:
             return f"Use {first}: no other candidate beats it by more than chance, and it is the simplest."
         gain, half = 100 * chosen.difference.mean, 100 * chosen.half_width
@@ -130,6 +132,7 @@ def recommend(
     config: str | Path | None = None,
     set: Sequence[str] | Mapping[str, Any] = (),
     on_work: OnWork = unheard,
+    on_note: OnNote = unheard,
     **options: Any,
 ) -> Recommendation:
     """Find out what to run on some data, as `fedcir recommend` does: try each candidate for a few rounds.
@@ -143,27 +146,29 @@ def recommend(
         raise InputError("recommend needs at least two seeds, to tell a gain from chance: try 0,1,2")
     asked = Asked.of(options, preset, config, set, without=("algorithm", "seed", "norm", "prior"))
     candidates = _candidates(asked)
-    total = len(candidates) * len(numbers) * pilot_rounds
-    found: dict[str, list[Mapping[str, float]]] = {candidate.name: [] for candidate in candidates}
+    found: dict[str, list[Mapping[str, float]]] = {}
     diagnosis: Diagnosis | None = None
     done = 0
     for seed in numbers:
-        pilots = [_pilot(asked, candidate, seed, pilot_rounds) for candidate in candidates]
-        first = pilots[0]  # the data are the same for all
+        first = _pilot(asked, candidates[0], seed, pilot_rounds)  # the data are the same for all
         domains, shares = without_test_images(*deal(first))
         if seed == numbers[0]:
+            pilots = [_pilot(asked, candidate, seed, pilot_rounds) for candidate in candidates]
+            candidates = _fitting(candidates, pilots, domains, shares, on_note)
             with suppress(InputError):  # one domain, or too few images
                 measuring = partial(on_work, what="measuring distances")
                 diagnosis = diagnose_domains(first, domains, shares, SAMPLES, measuring)
-        for candidate, trying in zip(candidates, pilots, strict=True):
+        for candidate in candidates:
+            trying = _pilot(asked, candidate, seed, pilot_rounds)
             federation, algorithm = federation_from(trying, domains, shares), make_algorithm(trying.algorithm)
             with open_rounds(trying, algorithm, federation, None, False) as (session, rounds):
                 for _ in rounds:
                     done += 1
+                    total = len(candidates) * len(numbers) * pilot_rounds
                     on_work(done, total, f"trying {candidate.name}")
             accuracy = session.records[-1].accuracy
             assert accuracy is not None
-            found[candidate.name].append(accuracy)
+            found.setdefault(candidate.name, []).append(accuracy)
     trials = _trials(found)
     choice = max((trial for trial in trials if trial.better), key=lambda trial: trial.mean.mean, default=trials[0])
     findings = ["There are too few images to measure how far the domains are apart."]
@@ -191,8 +196,31 @@ def _pilot(asked: Asked, candidate: Candidate, seed: int, rounds: int) -> Config
 
 def _candidates(asked: Asked) -> list[Candidate]:
     """Those that the encoder allows: the norms of a frozen one cannot be replaced."""
-    stays = asked.config().model.keeps_norm
+    stays, norm = asked.config().model.keeps_norm, asked.tables().get("model", {}).get("norm")
+    if norm is not None and not stays:
+        raise InputError(f"recommend tries several norms, and model.norm={norm} leaves one: leave model.norm out")
     return [each for each in CANDIDATES if not stays or each.settings.get("model.norm", "batch") == "batch"]
+
+
+def _fitting(
+    candidates: Sequence[Candidate],
+    pilots: Sequence[Config],
+    domains: Domains,
+    shares: Sequence[Share],
+    on_note: OnNote,
+) -> list[Candidate]:
+    """Those that the other settings allow, such as privacy; a note says why one is left out."""
+    refused: dict[str, InputError] = {}
+    for candidate, pilot in zip(candidates, pilots, strict=True):
+        try:
+            check_run(pilot, make_algorithm(pilot.algorithm), federation_from(pilot, domains, shares))
+        except InputError as error:
+            refused[candidate.name] = error
+    if len(refused) == len(candidates):
+        raise next(iter(refused.values()))
+    for name, why in refused.items():
+        on_note(f"left out: {name}: {why}")
+    return [candidate for candidate in candidates if candidate.name not in refused]
 
 
 def _trials(found: Mapping[str, Sequence[Mapping[str, float]]]) -> list[Trial]:

@@ -152,7 +152,7 @@ def plan(
     """Which runs it takes, with what is wrong found before any of them starts.
 
     `scale` is smoke (a minute), small (hours on 2 cores) or paper (its own settings, days). Methods and seeds are the
-    paper's if not given; `target` is an accuracy to reach (table3).
+    paper's if not given, without those that do not go with the settings; `target` is an accuracy to reach (table3).
     """
     made = experiment(id)
     if scale not in SCALES:
@@ -170,9 +170,12 @@ def plan(
     jobs = {case.name: Job(_config(asked, case, scale, roots), place / case.name) for case in planned}
     if len(jobs) < len(planned):
         raise InputError(f"two runs of {id} would have the same name: leave one of the methods out")
-    opened = batch.prepare(list(jobs.values()), resume, track, on_work, on_note)
+    needed = batch.required(made.algorithms if made.fixed else algorithms or ())
+    ready = batch.prepare(list(jobs.values()), resume, track, needed, on_work, on_note)
+    kept = [case for case in planned if case.algorithm not in ready.left_out]
+    jobs = {case.name: jobs[case.name] for case in kept}
     workers = cores() if options.get("workers") is None else options["workers"]
-    return Plan(id, made, planned, jobs, opened, place, workers, resume, track, target)
+    return Plan(id, made, kept, jobs, ready.data, place, workers, resume, track, target)
 
 
 def _datasets(

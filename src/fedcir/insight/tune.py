@@ -12,10 +12,8 @@ from fedcir.data.domains import Domains
 from fedcir.data.federation import deal, federation_from
 from fedcir.data.manifest import manifest_of
 from fedcir.data.shares import Share
-from fedcir.engine.own import check_own
 from fedcir.engine.resume import MAY_DIFFER
-from fedcir.engine.session import open_session
-from fedcir.engine.simulate import open_rounds
+from fedcir.engine.simulate import check_run, open_rounds
 from fedcir.engine.trust import resumed
 from fedcir.insight.attempts import Attempt, Book, Plan
 from fedcir.insight.recommend import VALIDATION, without_test_images
@@ -141,10 +139,7 @@ def _judged(config: Config) -> Config:
 
 def _check(config: Config, domains: Domains, shares: Sequence[Share]) -> None:
     """Find what is wrong with the user's settings before anything is saved."""
-    algorithm, federation = make_algorithm(config.algorithm), federation_from(config, domains, shares)
-    for client in federation.watchers:
-        check_own(config, algorithm, client.domain, trains=False)
-    open_session(config, algorithm, federation)
+    check_run(config, make_algorithm(config.algorithm), federation_from(config, domains, shares))
 
 
 def _attempt(

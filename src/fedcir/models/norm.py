@@ -50,7 +50,8 @@ class InstanceNorm(nn.GroupNorm):
         if math.prod(x.shape[2:]) < 2:  # every value would be its own mean
             raise InputError(f"InstanceNorm needs maps of two values or more, got {list(x.shape)}: take larger images")
         last = x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
-        if last and x.device.type == "cpu" and self.affine and x.dtype == self.weight.dtype:
+        usual = x.device.type == "cpu" and self.affine and x.dtype == self.weight.dtype
+        if last and usual and not torch._C._are_functorch_transforms_active():  # of single examples, see dpsgd.py
             return cast(Tensor, _ChannelsLast.apply(x, self.weight, self.bias, self.eps))  # type: ignore[no-untyped-call]
         return super().forward(x)
 

@@ -1,17 +1,21 @@
 """The runs that a comparison or an experiment takes: what is asked for, checked before anything starts, and done."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from fedcir.algorithms import algorithm_class, make_algorithm, names
 from fedcir.algorithms.algorithm import Algorithm
-from fedcir.config import AlgorithmConfig
-from fedcir.data.federation import Federation, open_federation
+from fedcir.config import AlgorithmConfig, Config
+from fedcir.data.domains import Domains
+from fedcir.data.federation import Federation, deal, federation_from
+from fedcir.data.partition import Share
+from fedcir.data.pictures.decode import OnFile
 from fedcir.engine.folder import RunFolder
 from fedcir.engine.resume import check_data, check_settings, same_code
+from fedcir.engine.simulate import check_run
 from fedcir.runs.run import Run, load_run
 from fedcir.runs.sweep import Job, Progress, sweep
 from fedcir.runs.tracking import check_tracker
@@ -48,6 +52,15 @@ def chosen_algorithms(asked: Sequence[str | Path]) -> list[str]:
     return chosen
 
 
+BASELINE = "fedavg"
+"""Never left out: what others are compared with."""
+
+
+def required(asked: Sequence[str | Path]) -> set[str]:
+    """Those of a list that its user wants in any case: the ones that he names, and the baseline."""
+    return {BASELINE, *map(str, asked)}
+
+
 def chosen_seeds(asked: Sequence[int]) -> list[int]:
     seeds = sorted(asked)
     if not seeds or any(type(seed) is not int for seed in seeds):
@@ -62,12 +75,26 @@ def check_target(target: float | None) -> None:
         raise InputError(f"target is an accuracy between 0 and 1, got {target}")
 
 
+class Ready(NamedTuple):
+    """What was found before anything starts."""
+
+    data: Mapping[str, Federation]
+    """Of the runs that are not done yet, by the dataset's name."""
+    left_out: Mapping[str, str]
+    """Why methods that nobody asked for by name do not go with the settings, by method."""
+
+
 def prepare(
-    jobs: Sequence[Job], resume: bool, track: str | None, on_work: OnWork = unheard, on_note: OnNote = unheard
-) -> dict[str, Federation]:
+    jobs: Sequence[Job],
+    resume: bool,
+    track: str | None,
+    needed: Collection[str],
+    on_work: OnWork = unheard,
+    on_note: OnNote = unheard,
+) -> Ready:
     """Find what is wrong before anything starts; open each dataset once, so that no run waits for another to do it.
 
-    Gives the datasets of runs that are not done yet.
+    Settings that do not go with a method that is needed are refused.
     """
     check_tracker(track)
     begun = []
@@ -78,20 +105,52 @@ def prepare(
         if folder.exists and not job.done:
             check_settings(folder, job.config, algorithm)
             begun.append(job)
-    opened: dict[str, Federation] = {}
+    opener = _Opener(partial(on_work, what="preparing images"))
+    data: dict[str, Federation] = {}
+    left_out: dict[str, str] = {}
     for job in jobs:
-        if job.config.data.name not in opened and not (resume and job.done):
-            federation = open_federation(job.config, partial(on_work, what="preparing images"))
-            opened[job.config.data.name] = federation
-            for note in federation.notes:
-                on_note(note)
-    dealt: dict[str, Federation] = {}
+        name, first = job.config.algorithm.name, job.config.run.seed == jobs[0].config.run.seed
+        if (resume and job.done) or not (first or job.config.data.name not in data):
+            continue
+        federation = opener.federation(job.config)
+        data.setdefault(job.config.data.name, federation)
+        try:
+            check_run(job.config, _algorithm(job.config.algorithm), federation)
+        except InputError as error:
+            why = str(error) if str(error).startswith(name) else f"{Path(name).stem}: {error}"
+            if name in needed:
+                raise InputError(why) from None
+            left_out.setdefault(name, why)
+        except Exception:  # a fault of the user's own method, which its run names without harm to the others
+            continue
     for job in begun:  # the data may have changed since
-        key = repr((job.config.data, job.config.partition, job.config.model, job.config.run.seed))
-        if key not in dealt:
-            dealt[key] = open_federation(job.config)
-        check_data(RunFolder(job.out), job.config, dealt[key])
-    return opened
+        check_data(RunFolder(job.out), job.config, opener.federation(job.config))
+    if all(job.config.algorithm.name in left_out for job in jobs):
+        raise InputError(next(iter(left_out.values())))
+    for note in (*opener.notes, *(f"left out: {why}" for why in left_out.values())):
+        on_note(note)
+    return Ready(data, left_out)
+
+
+class _Opener:
+    """Opens the data of one run after another; runs that follow each other on the same data share them."""
+
+    def __init__(self, on_file: OnFile) -> None:
+        self.notes: dict[str, None] = {}
+        """What the user should know of all that was opened, each once."""
+        self._on_file = on_file
+        self._last = ""
+        self._dealt: tuple[Domains, list[Share]] | None = None
+        self._by_model: dict[str, Federation] = {}
+
+    def federation(self, config: Config) -> Federation:
+        key, model = repr((config.data, config.partition, config.run.seed)), repr(config.model)
+        if self._dealt is None or key != self._last:
+            self._last, self._dealt, self._by_model = key, deal(config, self._on_file), {}
+        if model not in self._by_model:
+            self._by_model[model] = federation_from(config, *self._dealt, self._on_file)
+            self.notes.update(dict.fromkeys(self._by_model[model].notes))
+        return self._by_model[model]
 
 
 def run_all(

@@ -75,6 +75,17 @@ def test_others_may_do_the_runs_of_a_plan(fedcir: Command, smoke: list[str], tmp
     assert (tmp_path / "out" / "fig-risk.csv").exists()
 
 
+def test_methods_of_the_paper_that_settings_refuse_are_left_out(
+    fedcir: Command, smoke: list[str], tmp_path: Path
+) -> None:
+    private = ["--set", "privacy.clip=1", "--set", "model.norm=group", "--plan", "--out", tmp_path / "out"]
+    said = fedcir("reproduce", "table1", *smoke, *private)
+    assert said.code == 0
+    left_out = [line.split()[3] for line in said.err.splitlines() if line.startswith("note: left out: ")]
+    assert left_out == ["centralized", "fedproc", "fedgen"]
+    assert "6 runs in" in said.err
+
+
 def test_a_sweep_that_is_killed_is_resumed_to_the_same_bits(fedcir: Command, smoke: list[str], tmp_path: Path) -> None:
     arguments = ["reproduce", "fig-risk", *smoke, "--rounds", "40", "--set", "server.checkpoint_every=1", "--no-report"]
     command = [sys.executable, "-m", "fedcir", *arguments, "--out", str(tmp_path / "killed")]
