@@ -118,7 +118,8 @@ def main() -> None:
         "minidigits": [],
     }
     only = set(given.only or ())
-    wanted = [job for job in dict.fromkeys(jobs()) if not only or only & {job.study, job.algorithm, job.norm, job.table}]
+    every = dict.fromkeys(jobs())
+    wanted = [job for job in every if not only or only & {job.study, job.algorithm, job.norm, job.table}]
     left = [job for job in wanted if not job.published.exists()]
     print(f"{len(left)} of {len(wanted)} runs to do", flush=True)
     if given.plan:

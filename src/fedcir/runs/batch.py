@@ -11,8 +11,8 @@ from fedcir.algorithms.algorithm import Algorithm
 from fedcir.config import AlgorithmConfig, Config
 from fedcir.data.domains import Domains
 from fedcir.data.federation import Federation, deal, federation_from
-from fedcir.data.partition import Share
 from fedcir.data.pictures.decode import OnFile
+from fedcir.data.shares import Shares
 from fedcir.engine.folder import RunFolder
 from fedcir.engine.resume import check_data, check_settings, same_code
 from fedcir.engine.simulate import check_run
@@ -140,7 +140,7 @@ class _Opener:
         """What the user should know of all that was opened, each once."""
         self._on_file = on_file
         self._last = ""
-        self._dealt: tuple[Domains, list[Share]] | None = None
+        self._dealt: tuple[Domains, Shares] | None = None
         self._by_model: dict[str, Federation] = {}
 
     def federation(self, config: Config) -> Federation:
