@@ -404,10 +404,69 @@ def test_a_round_is_one_message_for_each_node_and_after_the_last_one_is_only_to_
     assert [grid.asked(MessageType.EVALUATE).count(node) for node in NODES] == [1, 1, 1]
 
 
+def test_a_node_that_does_not_answer_when_asked_to_test_and_to_train_is_dropped_from_both(
+    tiny: Tiny, tmp_path: Path
+) -> None:
+    grid = shares(tmp_path)
+    there = grid.nodes[903]
+
+    def node(message: Message) -> Message | None:
+        return None if _order(message).tests else there(message)
+
+    grid.nodes[903] = node
+    across(grid, tiny("fedavg", "server.rounds=2"), tmp_path / "run", timeout=1)
+    assert dropped(tmp_path / "run") == [{"2": "evaluation: no reply in time"}, {"2": "no reply in time"}]
+
+
+@pytest.mark.parametrize(
+    ("part", "told"),
+    [("evaluate", [{"1": "evaluation: full"}, {}, {}]), ("train", [{}, {"1": "full"}, {"1": "full"}])],
+)
+def test_what_goes_wrong_with_one_of_two_things_that_were_asked_for_does_not_touch_the_other(
+    tiny: Tiny, tmp_path: Path, part: str, told: list[dict[str, str]]
+) -> None:
+    def fail(content: RecordDict) -> None:
+        if "tests" in content:
+            content["faults"] = ConfigRecord({part: "full"})
+            if part == "evaluate":
+                told[1] = {"1": "evaluation: full"}
+
+    grid = shares(tmp_path)
+    grid.nodes[17] = altered(grid.nodes[17], MessageType.TRAIN, fail)
+    across(grid, tiny("fedavg", "server.rounds=3"), tmp_path / "run")
+    assert dropped(tmp_path / "run") == told
+
+
+def test_under_privacy_nobody_trains_before_the_round_is_counted(tiny: Tiny, tmp_path: Path) -> None:
+    grid = shares(tmp_path)
+    across(grid, tiny("fedavg", "server.rounds=2", "privacy.clip=1", "model.norm=group"), tmp_path / "run")
+    assert [grid.asked(kind) for kind in (MessageType.TRAIN, MessageType.EVALUATE)] == [sorted(NODES) * 2] * 2
+    assert not any(_order(message).tests for message in grid.sent)
+
+
+def test_clients_that_only_test_and_those_that_only_train_are_asked_for_that(
+    tiny: Tiny, train: Train, tmp_path: Path
+) -> None:
+    some = ("partition.scheme=dirichlet", "partition.clients=5", "server.active=2", "partition.hold_out=wax")
+    config = tiny("fedavg", "server.rounds=4", "run.workers=1", *some)
+    one = train(config, tmp_path / "one")
+    clients = len(RunFolder(one).manifest()["clients"])
+    grid = shares(tmp_path, tuple(range(1, clients + 1)))
+    across(grid, config, tmp_path / "two", sites=clients)
+    assert rounds(tmp_path / "two") == rounds(one)
+    assert model(tmp_path / "two") == model(one)
+    asked = [(m.metadata.message_type, bool(_order(m).tests)) for m in grid.sent[clients:]]
+    assert set(asked) == {("train", False), ("train", True), ("evaluate", False)}
+
+
+def _order(message: Message) -> Order:
+    return Order.from_json(str(message.content.config_records["config"]["fedcir"]))
+
+
 def test_a_round_that_is_not_evaluated_sends_nothing_to_test(tiny: Tiny, tmp_path: Path) -> None:
     grid = shares(tmp_path)
     across(grid, tiny("fedcir", "server.eval_every=2"), tmp_path / "run")
-    orders = [Order.from_json(str(sent.content.config_records["config"]["fedcir"])) for sent in grid.sent[3:]]
+    orders = [_order(message) for message in grid.sent[3:]]
     assert [(order.round, order.tests) for order in orders[::3]] == [(1, ()), (2, ()), (3, (0, 1, 2)), (3, ())]
     assert len(orders) == 4 * 3
 
