@@ -1,7 +1,6 @@
 """A site's resident process, a real one on a real socket: it answers as the site would, whatever happens to it."""
 
 import contextlib
-import fcntl
 import os
 import resource
 import socket
@@ -25,7 +24,7 @@ from PIL import Image
 from fedcir.config import Config, config_from
 from fedcir.flower import handover, resident
 from fedcir.flower.answers import answer
-from fedcir.flower.handover import FOLDER, connected, hand_over, name_of, possible
+from fedcir.flower.handover import SOCKET, connected, folder_of, hand_over, locked, possible
 from fedcir.flower.place import open_place
 from fedcir.flower.server_app import Settings, open_deployment
 from fedcir.flower.sites import Introduction
@@ -74,10 +73,6 @@ def clinic(tmp_path_factory: pytest.TempPathFactory) -> Context:
     return context_of({"domain": "clinic", "data-root": str(folder / "images"), "state": str(state), "device": "cpu"})
 
 
-def sockets(context: Context) -> Path:
-    return Path(str(context.node_config["state"])) / FOLDER
-
-
 def who_are_you(run: int = 1, size: int = 8) -> Message:
     config = config_from({"data": {"name": "folders", "image_size": size}, "algorithm": {"name": "fedavg"}})
     content = RecordDict({"config": ConfigRecord({"fedcir": Order(config, {}).to_json()})})
@@ -86,13 +81,33 @@ def who_are_you(run: int = 1, size: int = 8) -> Message:
     return message
 
 
-def test_what_flower_loads_for_each_message_imports_neither_torch_nor_numpy_beside_what_flower_does() -> None:
-    """Flower's own records import numpy."""
-    text = "import sys, flwr.clientapp, flwr.common.serde; before = {*sys.modules}; import fedcir.flower.client_app; "
-    text += "print(*sorted({name.partition('.')[0] for name in {*sys.modules} - before}))"
-    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
-    assert "fedcir" in done.stdout.split()
-    assert not {"torch", "numpy", "PIL", "psutil"} & {*done.stdout.split()}
+CLIENTAPP = """
+import sys
+import flwr.clientapp, flwr.common.serde as serde
+from flwr.proto.message_pb2 import Context, Message
+flowers = {*sys.modules}
+from fedcir.flower.client_app import app
+msg, context = (open(name, "rb").read() for name in sys.argv[1:])
+reply = app(serde.message_from_proto(Message.FromString(msg)), serde.context_from_proto(Context.FromString(context)))
+print(reply.has_content(), *sorted({name.partition(".")[0] for name in {*sys.modules} - flowers}))
+"""
+
+
+def test_the_process_that_flower_starts_for_a_message_imports_neither_torch_nor_numpy_beside_what_flower_does(
+    clinic: Context, tmp_path: Path
+) -> None:
+    """Flower's own records import numpy. The process is known by its name."""
+    assert hand_over(who_are_you(), clinic) is not None
+    (tmp_path / "flwr-clientapp").write_text(CLIENTAPP)
+    (tmp_path / "message").write_bytes(handover.message_to_proto(who_are_you()).SerializeToString())
+    (tmp_path / "context").write_bytes(handover.context_to_proto(clinic).SerializeToString())
+    words = [tmp_path / name for name in ("flwr-clientapp", "message", "context")]
+    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=True)
+    answered, *imported = done.stdout.split()
+    assert answered == "True", done.stderr
+    assert "fedcir" in imported
+    assert not {"torch", "numpy", "PIL", "psutil"} & {*imported}
+    assert len(residents()) == 1
 
 
 def test_one_resident_answers_for_two_runs_as_the_site_itself_would(clinic: Context) -> None:
@@ -108,9 +123,10 @@ def test_one_resident_answers_for_two_runs_as_the_site_itself_would(clinic: Cont
 
 def test_only_the_owner_may_use_its_socket(clinic: Context) -> None:
     assert hand_over(who_are_you(), clinic) is not None
-    (file,) = sockets(clinic).glob("*.sock")
+    file = folder_of(clinic) / SOCKET
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
+    state = Path(str(clinic.node_config["state"]))
+    assert all(stat.S_IMODE(each.stat().st_mode) == 0o700 for each in (file.parent, file.parents[1], state))
 
 
 def test_data_that_change_are_noticed(clinic: Context) -> None:
@@ -126,10 +142,10 @@ def test_data_that_change_are_noticed(clinic: Context) -> None:
 
 def test_while_it_is_at_work_another_message_is_not_kept_waiting(clinic: Context) -> None:
     assert hand_over(who_are_you(), clinic) is not None
-    (lock,) = sockets(clinic).glob("*.lock")
-    with open(lock, "rb") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        assert hand_over(who_are_you(), clinic) is None
+    folder = os.open(folder_of(clinic), os.O_RDONLY)
+    assert locked(folder)
+    assert hand_over(who_are_you(), clinic) is None
+    os.close(folder)
     assert hand_over(who_are_you(), clinic) is not None
 
 
@@ -178,7 +194,7 @@ def as_nobody(folder: Path, do: Callable[[socket.socket], int]) -> int:
 @as_root
 def test_another_user_that_connects_is_refused(clinic: Context) -> None:
     assert hand_over(who_are_you(), clinic) is not None
-    (file,) = sockets(clinic).glob("*.sock")
+    file = folder_of(clinic) / SOCKET
 
     def connect(made: socket.socket) -> int:
         made.connect(file.name)
@@ -196,11 +212,11 @@ def test_another_user_that_connects_is_refused(clinic: Context) -> None:
 
 @as_root
 def test_a_message_is_not_handed_to_another_user_that_listens(tmp_path: Path) -> None:
-    name, (reader, writer) = "x", os.pipe()
+    reader, writer = os.pipe()
 
     def listen(made: socket.socket) -> int:
-        made.bind(f"{name}.sock")
-        os.chmod(f"{name}.sock", 0o666)
+        made.bind(SOCKET)
+        os.chmod(SOCKET, 0o666)
         made.listen()
         os.write(writer, b".")
         connection, _ = made.accept()
@@ -211,7 +227,7 @@ def test_a_message_is_not_handed_to_another_user_that_listens(tmp_path: Path) ->
     thread.start()
     os.read(reader, 1)
     folder = os.open(tmp_path, os.O_RDONLY)
-    with pytest.raises(PermissionError, match=f"user {NOBODY} is at the other end"), connected(folder, name, 1.0):
+    with pytest.raises(PermissionError, match=f"user {NOBODY} is at the other end"), connected(folder, 1.0):
         pass
     thread.join()
     assert codes == [0]  # nothing was said to it
@@ -229,7 +245,7 @@ def living(watched: int) -> tuple[int, socket.socket]:
         child = os.fork()
     if not child:
         try:
-            resident.live(listener, [watched], 60.0)
+            resident.live(listener, os.open(os.devnull, os.O_RDONLY), [watched], 60.0)
         finally:
             os._exit(1)
     connection = socket.socket(socket.AF_UNIX)
@@ -274,9 +290,9 @@ def test_a_run_is_the_same_to_the_bit_though_its_resident_is_killed_between_and_
 ) -> None:
     config = tiny("fedsr", "server.rounds=2", "run.workers=1")
     at = context_of({"partition-id": 0, "state": str(tmp_path / "state"), "device": "cpu"}, 7)
-    sockets(at).mkdir(parents=True, mode=0o700)
+    folder_of(at).mkdir(parents=True, mode=0o700)
     with socket.socket(socket.AF_UNIX) as stale:  # of one that was killed long ago
-        stale.bind(str(sockets(at) / f"{name_of(at)}.sock"))
+        stale.bind(str(folder_of(at) / SOCKET))
     by: list[int | None] = []
 
     def node(message: Message) -> Message:
@@ -303,21 +319,16 @@ def test_a_run_is_the_same_to_the_bit_though_its_resident_is_killed_between_and_
     while residents_of(at) and time.monotonic() < until:
         time.sleep(0.05)
     assert not residents_of(at)  # it ended by itself, having nothing to do
+    assert not list(folder_of(at).iterdir())
 
 
 def residents_of(context: Context) -> list[psutil.Process]:
-    """Those whose socket lies in this site's folder."""
-    inodes = {line.split()[6] for line in Path("/proc/net/unix").read_text().splitlines() if name_of(context) in line}
+    """Those that hold this site's folder."""
     return [
         process
         for process in residents()
-        if any(os.readlink(fd) in {f"socket:[{inode}]" for inode in inodes} for fd in _files(process))
+        if any(Path(each).resolve() == folder_of(context) for each in Path(f"/proc/{process.pid}/fd").iterdir())
     ]
-
-
-def _files(process: psutil.Process) -> list[str]:
-    folder = f"/proc/{process.pid}/fd"
-    return [f"{folder}/{name}" for name in os.listdir(folder)]
 
 
 def kill_next(context: Context) -> None:

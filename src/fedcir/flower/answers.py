@@ -69,7 +69,7 @@ def answer(msg: Message, context: Context, place: Places, algorithm: type[Algori
     done = partial(_done, msg, context, place, algorithm, audit)
     asks = msg.metadata.message_type
     if asks == MessageType.TRAIN and _tests_too(msg):
-        return Message(pack_both(done(MessageType.EVALUATE), done(asks)), reply_to=msg)
+        return Message(pack_both(done(MessageType.EVALUATE, back=1), done(asks)), reply_to=msg)
     content = done(asks)
     if isinstance(content, Error) and asks == MessageType.QUERY and who is not None:
         content = Error(content.code, f"site {who!r}: {content.reason}")
@@ -86,28 +86,44 @@ def _tests_too(msg: Message) -> bool:
 
 
 def _done(
-    msg: Message, context: Context, place: Places, algorithm: type[Algorithm] | None, audit: AuditLog, asked: str
+    msg: Message,
+    context: Context,
+    place: Places,
+    algorithm: type[Algorithm] | None,
+    audit: AuditLog,
+    asked: str,
+    back: int = 0,
 ) -> RecordDict | Error:
+    """The answer to one thing that was asked for, of the message's round or of one that lies `back`."""
     try:
-        return _content(msg, context, place, algorithm, audit, asked)
+        return _content(msg, context, place, algorithm, audit, asked, back)
     except Exception as error:
         logging.getLogger("flwr").error("fedcir: %s", error, exc_info=not isinstance(error, FedcirError))
         public = error.public if isinstance(error, FedcirError) else ""
         reason = public or f"{type(error).__name__} at the site"
         with contextlib.suppress(RunError):  # it may be the log itself that cannot be written
-            event = "refused" if isinstance(error, Refused) else "failed"
-            audit.note(event, asked=asked, round=msg.metadata.group_id.partition("-")[0], reason=reason)
+            event, number = (
+                "refused" if isinstance(error, Refused) else "failed",
+                msg.metadata.group_id.partition("-")[0],
+            )
+            round = str(int(number) - back) if number.isdecimal() else number
+            audit.note(event, asked=asked, round=round, reason=reason)
         return Error(CRASHED, f"{reason}; the site's log tells more")
 
 
 def _content(
-    msg: Message, context: Context, place: Places, algorithm: type[Algorithm] | None, audit: AuditLog, asked: str
+    msg: Message,
+    context: Context,
+    place: Places,
+    algorithm: type[Algorithm] | None,
+    audit: AuditLog,
+    asked: str,
+    back: int,
 ) -> RecordDict:
     """The answer, once the site's policy allows it and its audit log has it."""
     policy = read_policy(str(context.node_config.get("policy", "")))
     groups, order = ({}, unpack_query(msg.content)) if asked == MessageType.QUERY else unpack_task(msg.content)
-    if asked == MessageType.EVALUATE and msg.metadata.message_type == MessageType.TRAIN:
-        order = replace(order, round=order.round - 1)  # what is trained on next is what the last round has made
+    order = replace(order, round=order.round - back)
     config = order.config
     policy.check_order(order)
     method = (

@@ -1,7 +1,7 @@
 """Hands a message to the resident process of its site, and starts that process if there is none. It imports no torch.
 
 The two talk over a Unix socket in the site's state folder, which only its owner can use, in Flower's own serialisation.
-Whoever has the lock beside it may use it. Whatever goes wrong, the caller does the work itself, as without a resident.
+Whoever has locked its folder may use it. Whatever goes wrong, the caller does the work itself, as without a resident.
 """
 
 import contextlib
@@ -23,8 +23,8 @@ from fedcir import __version__
 from fedcir.data.private import private_folder
 from fedcir.flower.state import state_folder
 
-FOLDER = "resident"
-"""In the site's state folder: a lock and a socket for each node."""
+FOLDER, SOCKET = "resident", "socket"
+"""In the site's state folder: a folder for each node, with a socket."""
 IDLE = 900.0
 """Seconds without a message, after which a resident ends."""
 LENGTH = struct.Struct(">Q")
@@ -41,10 +41,10 @@ def possible(context: Context) -> bool:
 def hand_over(msg: Message, context: Context, idle: float = IDLE) -> Message | None:
     """The resident's answer; None if there is none, and the work is left to the caller."""
     try:
-        with _folder(context) as folder, _turn(folder, name_of(context)) as mine:
-            if not mine:  # it is at work for another message
+        with _opened(folder_of(context)) as folder:
+            if not locked(folder):  # it is at work for another message
                 return None
-            with connected(folder, name_of(context), idle) as connection:
+            with connected(folder, idle) as connection:
                 for part in (message_to_proto(msg), context_to_proto(context)):
                     send(connection, part.SerializeToString())
                 return message_from_proto(ProtoMessage.FromString(receive(connection)))
@@ -53,21 +53,33 @@ def hand_over(msg: Message, context: Context, idle: float = IDLE) -> Message | N
         return None
 
 
-def name_of(context: Context) -> str:
-    """A name for all that a site's resident is started with."""
+def folder_of(context: Context) -> Path:
+    """A folder for all that a site's resident is started with."""
     about = [dict(context.node_config), os.getcwd(), sys.prefix, __version__]
-    return hashlib.blake2b(json.dumps(about, sort_keys=True, default=str).encode(), digest_size=8).hexdigest()
+    name = hashlib.blake2b(json.dumps(about, sort_keys=True, default=str).encode(), digest_size=8).hexdigest()
+    return state_folder(str(context.node_config.get("state", ""))) / FOLDER / name
+
+
+def locked(folder: int) -> bool:
+    """Lock an open folder until it is closed, if nobody else has."""
+    import fcntl  # not on every system
+
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    except BlockingIOError:
+        return False
 
 
 @contextlib.contextmanager
-def connected(folder: int, name: str, idle: float) -> Iterator[socket.socket]:
+def connected(folder: int, idle: float) -> Iterator[socket.socket]:
     """A connection to the resident, which is started if there is none, and which is of this user."""
     with socket.socket(socket.AF_UNIX) as connection:
         try:
-            connection.connect(_path(folder, name))
+            connection.connect(_path(folder))
         except (FileNotFoundError, ConnectionRefusedError):  # none yet, or it was killed
-            _start(folder, name, idle)
-            connection.connect(_path(folder, name))
+            _start(folder, idle)
+            connection.connect(_path(folder))
         check_peer(connection)
         yield connection
 
@@ -100,10 +112,10 @@ def _exactly(connection: socket.socket, size: int) -> bytearray:
 
 
 @contextlib.contextmanager
-def _folder(context: Context) -> Iterator[int]:
-    """The folder of the locks and sockets, open, so that a path to what is in it is short: a socket's has a limit."""
-    path = state_folder(str(context.node_config.get("state", ""))) / FOLDER
-    private_folder(path)
+def _opened(path: Path) -> Iterator[int]:
+    """The folder, open, so that a path to what is in it is short: a socket's has a limit."""
+    for each in (path.parents[1], path.parent, path):  # the state folder may be missing too
+        private_folder(each)
     folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         yield folder
@@ -111,44 +123,29 @@ def _folder(context: Context) -> Iterator[int]:
         os.close(folder)
 
 
-@contextlib.contextmanager
-def _turn(folder: int, name: str) -> Iterator[bool]:
-    """Whether the resident is this process's to use meanwhile."""
-    import fcntl  # not on every system
-
-    lock = os.open(f"{name}.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600, dir_fd=folder)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield True
-    except BlockingIOError:
-        yield False
-    finally:
-        os.close(lock)
+def _path(folder: int) -> str:
+    return f"/proc/self/fd/{folder}/{SOCKET}"
 
 
-def _path(folder: int, name: str) -> str:
-    return f"/proc/self/fd/{folder}/{name}.sock"
-
-
-def _start(folder: int, name: str, idle: float) -> None:
+def _start(folder: int, idle: float) -> None:
     """Start a resident on a socket that already listens, so that nobody has to wait until it is ready."""
     with contextlib.suppress(FileNotFoundError):
-        os.unlink(f"{name}.sock", dir_fd=folder)
-    watched = [os.pidfd_open(process) for process in _above()]
+        os.unlink(SOCKET, dir_fd=folder)
+    handed = [os.open(".", os.O_RDONLY | os.O_DIRECTORY, dir_fd=folder), *map(os.pidfd_open, _above())]
     try:
         with socket.socket(socket.AF_UNIX) as listener:
-            listener.bind(_path(folder, name))
-            os.chmod(f"{name}.sock", 0o600, dir_fd=folder)
+            listener.bind(_path(folder))
+            os.chmod(SOCKET, 0o600, dir_fd=folder)
             listener.listen()
-            handed = [listener.fileno(), *watched]
-            for each in handed:
-                os.set_inheritable(each, True)
-            command = [sys.executable, "-P", "-m", "fedcir.flower.resident", str(idle), *map(str, handed)]
-            nothing = (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)
-            # A session of its own: Ctrl-C is for the SuperNode, with which it ends.
-            os.posix_spawn(sys.executable, command, os.environ, file_actions=[nothing], setsid=True)
+            handed.insert(0, os.dup(listener.fileno()))
+        for each in handed:
+            os.set_inheritable(each, True)
+        command = [sys.executable, "-P", "-m", "fedcir.flower.resident", str(idle), *map(str, handed)]
+        nothing = (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)
+        # A session of its own: Ctrl-C is for the SuperNode, with which it ends.
+        os.posix_spawn(sys.executable, command, os.environ, file_actions=[nothing], setsid=True)
     finally:
-        for each in watched:
+        for each in handed:
             os.close(each)
 
 

@@ -4,6 +4,7 @@ A ClientApp starts it (handover.py) with a socket that listens. It ends with its
 while, and when the ClientApp that waits for its answer ends.
 """
 
+import contextlib
 import logging
 import os
 import select
@@ -17,16 +18,16 @@ from flwr.proto.message_pb2 import Context as ProtoContext
 from flwr.proto.message_pb2 import Message as ProtoMessage
 
 from fedcir.flower.answers import answer
-from fedcir.flower.handover import check_peer, receive, send
+from fedcir.flower.handover import SOCKET, check_peer, locked, receive, send
 from fedcir.flower.place import open_place
 
 
-def live(listener: socket.socket, watched: Sequence[int], idle: float) -> None:
+def live(listener: socket.socket, folder: int, watched: Sequence[int], idle: float) -> None:
     """Answer one message after the other until there have been none for so many seconds."""
     ends = select.epoll()
     for process in watched:
         ends.register(process, select.EPOLLIN)
-    threading.Thread(target=_end_with_any, args=(ends,), daemon=True).start()
+    threading.Thread(target=_end_with_any, args=(ends, folder), daemon=True).start()
     while select.select([listener], [], [], idle)[0]:
         connection, _ = listener.accept()
         with connection:
@@ -35,6 +36,7 @@ def live(listener: socket.socket, watched: Sequence[int], idle: float) -> None:
                 _answer(connection, ends)
             except OSError as error:  # another user's, or one that has ended
                 logging.getLogger("flwr").warning("fedcir: the resident process leaves a connection: %s", error)
+    _clean(folder)
 
 
 def _answer(connection: socket.socket, ends: select.epoll) -> None:
@@ -46,12 +48,21 @@ def _answer(connection: socket.socket, ends: select.epoll) -> None:
     send(connection, reply)
 
 
-def _end_with_any(ends: select.epoll) -> None:
+def _end_with_any(ends: select.epoll, folder: int) -> None:
     """In a thread of its own: when one of the others has ended, there is nothing left to do."""
     ends.poll()
+    _clean(folder)
     os._exit(0)
 
 
+def _clean(folder: int) -> None:
+    """Remove the socket, unless somebody is about to start another resident on it."""
+    with contextlib.suppress(OSError):
+        if locked(folder):
+            os.unlink(SOCKET, dir_fd=folder)
+
+
 if __name__ == "__main__":
-    seconds, handed, *processes = sys.argv[1:]
-    live(socket.socket(fileno=int(handed)), [int(each) for each in processes], float(seconds))
+    seconds, *handed = sys.argv[1:]
+    here, place, *processes = map(int, handed)
+    live(socket.socket(fileno=here), place, processes, float(seconds))
