@@ -55,6 +55,9 @@ def _none_is_left() -> Iterator[None]:
     yield
     for process in residents():
         kill(process)
+    for process in psutil.Process().children():
+        if process.status() == psutil.STATUS_ZOMBIE:  # that another process would have inherited
+            process.wait()
 
 
 def add_picture(root: Path, label: str, number: int) -> None:
