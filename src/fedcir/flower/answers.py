@@ -4,8 +4,7 @@ import contextlib
 import json
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -66,91 +65,87 @@ def answer(msg: Message, context: Context, place: Places, algorithm: type[Algori
     """Do what a message asks for, and note it. Errors are logged here; the server hears their public text or kind."""
     who = context.node_config.get("domain", context.node_config.get("partition-id"))
     audit = AuditLog(state_of(context), {"by": "site", "site": who, "run": str(msg.metadata.run_id)})
-    done = partial(_done, msg, context, place, algorithm, audit)
+    question = Question(msg, context, place, algorithm, audit)
     asks = msg.metadata.message_type
-    if asks == MessageType.TRAIN and _tests_too(msg):
-        return Message(pack_both(done(MessageType.EVALUATE, back=1), done(asks)), reply_to=msg)
-    content = done(asks)
+    if asks == MessageType.TRAIN and question.tests_too:
+        tested = question.answered(MessageType.EVALUATE, back=1)
+        return Message(pack_both(tested, question.answered(asks)), reply_to=msg)
+    content = question.answered(asks)
     if isinstance(content, Error) and asks == MessageType.QUERY and who is not None:
         content = Error(content.code, f"site {who!r}: {content.reason}")
     return Message(content, reply_to=msg)
 
 
-def _tests_too(msg: Message) -> bool:
-    """Whether a client is to test what it receives before it trains on it."""
-    try:
-        order = unpack_query(msg.content)
-        return order.clients[msg.metadata.dst_node_id] in order.tests
-    except Exception:  # what is wrong with the message is told by those who do what it asks for
-        return False
+@dataclass(frozen=True)
+class Question:
+    """A message at a site, and all that it takes to answer it."""
 
+    msg: Message
+    context: Context
+    place: Places
+    algorithm: type[Algorithm] | None
+    audit: AuditLog
 
-def _done(
-    msg: Message,
-    context: Context,
-    place: Places,
-    algorithm: type[Algorithm] | None,
-    audit: AuditLog,
-    asked: str,
-    back: int = 0,
-) -> RecordDict | Error:
-    """The answer to one thing that was asked for, of the message's round or of one that lies `back`."""
-    try:
-        return _content(msg, context, place, algorithm, audit, asked, back)
-    except Exception as error:
-        logging.getLogger("flwr").error("fedcir: %s", error, exc_info=not isinstance(error, FedcirError))
-        public = error.public if isinstance(error, FedcirError) else ""
-        reason = public or f"{type(error).__name__} at the site"
-        with contextlib.suppress(RunError):  # it may be the log itself that cannot be written
-            event, number = (
-                "refused" if isinstance(error, Refused) else "failed",
-                msg.metadata.group_id.partition("-")[0],
-            )
+    @property
+    def tests_too(self) -> bool:
+        """Whether the client is to test what it receives before it trains on it."""
+        try:
+            order = unpack_query(self.msg.content)
+            return order.clients[self.msg.metadata.dst_node_id] in order.tests
+        except Exception:  # what is wrong with the message is told when it is answered
+            return False
+
+    def answered(self, asked: str, back: int = 0) -> RecordDict | Error:
+        """The answer to one thing that was asked for, of the message's round or of one that lies `back`."""
+        try:
+            return self._content(asked, back)
+        except Exception as error:
+            logging.getLogger("flwr").error("fedcir: %s", error, exc_info=not isinstance(error, FedcirError))
+            public = error.public if isinstance(error, FedcirError) else ""
+            reason = public or f"{type(error).__name__} at the site"
+            event, number = "failed", self.msg.metadata.group_id.partition("-")[0]
+            if isinstance(error, Refused):
+                event = "refused"
             round = str(int(number) - back) if number.isdecimal() else number
-            audit.note(event, asked=asked, round=round, reason=reason)
-        return Error(CRASHED, f"{reason}; the site's log tells more")
+            with contextlib.suppress(RunError):  # it may be the log itself that cannot be written
+                self.audit.note(event, asked=asked, round=round, reason=reason)
+            return Error(CRASHED, f"{reason}; the site's log tells more")
 
+    def _content(self, asked: str, back: int) -> RecordDict:
+        """The answer, once the site's policy allows it and its audit log has it."""
+        msg, context, audit = self.msg, self.context, self.audit
+        policy = read_policy(str(context.node_config.get("policy", "")))
+        groups, order = ({}, unpack_query(msg.content)) if asked == MessageType.QUERY else unpack_task(msg.content)
+        order = replace(order, round=order.round - back)
+        config = order.config
+        policy.check_order(order)
+        method = self._method(config)
+        policy.check_names(f"{group}/" for group in (*method.trains, *method.sends))
+        here = self.place(policy.narrowed(order), context)
+        policy.check_data(here.client)
+        if asked == MessageType.QUERY:
+            about = replace(here.introduction, classes=policy.shown(here.introduction.classes))
+            audit.note("introduced", algorithm=config.algorithm.name, train=about.train, test=about.test)
+            return RecordDict({CONFIG: about.to_record()})
+        what: What = "train" if asked == MessageType.TRAIN else "evaluate"
+        if what == "evaluate":
+            groups = {name: groups[name] for name in method.trains}
+        number = order.clients[msg.metadata.dst_node_id]
+        # As far back as a server that is killed may go; it may not have taken in the last round yet.
+        store = ClientStore(state_of(context) / order.key, GENERATIONS * config.server.checkpoint_every + 1)
+        keep_memory()
+        with threads(config.run.threads), _bench(here, config, method, context) as worker:
+            reply = attend(worker, replace(here.client, id=number), store, what, groups, order.round)
+        policy.check_names(f"{group}/{name}" for group, bag in reply.arrays.items() for name in bag)
+        sent = {group: tensor_bytes({group: bag}) for group, bag in reply.arrays.items()}
+        event = "trained" if what == "train" else "tested"
+        audit.note(event, algorithm=config.algorithm.name, key=order.key, round=order.round, bytes=sent)
+        return pack_reply(reply, method.trains)
 
-def _content(
-    msg: Message,
-    context: Context,
-    place: Places,
-    algorithm: type[Algorithm] | None,
-    audit: AuditLog,
-    asked: str,
-    back: int,
-) -> RecordDict:
-    """The answer, once the site's policy allows it and its audit log has it."""
-    policy = read_policy(str(context.node_config.get("policy", "")))
-    groups, order = ({}, unpack_query(msg.content)) if asked == MessageType.QUERY else unpack_task(msg.content)
-    order = replace(order, round=order.round - back)
-    config = order.config
-    policy.check_order(order)
-    method = (
-        _algorithm(config, context) if algorithm is None else build(algorithm, config.algorithm.fields, "algorithm")
-    )
-    policy.check_names(f"{group}/" for group in (*method.trains, *method.sends))
-    _check_resident(context)
-    here = place(policy.narrowed(order), context)
-    policy.check_data(here.client)
-    if asked == MessageType.QUERY:
-        about = replace(here.introduction, classes=policy.shown(here.introduction.classes))
-        audit.note("introduced", algorithm=config.algorithm.name, train=about.train, test=about.test)
-        return RecordDict({CONFIG: about.to_record()})
-    what: What = "train" if asked == MessageType.TRAIN else "evaluate"
-    if what == "evaluate":
-        groups = {name: groups[name] for name in method.trains}
-    number = order.clients[msg.metadata.dst_node_id]
-    # A server that is killed may go back so far; the last round may be one that it has not taken in yet.
-    store = ClientStore(state_of(context) / order.key, GENERATIONS * config.server.checkpoint_every + 1)
-    keep_memory()
-    with threads(config.run.threads), _bench(here, config, method, context) as worker:
-        reply = attend(worker, replace(here.client, id=number), store, what, groups, order.round)
-    policy.check_names(f"{group}/{name}" for group, bag in reply.arrays.items() for name in bag)
-    sent = {group: tensor_bytes({group: bag}) for group, bag in reply.arrays.items()}
-    event = "trained" if what == "train" else "tested"
-    audit.note(event, algorithm=config.algorithm.name, key=order.key, round=order.round, bytes=sent)
-    return pack_reply(reply, method.trains)
+    def _method(self, config: Config) -> Algorithm:
+        if self.algorithm is not None:
+            return build(self.algorithm, config.algorithm.fields, "algorithm")
+        return _algorithm(config, self.context)
 
 
 @contextlib.contextmanager
@@ -166,14 +161,6 @@ def _bench(here: Place, config: Config, method: Algorithm, context: Context) -> 
         bench.deployed = True
     yield bench
     here.benches[key] = bench
-
-
-def _check_resident(context: Context) -> None:
-    if not isinstance(given := context.node_config.get("resident", True), bool):
-        raise InputError(
-            f"resident in --node-config must be true or false, got {given!r}",
-            public="resident in its node-config is neither true nor false",
-        )
 
 
 def _algorithm(config: Config, context: Context) -> Algorithm:

@@ -47,6 +47,7 @@ class Place:
 
 def open_place(order: Order, context: Context) -> Place:
     """The site's own folder, or its share of a dataset that all have."""
+    _check_resident(context)
     config, node = _with_encoder(order.config, context), context.node_config
     root = node.get("data-root")
     if "domain" in node:
@@ -173,6 +174,14 @@ def partition_of(context: Context) -> int:
             public="its partition-id is not a whole number",
         )
     return number
+
+
+def _check_resident(context: Context) -> None:
+    if not isinstance(given := context.node_config.get("resident", True), bool):
+        raise InputError(
+            f"resident in --node-config must be true or false, got {given!r}",
+            public="resident in its node-config is neither true nor false",
+        )
 
 
 def _with_encoder(config: Config, context: Context) -> Config:
