@@ -341,6 +341,31 @@ def test_below_min_replies_the_run_stops_and_a_resume_ends_as_if_it_had_not(
     assert rounds(out) == rounds(tmp_path / "whole")
 
 
+def test_a_server_that_was_killed_while_sites_trained_ahead_goes_back_two_checkpoints_to_the_same_bits(
+    tiny: Tiny, tmp_path: Path
+) -> None:
+    config = tiny("fedsr", "server.rounds=4", "server.checkpoint_every=1")
+    across(shares(tmp_path / "a"), config, tmp_path / "whole")
+    out, grid = tmp_path / "run", shares(tmp_path / "b")
+    there = grid.nodes[17]
+
+    def kill(message: Message) -> Message | None:
+        reply = there(message)
+        if _order(message).round == 4:  # all have tested round 3, and some have trained
+            raise KeyboardInterrupt
+        return reply
+
+    grid.nodes[17] = instead(there, MessageType.TRAIN, kill)
+    with pytest.raises(KeyboardInterrupt):
+        across(grid, config, out)
+    assert RunFolder(out).saved() == [1, 2]
+    (out / "checkpoint" / "round-000002.safetensors").write_bytes(b"damaged")
+    grid.nodes[17] = there
+    across(grid, config, out, resume=True)
+    assert rounds(out) == rounds(tmp_path / "whole")
+    assert model(out) == model(tmp_path / "whole")
+
+
 def test_a_run_that_was_stopped_and_resumed_keeps_its_manifest(tiny: Tiny, tmp_path: Path) -> None:
     across(shares(tmp_path), tiny("fedavg"), tmp_path / "run", until=1)
     before = RunFolder(tmp_path / "run").manifest()
