@@ -40,12 +40,17 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _nothing_left_behind() -> Iterator[None]:
-    """No process of a federation is alive when all its tests are over."""
+def _nothing_left_behind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """No process of a federation is alive when all its tests are over, nor a resident of one of its sites."""
     yield
-    left = [
-        process
-        for process in psutil.Process().children(recursive=True)
-        if any("flwr" in word or "flower" in word for word in process.cmdline())
-    ]
-    assert not left
+    children, base = psutil.Process().children(recursive=True), str(tmp_path_factory.getbasetemp())
+    assert not [child for child in children if any("flwr" in word or "flower" in word for word in child.cmdline())]
+    assert not [process for process in psutil.process_iter() if _is_resident(process, base)]
+
+
+def _is_resident(process: psutil.Process, base: str) -> bool:
+    try:
+        state = process.environ().get("FEDCIR_STATE", "")
+        return state.startswith(base) and "fedcir.flower.resident" in process.cmdline()
+    except psutil.Error:
+        return False

@@ -14,7 +14,8 @@ from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_conte
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedcir.flower import client_app
+from fedcir.flower.answers import answer
+from fedcir.flower.place import open_place
 
 Node = Callable[[Message], Message | None]
 """Answers a message, or does not."""
@@ -97,7 +98,7 @@ def site(**node_config: Any) -> Node:
     named = {name.replace("_", "-"): value for name, value in node_config.items()}
 
     def node(message: Message) -> Message:
-        return client_app.answer(message, context_of(named, message.metadata.dst_node_id), client_app._open)
+        return answer(message, context_of(named, message.metadata.dst_node_id), open_place)
 
     return node
 

@@ -174,6 +174,16 @@ def test_tensors_that_never_leave_are_held_back_with_the_whole_reply(pictures: P
     assert [line["event"] for line in lines(tmp_path / "b")] == ["introduced", "refused", "refused", "tested"]
 
 
+def test_a_message_that_asks_to_test_and_to_train_is_judged_and_noted_as_two(pictures: Path, tmp_path: Path) -> None:
+    nodes = {1: node(pictures, tmp_path, "a"), 2: node(pictures, tmp_path, "b", 'never_send = ["model/head."]')}
+    records = across(nodes, config("server.eval_every=1"), tmp_path / "run")
+    assert [record.dropped for record in records] == [{"1": f"its policy never sends model/head.weight{LOG}"}] * 2
+    assert [len(record.accuracy or ()) for record in records] == [2, 2]
+    noted = {name: [(line["event"], line.get("round")) for line in lines(tmp_path / name)[1:]] for name in "ab"}
+    assert noted["a"] == [("trained", 1), ("tested", 1), ("trained", 2), ("tested", 2)]
+    assert noted["b"] == [("refused", "1"), ("tested", 1), ("refused", "2"), ("tested", 2)]
+
+
 def test_the_logs_hold_what_was_sent_by_group_and_bytes_and_no_name_of_an_image(
     pictures: Path, tmp_path: Path, state: Path
 ) -> None:

@@ -166,7 +166,7 @@ def scramble(content: RecordDict) -> None:
 
 
 def leave_nothing(content: RecordDict) -> None:
-    for name in list(content):
+    for name in {*content} - {"tests"}:  # it was asked for too, and counts
         del content[name]
     content["other"] = ConfigRecord({"x": 1})
 
@@ -310,7 +310,7 @@ def test_a_node_that_went_away_is_dropped_and_takes_part_again_once_it_is_back(t
         grid.nodes[2**62] = away
         next(going)
         assert next(going, None) is None
-    assert dropped(tmp_path / "run") == [{}, {"1": "its node is not connected"}, {}]
+    assert dropped(tmp_path / "run") == [{}, {"1": "evaluation: its node is not connected"}, {}]
 
 
 def test_a_round_without_one_node_is_the_round_of_the_others(tiny: Tiny, tmp_path: Path) -> None:
@@ -349,6 +349,31 @@ def test_below_min_replies_the_run_stops_and_a_resume_ends_as_if_it_had_not(
     across(again, config, out, resume=True)
     assert model(out) == model(tmp_path / "whole")
     assert rounds(out) == rounds(tmp_path / "whole")
+
+
+def test_a_server_that_was_killed_while_sites_trained_ahead_goes_back_two_checkpoints_to_the_same_bits(
+    tiny: Tiny, tmp_path: Path
+) -> None:
+    config = tiny("fedsr", "server.rounds=4", "server.checkpoint_every=1")
+    across(shares(tmp_path / "a"), config, tmp_path / "whole")
+    out, grid = tmp_path / "run", shares(tmp_path / "b")
+    there = grid.nodes[17]
+
+    def kill(message: Message) -> Message | None:
+        reply = there(message)
+        if _order(message).round == 4:  # all have tested round 3, and some have trained
+            raise KeyboardInterrupt
+        return reply
+
+    grid.nodes[17] = instead(there, MessageType.TRAIN, kill)
+    with pytest.raises(KeyboardInterrupt):
+        across(grid, config, out)
+    assert RunFolder(out).saved() == [1, 2]
+    (out / "checkpoint" / "round-000002.safetensors").write_bytes(b"damaged")
+    grid.nodes[17] = there
+    across(grid, config, out, resume=True)
+    assert rounds(out) == rounds(tmp_path / "whole")
+    assert model(out) == model(tmp_path / "whole")
 
 
 def test_a_run_that_was_stopped_and_resumed_keeps_its_manifest(tiny: Tiny, tmp_path: Path) -> None:
@@ -404,20 +429,81 @@ def test_an_evaluation_whose_counts_make_no_sense_is_dropped(tiny: Tiny, tmp_pat
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "fedcir", "fedsr", "fedgen", "fedproc", "fedproto", "fpl"])
-def test_a_round_is_one_message_to_train_and_one_to_test_for_each_node(
+def test_a_round_is_one_message_for_each_node_and_after_the_last_one_is_only_to_test(
     tiny: Tiny, tmp_path: Path, algorithm: str
 ) -> None:
     grid = shares(tmp_path)
     across(grid, tiny(algorithm, "server.rounds=2"), tmp_path / "run")
     assert grid.asked(MessageType.QUERY) == sorted(NODES)
     assert [grid.asked(MessageType.TRAIN).count(node) for node in NODES] == [2, 2, 2]
-    assert [grid.asked(MessageType.EVALUATE).count(node) for node in NODES] == [2, 2, 2]
+    assert [grid.asked(MessageType.EVALUATE).count(node) for node in NODES] == [1, 1, 1]
+
+
+def test_a_node_that_does_not_answer_when_asked_to_test_and_to_train_is_dropped_from_both(
+    tiny: Tiny, tmp_path: Path
+) -> None:
+    grid = shares(tmp_path)
+    there = grid.nodes[903]
+
+    def node(message: Message) -> Message | None:
+        return None if _order(message).tests else there(message)
+
+    grid.nodes[903] = node
+    across(grid, tiny("fedavg", "server.rounds=2"), tmp_path / "run", timeout=1)
+    assert dropped(tmp_path / "run") == [{"2": "evaluation: no reply in time"}, {"2": "no reply in time"}]
+
+
+@pytest.mark.parametrize(
+    ("part", "told"),
+    [("evaluate", [{"1": "evaluation: full"}, {}, {}]), ("train", [{}, {"1": "full"}, {"1": "full"}])],
+)
+def test_what_goes_wrong_with_one_of_two_things_that_were_asked_for_does_not_touch_the_other(
+    tiny: Tiny, tmp_path: Path, part: str, told: list[dict[str, str]]
+) -> None:
+    def fail(content: RecordDict) -> None:
+        if "tests" in content:
+            content["faults"] = ConfigRecord({part: "full"})
+            if part == "evaluate":
+                told[1] = {"1": "evaluation: full"}
+
+    grid = shares(tmp_path)
+    grid.nodes[17] = altered(grid.nodes[17], MessageType.TRAIN, fail)
+    across(grid, tiny("fedavg", "server.rounds=3"), tmp_path / "run")
+    assert dropped(tmp_path / "run") == told
+
+
+def test_under_privacy_nobody_trains_before_the_round_is_counted(tiny: Tiny, tmp_path: Path) -> None:
+    grid = shares(tmp_path)
+    across(grid, tiny("fedavg", "server.rounds=2", "privacy.clip=1", "model.norm=group"), tmp_path / "run")
+    assert [grid.asked(kind) for kind in (MessageType.TRAIN, MessageType.EVALUATE)] == [sorted(NODES) * 2] * 2
+    assert not any(_order(message).tests for message in grid.sent)
+
+
+def test_clients_that_only_test_and_those_that_only_train_are_asked_for_that(
+    tiny: Tiny, train: Train, tmp_path: Path
+) -> None:
+    some = ("partition.scheme=dirichlet", "partition.clients=5", "server.active=2", "partition.hold_out=wax")
+    config = tiny("fedavg", "server.rounds=4", "run.workers=1", *some)
+    one = train(config, tmp_path / "one")
+    clients = len(RunFolder(one).manifest()["clients"])
+    grid = shares(tmp_path, tuple(range(1, clients + 1)))
+    across(grid, config, tmp_path / "two", sites=clients)
+    assert rounds(tmp_path / "two") == rounds(one)
+    assert model(tmp_path / "two") == model(one)
+    asked = [(m.metadata.message_type, bool(_order(m).tests)) for m in grid.sent[clients:]]
+    assert set(asked) == {("train", False), ("train", True), ("evaluate", False)}
+
+
+def _order(message: Message) -> Order:
+    return Order.from_json(str(message.content.config_records["config"]["fedcir"]))
 
 
 def test_a_round_that_is_not_evaluated_sends_nothing_to_test(tiny: Tiny, tmp_path: Path) -> None:
     grid = shares(tmp_path)
     across(grid, tiny("fedcir", "server.eval_every=2"), tmp_path / "run")
-    assert len(grid.asked(MessageType.EVALUATE)) == 2 * 3
+    orders = [_order(message) for message in grid.sent[3:]]
+    assert [(order.round, order.tests) for order in orders[::3]] == [(1, ()), (2, ()), (3, (0, 1, 2)), (3, ())]
+    assert len(orders) == 4 * 3
 
 
 def test_who_is_sampled_does_not_depend_on_the_numbers_of_nodes(tiny: Tiny, train: Train, tmp_path: Path) -> None:
@@ -512,12 +598,13 @@ def test_a_site_with_a_folder_of_its_own_comes_back_under_another_number(
     tiny: Tiny, pictures: Path, tmp_path: Path
 ) -> None:
     grid = own(pictures, tmp_path)
-    settings = Settings(of_folders(tiny("fedavg", "server.rounds=2")), tmp_path / "run", False, 3, 0.0, 60.0)
+    settings = Settings(of_folders(tiny("fedavg", "server.rounds=3")), tmp_path / "run", False, 3, 0.0, 60.0)
     with open_deployment(grid, settings) as (session, going):
         next(going)
         grid.nodes[99] = grid.nodes.pop(2)
         next(going)
-    assert [record.dropped for record in session.records] == [{}, {}]
+        next(going)
+    assert [record.dropped for record in session.records] == [{}, {}, {}]
     assert 99 in grid.asked(MessageType.TRAIN)
 
 

@@ -447,7 +447,7 @@ def test_an_order_goes_to_json_and_back() -> None:
     config = Config(data=DataConfig(classes=("a", "b")), algorithm=AlgorithmConfig("fedcir", fields))
     order = replace(ORDER, config=config)
     assert Order.from_json(order.to_json()) == order
-    assert json.loads(order.to_json())["format"] == 2
+    assert json.loads(order.to_json())["format"] == 3
 
 
 def test_the_weights_to_start_from_never_travel() -> None:
@@ -460,10 +460,10 @@ def test_the_weights_to_start_from_never_travel() -> None:
 
 def test_an_order_of_another_format_is_refused_and_both_are_named() -> None:
     values = json.loads(ORDER.to_json())
-    with pytest.raises(InputError, match="format 3 and the site 2: install the same fedcir"):
-        Order.from_json(json.dumps({**values, "format": 3}))
+    with pytest.raises(InputError, match="format 4 and the site 3: install the same fedcir"):
+        Order.from_json(json.dumps({**values, "format": 4}))
     del values["format"]
-    with pytest.raises(InputError, match="format None and the site 2"):
+    with pytest.raises(InputError, match="format None and the site 3"):
         Order.from_json(json.dumps(values))
 
 

@@ -76,7 +76,8 @@ class Timed(FedAvg):
 
 @server.main()
 def main(grid: Grid, context: Context) -> None:
-    strategy = Timed()
+    sites = int(context.run_config["sites"])
+    strategy = Timed(min_train_nodes=sites, min_evaluate_nodes=sites, min_available_nodes=sites)
     strategy.seconds = []
     strategy.start(grid, ArrayRecord(network().state_dict()), num_rounds=int(context.run_config["rounds"]))
     Path(str(context.run_config["out"])).write_text(json.dumps(strategy.seconds), encoding="utf-8")

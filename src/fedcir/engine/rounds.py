@@ -128,6 +128,7 @@ def _round(session: Session, transport: Transport) -> tuple[RoundRecord, ServerS
     measured = time.perf_counter()
     tests = Tests()
     if round % server.eval_every == 0 or round == server.rounds:
+        session.coming = state
         trained = replace(state, shared=session.to_test(state))
         replies = transport.evaluate(trained, sorted(session.roster.evaluators))
         tests = tally(session.roster, replies, collected.dropped)

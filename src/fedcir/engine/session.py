@@ -65,6 +65,8 @@ class Session:
     """What clients of this machine keep."""
     deployed: bool = False
     """Whether clients are sites of others, so that noise must come from the system and not from the seed."""
+    coming: ServerState | None = None
+    """The state that the next round starts from, while it is tested."""
 
     @property
     def card(self) -> dict[str, Any]:
@@ -131,6 +133,16 @@ class Session:
             rng = secret_rng() if self.deployed else numpy_rng(seed, "poisson", round)
             return poisson_cohort(trainers, active / len(trainers), rng)
         return sample_cohort(trainers, active, seed, round)
+
+    def following(self) -> list[int] | None:
+        """The clients that will train on the state that is tested now, if they may do both at once.
+
+        Not after the last round; nor under privacy, where a round that is repeated after a crash costs more, and
+        chance that nobody can repeat draws the clients.
+        """
+        if self.coming is None or self.coming.round >= self.config.server.rounds:
+            return None
+        return self.cohort(self.coming.round + 1) if self.config.privacy.clip is None else None
 
     def private_mean(self) -> PrivateMean | None:
         """What the server makes of the coming round's replies, if it is to protect them."""

@@ -1,11 +1,24 @@
 """The same algorithms on Flower: between machines, and inside an app of one's own. The only place that imports flwr."""
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 try:
     import flwr  # noqa: F401
 except ImportError as error:
     raise ImportError("fedcir.flower needs Flower: pip install 'fedcir[flower]'") from error
 
-from fedcir.flower.client_app import local_update
-from fedcir.flower.strategy import AlgorithmStrategy
+if TYPE_CHECKING:
+    from fedcir.flower.answers import local_update as local_update
+    from fedcir.flower.strategy import AlgorithmStrategy as AlgorithmStrategy
 
 __all__ = ["AlgorithmStrategy", "local_update"]
+
+_EXPORTS = {"AlgorithmStrategy": "fedcir.flower.strategy", "local_update": "fedcir.flower.answers"}
+
+
+def __getattr__(name: str) -> Any:
+    """Import on first use: Flower imports this package for every message, and torch takes longer than the rest."""
+    if name not in _EXPORTS:
+        raise AttributeError(f"module 'fedcir.flower' has no attribute {name!r}")
+    return getattr(importlib.import_module(_EXPORTS[name]), name)

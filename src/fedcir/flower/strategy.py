@@ -248,7 +248,7 @@ class AlgorithmStrategy(Strategy):
         asked = {message.metadata.message_id: (client, message.metadata) for client, message in self._sent.items()}
         for reply in replies:
             if (question := asked.get(reply.metadata.reply_to_message_id)) is not None:
-                yield transport.read(reply, *question, template)
+                yield transport.read(*question, reply, template)
 
 
 def _received(arrays: ArrayRecord) -> Groups:

@@ -18,14 +18,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, Metadata, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, Metadata, MetricRecord, RecordDict
 from torch import Tensor
 
 from fedcir.config import Config, config_from, config_tables
+from fedcir.engine.client import What
 from fedcir.types import Arrays, ClientReply, Dropped, Groups, InputError
 
-FORMAT = 2
+FORMAT = 3
 ARRAYS, CONFIG, METRICS = "arrays", "config", "metrics"
+TESTS, FAULTS = "tests", "faults"
+"""What a reply to a message that asks for both holds beside: the metrics of the test, and errors."""
 ORDER = "fedcir"
 NUM_EXAMPLES = "num-examples"
 MAX_HEADER = 1000
@@ -35,6 +38,8 @@ NORM_BIT = "norm_bit"
 """What Flower's adaptive clipping at a client tells its own half at the server. It is not for us."""
 LATE = (3, 4, 5)
 """Flower's codes for a message or reply that expired and for a node that is gone."""
+CRASHED = 2
+"""Flower's code for a ClientApp that raised an exception."""
 NO_REPLY = "no reply in time"
 ANOTHERS = "another node has answered in its place"
 
@@ -52,6 +57,8 @@ class Order:
     """Names the run in the folder where a client keeps what is its own."""
     groups: tuple[str, ...] = ()
     """Those that the message holds, as no tensor tells of an empty one."""
+    tests: tuple[int, ...] = ()
+    """Clients that first test what they are to train on: it is what the round before has made."""
 
     def to_json(self) -> str:
         tables = config_tables(self.config)
@@ -62,7 +69,8 @@ class Order:
             tables["model"]["name"] = Path(tables["model"]["name"]).name
         clients = {str(node): number for node, number in self.clients.items()}
         values = {"format": FORMAT, "config": tables, "clients": clients, "round": self.round}
-        return json.dumps({**values, "classes": self.classes, "key": self.key, "groups": self.groups})
+        more = {"classes": self.classes, "key": self.key, "groups": self.groups, "tests": self.tests}
+        return json.dumps({**values, **more})
 
     @classmethod
     def from_json(cls, text: str) -> "Order":
@@ -74,8 +82,8 @@ class Order:
         key = str(values["key"])
         if not all(letter in "0123456789abcdef" for letter in key):  # it names a folder
             raise InputError(f"the run's key must be hexadecimal, got {key!r}")
-        classes, groups = tuple(values["classes"]), tuple(values["groups"])
-        return cls(config_from(values["config"]), clients, int(values["round"]), classes, key, groups)
+        classes, groups, tests = (tuple(values[name]) for name in ("classes", "groups", "tests"))
+        return cls(config_from(values["config"]), clients, int(values["round"]), classes, key, groups, tests)
 
 
 def pack_task(groups: Groups, trained: Iterable[str], order: Order, config: ConfigRecord | None = None) -> RecordDict:
@@ -113,12 +121,32 @@ def pack_reply(reply: ClientReply, trained: Iterable[str]) -> RecordDict:
     return content
 
 
-def unpack_reply(message: Message, client: int, template: Groups, trained: Iterable[str]) -> ClientReply | Dropped:
-    """What a client answered, if it is as the template says; nothing of it is loaded before that is known."""
+def pack_both(tested: RecordDict | Error, trained: RecordDict | Error) -> RecordDict:
+    """The answers to a message that asks to test and to train. Either may be an error, and the other counts."""
+    content = RecordDict() if isinstance(trained, Error) else trained
+    if not isinstance(tested, Error):
+        content[TESTS] = tested.metric_records[METRICS]
+    faults = ConfigRecord()
+    for what, part in (("evaluate", tested), ("train", trained)):
+        if isinstance(part, Error):
+            faults[what] = part.reason or ""
+            content[FAULTS] = faults
+    return content
+
+
+def unpack_reply(
+    message: Message, client: int, template: Groups, trained: Iterable[str], part: What | None = None
+) -> ClientReply | Dropped:
+    """What a client answered, if it is as the template says; nothing of it is loaded before that is known.
+
+    Of a reply to a message that asks for both, `part` names the one that is wanted.
+    """
     if message.has_error():
         return Dropped(client, reason_of(message))
+    content = message.content if part is None else _part(message.content, part)
+    if isinstance(content, str):
+        return Dropped(client, one_line(content))
     try:
-        content = message.content
         expected = {f"{group}/{name}": tensor for group, bag in template.items() for name, tensor in bag.items()}
         arrays = {name: array.data for name, array in content.array_records.get(ARRAYS, ArrayRecord()).items()}
         others = content.config_records.get(CONFIG, ConfigRecord())
@@ -162,6 +190,16 @@ def pack_arrays(groups: Groups, trained: Iterable[str]) -> ArrayRecord:
 
 def unpack_arrays(record: ArrayRecord) -> Groups:
     return _grouped({name: _tensor(array.data, name) for name, array in record.items()})
+
+
+def _part(content: RecordDict, part: What) -> RecordDict | str:
+    """One of two answers, or why there is none."""
+    faults = content.config_records.get(FAULTS, ConfigRecord())
+    if part in faults:
+        return str(faults[part])
+    if part == "evaluate":
+        return RecordDict({METRICS: content.metric_records.get(TESTS, MetricRecord())})
+    return RecordDict({name: record for name, record in content.items() if name not in (TESTS, FAULTS)})
 
 
 def _others(groups: Groups, trained: Iterable[str]) -> Iterable[tuple[str, Tensor]]:

@@ -4,7 +4,7 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from fedcir.flower import client_app, server_app
+from fedcir.flower import client_app
 
 client = ClientApp()
 server = ServerApp()
@@ -12,6 +12,8 @@ server = ServerApp()
 
 @server.main()
 def main(grid: Grid, context: Context) -> None:
+    from fedcir.flower import server_app  # not for each message at a site: it imports torch
+
     given = dict(context.run_config)
     for name in str(given.pop("algorithms")).split():
         more = {"set": f"{given['set']} algorithm.name={name}", "out": f"{given['out']}/{name}"}

@@ -1,0 +1,350 @@
+"""A site's resident process, a real one on a real socket: it answers as the site would, whatever happens to it."""
+
+import contextlib
+import os
+import resource
+import socket
+import stat
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
+from grid import MemoryGrid, context_of, run_of_flower, site  # noqa: F401
+from PIL import Image
+
+from fedcir.config import Config, config_from
+from fedcir.flower import handover, resident
+from fedcir.flower.answers import answer
+from fedcir.flower.handover import SOCKET, connected, folder_of, hand_over, locked, possible
+from fedcir.flower.place import open_place
+from fedcir.flower.server_app import Settings, open_deployment
+from fedcir.flower.sites import Introduction
+from fedcir.flower.wire import Order
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="sites have residents on Linux only")
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can play another user")
+
+NOBODY = 65534
+
+
+def residents() -> list[psutil.Process]:
+    """Those that this process has started, and that are alive."""
+    return [
+        process
+        for process in psutil.Process().children()
+        if process.status() != psutil.STATUS_ZOMBIE and "fedcir.flower.resident" in process.cmdline()
+    ]
+
+
+def kill(process: psutil.Process) -> None:
+    process.kill()
+    process.wait()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _none_is_left() -> Iterator[None]:
+    yield
+    for process in residents():
+        kill(process)
+    for process in psutil.Process().children():
+        if process.status() == psutil.STATUS_ZOMBIE:  # that another process would have inherited
+            process.wait()
+
+
+def add_picture(root: Path, label: str, number: int) -> None:
+    (root / label).mkdir(parents=True, exist_ok=True)
+    pixels = np.random.default_rng(number).integers(0, 255, (8, 8, 3)).astype(np.uint8)
+    Image.fromarray(pixels).save(root / label / f"{number}.png")
+
+
+@pytest.fixture(scope="module")
+def clinic(tmp_path_factory: pytest.TempPathFactory) -> Context:
+    """A site with images of its own, and a state folder whose path is longer than that of a socket may be."""
+    folder = tmp_path_factory.mktemp("clinic")
+    for number in range(20):
+        add_picture(folder / "images", "ab"[number % 2], number)
+    state = folder / ("long" * 30) / "state"
+    return context_of({"domain": "clinic", "data-root": str(folder / "images"), "state": str(state), "device": "cpu"})
+
+
+def who_are_you(run: int = 1, size: int = 8) -> Message:
+    config = config_from({"data": {"name": "folders", "image_size": size}, "algorithm": {"name": "fedavg"}})
+    content = RecordDict({"config": ConfigRecord({"fedcir": Order(config, {}).to_json()})})
+    message = Message(content, 1, MessageType.QUERY)
+    message.metadata.__dict__["_run_id"] = run
+    return message
+
+
+CLIENTAPP = """
+import sys
+import flwr.clientapp, flwr.common.serde as serde
+from flwr.proto.message_pb2 import Context, Message
+flowers = {*sys.modules}
+from fedcir.flower.client_app import app
+msg, context = (open(name, "rb").read() for name in sys.argv[1:])
+reply = app(serde.message_from_proto(Message.FromString(msg)), serde.context_from_proto(Context.FromString(context)))
+print(reply.has_content(), *sorted({name.partition(".")[0] for name in {*sys.modules} - flowers}))
+"""
+
+
+def test_the_process_that_flower_starts_for_a_message_imports_neither_torch_nor_numpy_beside_what_flower_does(
+    clinic: Context, tmp_path: Path
+) -> None:
+    """Flower's own records import numpy. The process is known by its name."""
+    assert hand_over(who_are_you(), clinic) is not None
+    (tmp_path / "flwr-clientapp").write_text(CLIENTAPP)
+    (tmp_path / "message").write_bytes(handover.message_to_proto(who_are_you()).SerializeToString())
+    (tmp_path / "context").write_bytes(handover.context_to_proto(clinic).SerializeToString())
+    words = [tmp_path / name for name in ("flwr-clientapp", "message", "context")]
+    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=True)
+    answered, *imported = done.stdout.split()
+    assert answered == "True", done.stderr
+    assert "fedcir" in imported
+    assert not {"torch", "numpy", "PIL", "psutil"} & {*imported}
+    assert len(residents()) == 1
+
+
+def test_one_resident_answers_for_two_runs_as_the_site_itself_would(clinic: Context) -> None:
+    for run, size in ((1, 8), (2, 9), (1, 8)):
+        asked = who_are_you(run, size)
+        told, own = hand_over(asked, clinic), answer(asked, clinic, open_place)
+        assert told is not None
+        assert Introduction.from_message(told) == Introduction.from_message(own)
+        assert told.metadata.run_id == own.metadata.run_id == run
+        assert told.metadata.reply_to_message_id == own.metadata.reply_to_message_id
+    assert len(residents()) == 1
+
+
+def test_only_the_owner_may_use_its_socket(clinic: Context) -> None:
+    assert hand_over(who_are_you(), clinic) is not None
+    file = folder_of(clinic) / SOCKET
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    state = Path(str(clinic.node_config["state"]))
+    assert all(stat.S_IMODE(each.stat().st_mode) == 0o700 for each in (file.parent, file.parents[1], state))
+
+
+def test_data_that_change_are_noticed(clinic: Context) -> None:
+    before = hand_over(who_are_you(), clinic)
+    add_picture(Path(str(clinic.node_config["data-root"])), "a", 100)
+    after = hand_over(who_are_you(), clinic)
+    assert before is not None
+    assert after is not None
+    one, two = Introduction.from_message(before), Introduction.from_message(after)
+    assert two.train + two.test == one.train + one.test + 1
+    assert two.content != one.content
+
+
+def test_while_it_is_at_work_another_message_is_not_kept_waiting(clinic: Context) -> None:
+    assert hand_over(who_are_you(), clinic) is not None
+    folder = os.open(folder_of(clinic), os.O_RDONLY)
+    assert locked(folder)
+    assert hand_over(who_are_you(), clinic) is None
+    os.close(folder)
+    assert hand_over(who_are_you(), clinic) is not None
+
+
+def test_on_a_full_disk_the_server_hears_so_and_the_resident_goes_on_once_there_is_room(clinic: Context) -> None:
+    assert hand_over(who_are_you(), clinic) is not None
+    (process,) = residents()
+    before = resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+    told = hand_over(who_are_you(), clinic)
+    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, before)
+    assert told is not None
+    assert told.error.reason == "site 'clinic': it cannot write to its state folder; the site's log tells more"
+    again = hand_over(who_are_you(), clinic)
+    assert again is not None
+    assert again.has_content()
+    assert residents() == [process]
+
+
+def test_a_state_folder_that_cannot_be_is_no_hindrance(clinic: Context, tmp_path: Path) -> None:
+    (tmp_path / "state").write_text("a file")
+    at = context_of({**clinic.node_config, "state": str(tmp_path / "state")})
+    assert hand_over(who_are_you(), at) is None
+
+
+def as_nobody(folder: Path, do: Callable[[socket.socket], int]) -> int:
+    """What a function gives in a process of another user, in a folder that is open to it."""
+    folder.chmod(0o777)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = os.fork()
+    if not child:
+        try:
+            os.chdir(folder)
+            os.setgroups([])
+            os.setgid(NOBODY)
+            os.setuid(NOBODY)
+            with socket.socket(socket.AF_UNIX) as made:
+                made.settimeout(30)
+                os._exit(do(made))
+        except BaseException:
+            os._exit(99)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    folder.chmod(0o700)
+    return code
+
+
+@as_root
+def test_another_user_that_connects_is_refused(clinic: Context) -> None:
+    assert hand_over(who_are_you(), clinic) is not None
+    file = folder_of(clinic) / SOCKET
+
+    def connect(made: socket.socket) -> int:
+        made.connect(file.name)
+        with contextlib.suppress(ConnectionError):
+            made.sendall(b"\0" * 8)
+            return len(made.recv(1))
+        return 0
+
+    assert as_nobody(file.parent, connect) == 99  # by the mode of the socket
+    file.chmod(0o666)
+    assert as_nobody(file.parent, connect) == 0  # it hears nothing
+    file.chmod(0o600)
+    assert hand_over(who_are_you(), clinic) is not None
+
+
+@as_root
+def test_a_message_is_not_handed_to_another_user_that_listens(tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+
+    def listen(made: socket.socket) -> int:
+        made.bind(SOCKET)
+        os.chmod(SOCKET, 0o666)
+        made.listen()
+        os.write(writer, b".")
+        connection, _ = made.accept()
+        return len(connection.recv(1))
+
+    codes: list[int] = []
+    thread = threading.Thread(target=lambda: codes.append(as_nobody(tmp_path, listen)))
+    thread.start()
+    os.read(reader, 1)
+    folder = os.open(tmp_path, os.O_RDONLY)
+    with pytest.raises(PermissionError, match=f"user {NOBODY} is at the other end"), connected(folder, 1.0):
+        pass
+    thread.join()
+    assert codes == [0]  # nothing was said to it
+    for each in (folder, reader, writer):
+        os.close(each)
+
+
+def living(watched: int) -> tuple[int, socket.socket]:
+    """A copy of this process that lives as a resident does, and a connection to it."""
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind("")  # a name that the system finds
+    listener.listen()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = os.fork()
+    if not child:
+        try:
+            resident.live(listener, os.open(os.devnull, os.O_RDONLY), [watched], 60.0)
+        finally:
+            os._exit(1)
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(listener.getsockname())
+    listener.close()
+    return child, connection
+
+
+def test_it_ends_with_its_supernode() -> None:
+    with subprocess.Popen(["sleep", "600"]) as supernode:
+        watched = os.pidfd_open(supernode.pid)
+        child, connection = living(watched)
+        time.sleep(0.1)
+        assert os.waitpid(child, os.WNOHANG) == (0, 0)
+        supernode.kill()
+        assert os.waitpid(child, 0)[1] == 0
+    connection.close()
+    os.close(watched)
+
+
+def test_it_ends_when_nobody_waits_for_the_answer(clinic: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, writer = os.pipe()
+
+    def work(*asked: Any) -> None:
+        os.write(writer, b".")
+        time.sleep(600)
+
+    monkeypatch.setattr(resident, "answer", work)
+    watched = os.pidfd_open(os.getpid())
+    child, connection = living(watched)
+    for part in (handover.message_to_proto(who_are_you()), handover.context_to_proto(clinic)):
+        handover.send(connection, part.SerializeToString())
+    os.read(reader, 1)
+    connection.close()
+    assert os.waitpid(child, 0)[1] == 0
+    for each in (watched, reader, writer):
+        os.close(each)
+
+
+def test_a_run_is_the_same_to_the_bit_though_its_resident_is_killed_between_and_within_messages(
+    tiny: Callable[..., Config], train: Callable[..., Path], tmp_path: Path
+) -> None:
+    config = tiny("fedsr", "server.rounds=2", "run.workers=1")
+    at = context_of({"partition-id": 0, "state": str(tmp_path / "state"), "device": "cpu"}, 7)
+    folder_of(at).mkdir(parents=True, mode=0o700)
+    with socket.socket(socket.AF_UNIX) as stale:  # of one that was killed long ago
+        stale.bind(str(folder_of(at) / SOCKET))
+    by: list[int | None] = []
+
+    def node(message: Message) -> Message:
+        if len(by) == 1:
+            kill(*residents_of(at))
+            threading.Thread(target=kill_next, args=(at,)).start()
+        reply = hand_over(message, at, idle=60.0 if len(by) < 2 else 2.0)
+        by.append(None if reply is None else residents_of(at)[0].pid)
+        return answer(message, at, open_place) if reply is None else reply
+
+    others = {number: site(partition_id=number, state=str(tmp_path / f"{number}"), device="cpu") for number in (1, 2)}
+    grid = MemoryGrid({7: node, **{number: others[number] for number in (1, 2)}})
+    with open_deployment(grid, Settings(config, tmp_path / "run", False, 3, 0.0, 60.0)) as (session, rounds):
+        for _ in rounds:
+            pass
+    assert [record.dropped for record in session.records] == [{}, {}]
+    model = (tmp_path / "run" / "model.safetensors").read_bytes()
+    assert model == (train(config, tmp_path / "one") / "model.safetensors").read_bytes()
+    first, killed, *later = by
+    assert first is not None
+    assert killed is None
+    assert later[0] not in (None, first)
+    until = time.monotonic() + 30
+    while residents_of(at) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not residents_of(at)  # it ended by itself, having nothing to do
+    assert not list(folder_of(at).iterdir())
+
+
+def residents_of(context: Context) -> list[psutil.Process]:
+    """Those that hold this site's folder."""
+    return [
+        process
+        for process in residents()
+        if any(Path(each).resolve() == folder_of(context) for each in Path(f"/proc/{process.pid}/fd").iterdir())
+    ]
+
+
+def kill_next(context: Context) -> None:
+    """Kill the resident that comes next as soon as it is there: somebody waits for its answer."""
+    while not (found := residents_of(context)):
+        time.sleep(0.01)
+    kill(found[0])
+
+
+def test_a_site_may_go_without(tmp_path: Path) -> None:
+    assert possible(context_of({"partition-id": 0}))
+    assert not possible(context_of({"partition-id": 0, "resident": False}))
+    odd = context_of({"partition-id": 0, "resident": "no", "state": str(tmp_path)})
+    assert not possible(odd)
+    reason = answer(who_are_you(), odd, open_place).error.reason
+    assert reason == "site 0: resident in its node-config is neither true nor false; the site's log tells more"
