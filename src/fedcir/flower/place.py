@@ -20,8 +20,8 @@ from fedcir.data.catalogue import find
 from fedcir.data.federation import Client, Federation, federation_from, open_federation
 from fedcir.data.opening import open_site, site_pictures
 from fedcir.data.partition import capped
-from fedcir.data.shares import Share
 from fedcir.data.pictures.items import Pictures
+from fedcir.data.shares import Share
 from fedcir.engine.client import Workbench
 from fedcir.flower.sites import Introduction
 from fedcir.flower.state import keyed, state_folder
