@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fedcir.config import AttackConfig
-from fedcir.data.examples import Examples, Positions
+from fedcir.data.examples.images import Examples, Positions
 from fedcir.data.federation import Client
 from fedcir.models.tensors import is_statistic, update_norm
 from fedcir.rng import numpy_rng, torch_rng

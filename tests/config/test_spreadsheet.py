@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fedcir.config.spreadsheet import plain_cell, safe_cell
-from fedcir.data.partition import read_owners
+from fedcir.data.partition.schemes import read_owners
 from fedcir.insight.report.tables import comma_separated
 
 TEXTS = ["=cmd|' /C calc'!A0", "+x", "-x", "@SUM(A1)", "\tx", "\r=x", "'=x", "''-x", "-", "--1", "+1.2 ± 0.3"]

@@ -14,7 +14,7 @@ from torch.utils.data import TensorDataset
 
 import fedcir as library
 from fedcir.config import Config
-from fedcir.data.augment import _colour, _crop, _flip, augment
+from fedcir.data.examples.augment import _colour, _crop, _flip, augment
 from fedcir.data.federation import open_federation
 from fedcir.engine.client import Workbench, evaluate, fit
 from fedcir.engine.folder import RunFolder

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from fedcir.config import PartitionConfig
-from fedcir.data.partition import dirichlet_within_domain, partition
-from fedcir.data.shares import Share
+from fedcir.data.partition.schemes import dirichlet_within_domain, partition
+from fedcir.data.partition.shares import Share
 from fedcir.rng import numpy_rng
 
 CLASSES = 10

@@ -15,9 +15,9 @@ import pytest
 from PIL import Image
 
 from fedcir.config import Config
-from fedcir.data.examples import ImageExamples
+from fedcir.data.examples.images import ImageExamples
 from fedcir.data.federation import deal, open_federation
-from fedcir.data.manifest import manifest_of
+from fedcir.data.partition.manifest import manifest_of
 
 Make = Callable[..., Config]
 
@@ -123,8 +123,8 @@ def test_the_manifest_does_not_depend_on_the_process(data_root: Path, tree: Path
     script = (
         "import json, sys\n"
         "from fedcir.data.federation import deal\n"
-        "from fedcir.data.manifest import manifest_of\n"
-        "from fedcir.data.pieces import compact\n"
+        "from fedcir.data.partition.manifest import manifest_of\n"
+        "from fedcir.data.partition.pieces import compact\n"
         "from fedcir.config import Asked\n"
         "for name, root in (('arrays', sys.argv[1]), ('folders', sys.argv[2])):\n"
         "    given = {'dataset': name, 'data_root': root, 'clients': 6}\n"

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 
 from fedcir.config import PartitionConfig
-from fedcir.data.partition import by_domain, capped, dirichlet_within_domain, iid, partition
-from fedcir.data.shares import Share
+from fedcir.data.partition.schemes import by_domain, capped, dirichlet_within_domain, iid, partition
+from fedcir.data.partition.shares import Share
 from fedcir.types import InputError
 
 LABELS = {

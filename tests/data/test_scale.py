@@ -13,11 +13,11 @@ import pytest
 from fedcir.config import PartitionConfig, config_from
 from fedcir.data.domains import Domain, Domains, Split
 from fedcir.data.federation import Federation, open_federation
-from fedcir.data.manifest import manifest_of
-from fedcir.data.names import Chosen, Numbered
-from fedcir.data.partition import partition
-from fedcir.data.pieces import compact, indented, written_names
-from fedcir.data.shares import Share, Shares
+from fedcir.data.partition.manifest import manifest_of
+from fedcir.data.partition.names import Chosen, Numbered
+from fedcir.data.partition.pieces import compact, indented, written_names
+from fedcir.data.partition.schemes import partition
+from fedcir.data.partition.shares import Share, Shares
 from fedcir.engine.cohort import poisson_cohort, sample_cohort
 from fedcir.rng import numpy_rng
 

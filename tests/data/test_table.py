@@ -9,7 +9,7 @@ from PIL import Image
 
 from fedcir.config import DataConfig, PartitionConfig
 from fedcir.data.opening import open_dataset, open_site
-from fedcir.data.partition import partition
+from fedcir.data.partition.schemes import partition
 from fedcir.data.readers.table import table
 from fedcir.types import InputError
 

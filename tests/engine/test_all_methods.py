@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedcir.algorithms import algorithm_class, make_algorithm, names
 from fedcir.config import Config
-from fedcir.data.examples import Examples, ImageExamples, Positions
+from fedcir.data.examples.images import Examples, ImageExamples, Positions
 from fedcir.data.federation import Federation, open_federation, pooled
 from fedcir.engine.rounds import run
 from fedcir.engine.session import Session, open_session

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from fedcir.algorithms import algorithm_class, asked_config, make_algorithm, names
 from fedcir.config import Asked, Config
 from fedcir.data import features
-from fedcir.data.examples import Examples, ImageExamples, Normalisation, Positions
-from fedcir.data.extraction import BATCH, compute, features_of
-from fedcir.data.features import FeatureExamples
+from fedcir.data.examples.extraction import BATCH, compute, features_of
+from fedcir.data.examples.features import FeatureExamples
+from fedcir.data.examples.images import Examples, ImageExamples, Normalisation, Positions
 from fedcir.data.federation import Client, Federation, deal, federation_from, open_federation, pooled
 from fedcir.data.pictures.cache import cache_entries
 from fedcir.engine.rounds import run

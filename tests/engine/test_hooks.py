@@ -13,7 +13,7 @@ from torch.utils.data import Dataset, TensorDataset
 from fedcir import Algorithm, Losses
 from fedcir.config import Config, LocalConfig, RunConfig, ServerConfig
 from fedcir.conformance import check_algorithm
-from fedcir.data.examples import PooledExamples
+from fedcir.data.examples.images import PooledExamples
 from fedcir.data.federation import Client, federation_of
 from fedcir.engine.client import Workbench, evaluate, fit
 from fedcir.engine.session import open_session

@@ -18,7 +18,7 @@ from fedcir.analysis.words import verdict
 from fedcir.config import OWN_MODELS, Config, ModelConfig
 from fedcir.data.domains import Domains
 from fedcir.data.federation import deal, federation_from
-from fedcir.data.shares import Share
+from fedcir.data.partition.shares import Share
 from fedcir.engine.store import ClientStore
 from fedcir.engine.trust import trusted
 from fedcir.runs.run import Source, as_run

@@ -17,8 +17,8 @@ from fedcir.config import Config
 from fedcir.data.catalogue import SOURCES
 from fedcir.data.domains import Domains
 from fedcir.data.federation import Federation, deal
-from fedcir.data.manifest import manifest_of
-from fedcir.data.shares import Share
+from fedcir.data.partition.manifest import manifest_of
+from fedcir.data.partition.shares import Share
 from fedcir.engine.client import EVALUATION_BATCH, Workbench, ready_to_test
 from fedcir.engine.files import RESTORE
 from fedcir.engine.machine import threads

@@ -188,8 +188,8 @@ def partition(
     """Show which images each client would get. With --json, prints the manifest of such a run."""
     from fedcir.cli.progress import Meter
     from fedcir.data.federation import deal
-    from fedcir.data.manifest import manifest_of
-    from fedcir.data.pieces import indented
+    from fedcir.data.partition.manifest import manifest_of
+    from fedcir.data.partition.pieces import indented
     from fedcir.insight.report.plots import clients_by_classes
     from fedcir.types import InputError
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcir.data.names import Chosen
+from fedcir.data.partition.names import Chosen
 from fedcir.rng import numpy_rng
 
 Images = NDArray[np.uint8]

@@ -10,16 +10,16 @@ import numpy as np
 import torch
 
 from fedcir.config import OWN_MODELS, Config, ModelConfig, check_memory
-from fedcir.data.datasets import examples_of
 from fedcir.data.domains import Domains, Split
-from fedcir.data.examples import Examples, ImageExamples, Normalisation, PooledExamples
-from fedcir.data.features import feature_examples
-from fedcir.data.manifest import hashed, manifest_of
-from fedcir.data.names import Made
+from fedcir.data.examples.datasets import examples_of
+from fedcir.data.examples.features import feature_examples
+from fedcir.data.examples.images import Examples, ImageExamples, Normalisation, PooledExamples
 from fedcir.data.opening import open_dataset
-from fedcir.data.partition import partition, read_owners
+from fedcir.data.partition.manifest import hashed, manifest_of
+from fedcir.data.partition.names import Made
+from fedcir.data.partition.schemes import partition, read_owners
+from fedcir.data.partition.shares import Share, Shares
 from fedcir.data.pictures.decode import OnFile
-from fedcir.data.shares import Share, Shares
 from fedcir.models.cnn import SMALLEST
 from fedcir.models.task import Task, check_features, image_task, module_task
 from fedcir.types import ClientReply, Groups, InputError

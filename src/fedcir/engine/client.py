@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from fedcir.algorithms.algorithm import Algorithm, Batch
 from fedcir.config import LocalConfig, PrivacyConfig
-from fedcir.data.augment import augment
-from fedcir.data.examples import Examples
+from fedcir.data.examples.augment import augment
+from fedcir.data.examples.images import Examples
 from fedcir.data.federation import Client
 from fedcir.engine.calibration import calibration_sums
 from fedcir.engine.cost import step_flops

@@ -21,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from fedcir.config import typed
-from fedcir.data.pieces import compact
+from fedcir.data.partition.pieces import compact
 from fedcir.data.private import as_open_as_folder
 from fedcir.models.tensors import kind_of
 from fedcir.types import Arrays, Groups, InputError

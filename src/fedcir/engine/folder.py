@@ -16,7 +16,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save
 
 from fedcir.config import PATHS, Config, config_from, config_tables, dump_toml, read_toml, typed
-from fedcir.data.pieces import indented
+from fedcir.data.partition.pieces import indented
 from fedcir.data.private import as_open_as_folder, private_folder
 from fedcir.engine import packed
 from fedcir.engine.best import best_of

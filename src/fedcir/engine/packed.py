@@ -6,7 +6,7 @@ from typing import Any
 
 from fedcir.config import typed
 from fedcir.data.collection import without_collection
-from fedcir.data.names import Made
+from fedcir.data.partition.names import Made
 from fedcir.engine.files import CHECKSUM, check, checksum
 from fedcir.engine.formats import Manifest
 

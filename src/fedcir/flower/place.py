@@ -19,9 +19,9 @@ from fedcir.config import Config, DataConfig, config_from, config_tables
 from fedcir.data.catalogue import find
 from fedcir.data.federation import Client, Federation, federation_from, open_federation
 from fedcir.data.opening import open_site, site_pictures
-from fedcir.data.partition import capped
+from fedcir.data.partition.schemes import capped
+from fedcir.data.partition.shares import Share
 from fedcir.data.pictures.items import Pictures
-from fedcir.data.shares import Share
 from fedcir.engine.client import Workbench
 from fedcir.flower.sites import Introduction
 from fedcir.flower.state import keyed, state_folder

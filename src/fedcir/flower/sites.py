@@ -19,7 +19,7 @@ from flwr.serverapp import Grid
 
 from fedcir.config import Config, build
 from fedcir.data.catalogue import ALL
-from fedcir.data.examples import Normalisation
+from fedcir.data.examples.images import Normalisation
 from fedcir.data.federation import Sizes, image_card
 from fedcir.flower.audit_log import AuditLog
 from fedcir.flower.keys import KEY, claim_fault, fingerprint, name_of

@@ -13,7 +13,7 @@ from fedcir.analysis.diagnose import Diagnosis, diagnose_domains, verdict
 from fedcir.config import Asked, Between, Config, dump_toml, merged, nested
 from fedcir.data.domains import Domains
 from fedcir.data.federation import deal, federation_from
-from fedcir.data.shares import Share
+from fedcir.data.partition.shares import Share
 from fedcir.engine.files import write
 from fedcir.engine.simulate import check_run, open_rounds
 from fedcir.runs.batch import OnNote, OnWork, chosen_seeds, unheard

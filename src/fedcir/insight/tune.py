@@ -10,8 +10,8 @@ from fedcir.algorithms import asked_config, make_algorithm
 from fedcir.config import Asked, Between, Config, differing
 from fedcir.data.domains import Domains
 from fedcir.data.federation import deal, federation_from
-from fedcir.data.manifest import manifest_of
-from fedcir.data.shares import Share
+from fedcir.data.partition.manifest import manifest_of
+from fedcir.data.partition.shares import Share
 from fedcir.engine.resume import MAY_DIFFER
 from fedcir.engine.simulate import check_run, open_rounds
 from fedcir.engine.trust import resumed

@@ -11,8 +11,8 @@ from fedcir.algorithms.algorithm import Algorithm
 from fedcir.config import AlgorithmConfig, Config
 from fedcir.data.domains import Domains
 from fedcir.data.federation import Federation, deal, federation_from
+from fedcir.data.partition.shares import Shares
 from fedcir.data.pictures.decode import OnFile
-from fedcir.data.shares import Shares
 from fedcir.engine.folder import RunFolder
 from fedcir.engine.resume import check_data, check_settings, same_code
 from fedcir.engine.simulate import check_run

@@ -18,10 +18,10 @@ from fedcir.analysis.membership import Membership, membership
 from fedcir.analysis.views import SEED, data_of_run, to_look, views_under
 from fedcir.config import Config
 from fedcir.data.domains import Domains
-from fedcir.data.examples import Normalisation
+from fedcir.data.examples.images import Normalisation
 from fedcir.data.federation import Client, Federation, federation_from
-from fedcir.data.partition import capped
-from fedcir.data.shares import Share
+from fedcir.data.partition.schemes import capped
+from fedcir.data.partition.shares import Share
 from fedcir.engine.client import Workbench, ready_to_test
 from fedcir.engine.machine import threads
 from fedcir.engine.session import open_session

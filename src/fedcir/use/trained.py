@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fedcir.algorithms.algorithm import Algorithm
 from fedcir.data.domains import Split
-from fedcir.data.examples import ImageExamples, Normalisation
+from fedcir.data.examples.images import ImageExamples, Normalisation
 from fedcir.engine.calibration import Calibration, judge
 from fedcir.engine.folder import RunFolder
 from fedcir.engine.machine import pick_device

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fedcir.config import LARGEST
 from fedcir.data.domains import Domain, Domains, Split
-from fedcir.data.names import Numbered
+from fedcir.data.partition.names import Numbered
 from fedcir.types import InputError
 
 IN_MEMORY = 1_000_000

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from fedcir.config import ModelConfig, cores
 from fedcir.data.domains import Domains, Images, Indices, Split
-from fedcir.data.examples import Examples, ImageExamples, Normalisation, Positions
-from fedcir.data.extraction import Values, compute
+from fedcir.data.examples.extraction import Values, compute
+from fedcir.data.examples.images import Examples, ImageExamples, Normalisation, Positions
 from fedcir.data.pictures.cache import alone, cache_folder, writing
 from fedcir.data.pictures.decode import OnFile
 from fedcir.data.private import inner_folder, new_file, private_folder

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedcir.data.examples import Examples, Positions
+from fedcir.data.examples.images import Examples, Positions
 from fedcir.data.pictures.decode import OnFile
 from fedcir.models.threads import threads
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcir.data.domains import Indices, Labels
-from fedcir.data.names import Made
+from fedcir.data.partition.names import Made
 
 Owners = NDArray[np.int32]
 """The client of each row of a domain."""

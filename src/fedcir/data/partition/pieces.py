@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcir.data.names import DIGITS, Chosen, Item_co, Made, Numbered
+from fedcir.data.partition.names import DIGITS, Chosen, Item_co, Made, Numbered
 
 AT_A_TIME = 256
 """Items that are written together, which is faster."""

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from fedcir.data.domains import Domain, Domains
-from fedcir.data.pieces import Written, compact, written_names
-from fedcir.data.shares import Share, Shares
+from fedcir.data.partition.pieces import Written, compact, written_names
+from fedcir.data.partition.shares import Share, Shares
 
 
 @dataclass(frozen=True, eq=False)

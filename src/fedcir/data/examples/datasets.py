@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from fedcir.data.examples import Examples, Positions, fitting
+from fedcir.data.examples.images import Examples, Positions, fitting
 from fedcir.types import InputError
 
 

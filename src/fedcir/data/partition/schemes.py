@@ -14,7 +14,7 @@ from fedcir.config import PartitionConfig
 from fedcir.config.reading import TABLE, read_text
 from fedcir.config.spreadsheet import plain_cell
 from fedcir.data.domains import Indices, Labels, rows_by_group, stratified_sample
-from fedcir.data.shares import Owners, Share, Shares
+from fedcir.data.partition.shares import Owners, Share, Shares
 from fedcir.rng import numpy_rng
 from fedcir.types import InputError
 

@@ -1,0 +1,1 @@
+"""Which client holds which samples, and the manifest that names them."""
