@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fedcir.algorithms import algorithm_class, asked_config, make_algorithm, names
 from fedcir.config import Asked, Config
-from fedcir.data import features
+from fedcir.data.examples import features
 from fedcir.data.examples.extraction import BATCH, compute, features_of
 from fedcir.data.examples.features import FeatureExamples
 from fedcir.data.examples.images import Examples, ImageExamples, Normalisation, Positions
