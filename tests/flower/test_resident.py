@@ -294,8 +294,8 @@ def test_a_run_is_the_same_to_the_bit_though_its_resident_is_killed_between_and_
     config = tiny("fedsr", "server.rounds=2", "run.workers=1")
     at = context_of({"partition-id": 0, "state": str(tmp_path / "state"), "device": "cpu"}, 7)
     folder_of(at).mkdir(parents=True, mode=0o700)
-    with socket.socket(socket.AF_UNIX) as stale:  # of one that was killed long ago
-        stale.bind(str(folder_of(at) / SOCKET))
+    with socket.socket(socket.AF_UNIX) as stale, contextlib.chdir(folder_of(at)):  # of one that was killed long ago
+        stale.bind(SOCKET)  # a longer path may be too long
     by: list[int | None] = []
 
     def node(message: Message) -> Message:
