@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import psutil
 import pytest
 
 import fedcir
+from fedcir.flower.watcher import end_abandoned
 
 HERE = Path(fedcir.__file__).parent / "flower"
 HURRY = 60
@@ -60,7 +62,7 @@ def test_what_a_killed_federation_leaves_is_ended_and_removed(tmp_path: Path, en
         while ends == "killed" and (tmp_path / "work").exists():
             assert time.monotonic() < until
             time.sleep(0.05)
-        assert not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE
+        assert not _lives(child)
         assert (tmp_path / "work").exists() == (ends == "in order")
         assert bystander.poll() is None
     finally:
@@ -69,3 +71,33 @@ def test_what_a_killed_federation_leaves_is_ended_and_removed(tmp_path: Path, en
         parent.kill()
         parent.wait()
         parent.stdout.close()  # type: ignore[union-attr]
+
+
+def test_what_is_left_where_the_watcher_was_killed_too_is_removed_by_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One folder whose owner and watcher were killed, and one whose owner lives."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    parents, children = [], []
+    for name in ("fedcir-dead", "fedcir-alive"):
+        (tmp_path / name / "certs").mkdir(parents=True)
+        command = [sys.executable, "-c", PARENT, str(tmp_path / name), "killed", str(HERE)]
+        parents.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+        children.append(int(parents[-1].stdout.readline()))  # type: ignore[union-attr]
+    try:
+        (watcher,) = [p for p in psutil.Process(parents[0].pid).children() if p.pid != children[0]]
+        watcher.kill()
+        parents[0].kill()
+        parents[0].wait(HURRY)
+        assert (tmp_path / "fedcir-dead").exists()
+        end_abandoned()
+        assert [path.name for path in tmp_path.iterdir()] == ["fedcir-alive"]
+        assert [each for each in children if _lives(each)] == [children[1]]
+    finally:
+        for parent in parents:
+            parent.kill()
+            parent.communicate()
+
+
+def _lives(process: int) -> bool:
+    return psutil.pid_exists(process) and psutil.Process(process).status() != psutil.STATUS_ZOMBIE

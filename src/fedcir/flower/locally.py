@@ -16,7 +16,7 @@ from fedcir.flower.keys import EVERY
 from fedcir.flower.patience import TIMEOUT
 from fedcir.flower.processes import LocalFederation
 from fedcir.flower.server_app import check_deployable
-from fedcir.flower.watcher import watched
+from fedcir.flower.watcher import PREFIX, end_abandoned, watched
 from fedcir.runs.events import told
 from fedcir.types import InputError, RoundRecord, RunError
 
@@ -62,7 +62,8 @@ def run_locally(
         own["encoder"] = config.model.name
     state = {"state": str((out / "clients").resolve()), "device": config.run.device}
     nodes = [{"partition-id": number, **state, **own} for number in range(sites)]
-    with tempfile.TemporaryDirectory(prefix="fedcir-") as work:
+    end_abandoned()
+    with tempfile.TemporaryDirectory(prefix=PREFIX) as work:
         settings = Path(work, "fedcir.toml")
         settings.write_text(dump_toml(config_tables(config)), encoding="utf-8")
         asked = {"config": str(settings), "out": str(out.resolve()), "resume": True, "sites": sites, "timeout": timeout}

@@ -9,12 +9,15 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 HOME = "FLWR_HOME"
 """What all processes of a federation have in their environment: a folder in that of the federation."""
+PREFIX, KEYS = "fedcir-", "certs"
+"""How the folder of a federation is called, and which folder in it has keys."""
 DONE = b"done"
 QUIET = 1.0
 """Seconds without any process of the federation, after which no more are expected."""
@@ -31,20 +34,53 @@ def watched(folder: Path) -> Iterator[None]:
         start_new_session=True,  # Ctrl-C is not for it
     )
     try:
-        yield
+        with _locked(folder):
+            yield
     finally:
         with contextlib.suppress(BrokenPipeError):
             watcher.communicate(DONE)
 
 
+def end_abandoned() -> None:
+    """The same for federations of this user whose watcher was killed with them: nobody holds their folder any more."""
+    for keys in Path(tempfile.gettempdir()).glob(f"{PREFIX}*/{KEYS}"):
+        with contextlib.suppress(OSError), _locked(keys.parent) as alone:
+            if alone and keys.stat().st_uid == os.geteuid():
+                _end(str(keys.parent.resolve()))
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[bool]:
+    """Hold a folder until the process ends; whether nobody else does, and the system can tell."""
+    try:
+        import fcntl
+    except ImportError:  # no such locks on Windows
+        yield False
+        return
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        alone = True
+    except BlockingIOError:
+        alone = False
+    try:
+        yield alone
+    finally:
+        os.close(opened)
+
+
 def _watch(folder: str) -> None:
     if sys.stdin.buffer.read() != DONE:
-        seen = time.monotonic()
-        while time.monotonic() - seen < QUIET:
-            if _kill_all(folder):
-                seen = time.monotonic()
-            time.sleep(0.1)
-        shutil.rmtree(folder, ignore_errors=True)
+        _end(folder)
+
+
+def _end(folder: str) -> None:
+    seen = time.monotonic()
+    while time.monotonic() - seen < QUIET:
+        if _kill_all(folder):
+            seen = time.monotonic()
+        time.sleep(0.1)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _kill_all(folder: str) -> bool:
