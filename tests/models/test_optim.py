@@ -36,6 +36,26 @@ def test_sgd_is_torchs_fused_sgd(momentum: float, weight_decay: float) -> None:
     assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
 
 
+@pytest.mark.parametrize("shape", [(8, 4, 3, 3), (5, 3, 3, 3), (8, 4, 1, 1)])
+@pytest.mark.parametrize("weights", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("slopes", [torch.contiguous_format, torch.channels_last])
+def test_sgd_is_right_in_every_memory_layout(
+    shape: tuple[int, ...], weights: torch.memory_format, slopes: torch.memory_format
+) -> None:
+    rng = torch.Generator().manual_seed(0)
+    first = torch.randn(shape, generator=rng)
+    parameter = nn.Parameter(first.contiguous(memory_format=weights))
+    optimizer, expected, velocity = SGD([parameter]), first.double(), torch.zeros(shape, dtype=torch.float64)
+    for _ in range(4):
+        gradient = torch.randn(shape, generator=rng)
+        parameter.grad = gradient.contiguous(memory_format=slopes)
+        optimizer.step(0.1, 0.9, 0.01)
+        velocity = 0.9 * velocity + gradient.double() + 0.01 * expected
+        expected = expected - 0.1 * velocity
+    torch.testing.assert_close(parameter.detach().double(), expected, rtol=1e-5, atol=1e-6)
+    assert parameter.is_contiguous(memory_format=weights)
+
+
 def test_sgd_that_is_restarted_is_a_new_one() -> None:
     used, new = fresh(), fresh()
     optimizer = SGD(used)

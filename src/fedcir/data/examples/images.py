@@ -46,6 +46,19 @@ class Normalisation:
     def shift(self) -> Tensor:
         return torch.tensor([-m / s for m, s in zip(self.mean, self.std, strict=True)]).view(1, -1, 1, 1)
 
+    def apply_(self, x: Tensor) -> None:
+        """Normalise bytes that were made float (B, C, H, W), in place.
+
+        In channels_last, torch would go through three values at a time, so whole rows of pixels are taken at once.
+        """
+        scale, shift = self.scale.to(x.device), self.shift.to(x.device)
+        rows = x.permute(0, 2, 3, 1)  # (B, H, W, C)
+        if rows.is_contiguous():
+            width = x.shape[-1]
+            rows.flatten(2).mul_(scale.flatten().repeat(width)).add_(shift.flatten().repeat(width))
+        else:
+            x.mul_(scale).add_(shift)
+
     @classmethod
     def of(cls, model: ModelConfig, channels: int) -> "Normalisation":
         """What a configured encoder takes images in: as it is set, as the encoder was trained, or ImageNet's."""
@@ -76,8 +89,8 @@ class ImageExamples:
 
     def batch(self, positions: Positions, device: torch.device, layout: torch.memory_format) -> tuple[Tensor, Tensor]:
         pixels = torch.from_numpy(self.split.pixels(positions)).to(device).permute(0, 3, 1, 2)  # (B, C, H, W)
-        scale, shift = self.normalisation.scale.to(device), self.normalisation.shift.to(device)
-        x = pixels.to(torch.float32, memory_format=layout).mul_(scale).add_(shift)
+        x = pixels.to(torch.float32, memory_format=layout)
+        self.normalisation.apply_(x)
         return x, torch.from_numpy(self.split.labels[positions]).to(device)
 
     def labels(self) -> Tensor:
