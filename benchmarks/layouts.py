@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from fedcir.config import ModelConfig
 from fedcir.engine.machine import keep_memory
 from fedcir.models.optim import SGD
+from fedcir.models.taps import use_taps
 from fedcir.models.task import image_task
 
 BATCH = 32
@@ -26,6 +27,7 @@ def prepared_step(
 ) -> Callable[[], None]:
     network = image_task(model, 10, 3, seed=0).classifier()
     network.to(memory_format=layout).train()  # type: ignore[call-overload]
+    use_taps(network)
     for part in network.children() if compiled else ():
         part.compile()
     optimizer = SGD(network.parameters())

@@ -32,7 +32,7 @@ def main() -> None:
     for name, width, size in CASES:
         for layout in given.layouts.split(","):
             models = [ModelConfig(name=name, width=width, norm=norm) for norm in NORMS]  # type: ignore[arg-type]
-            used = [layout_for(model, size) if layout == "auto" else layout for model in models]
+            used = [layout_for(model) if layout == "auto" else layout for model in models]
             steps = [prepared_step(m, size, LAYOUTS[each]) for m, each in zip(models, used, strict=True)]
             base, *_ = taken = in_turn(steps, given.seconds)
             for norm, each, times in zip(NORMS, used, taken, strict=True):

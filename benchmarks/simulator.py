@@ -25,6 +25,7 @@ from typing import Any
 
 HERE = Path(__file__).parent / "contestants"
 TORCH = "torch==2.13.0"
+RESNET = ("tomli-w", "safetensors")  # what fedcir's ResNet18, which all contestants train, imports
 
 
 def environment(folder: Path, name: str, *packages: str) -> Path:
@@ -119,11 +120,11 @@ def contestants(workload: str, clients: int, envs: Path) -> dict[str, Callable[[
         )
 
     def pfl() -> dict[str, Any]:
-        place = environment(envs, "pfl", "pfl[pytorch]")
+        place = environment(envs, "pfl", "pfl[pytorch]", *RESNET)
         return measured([place / "torchrun", "--nproc-per-node", 2, "pfl_run.py", workload], one, last_line)
 
     def flower() -> dict[str, Any]:
-        place = environment(envs, "flower", "flwr[simulation]>=1.41")
+        place = environment(envs, "flower", "flwr[simulation]>=1.41", *RESNET)
         with tempfile.TemporaryDirectory() as home:
             settings = f'[superlink.local]\naddress = ":local:"\noptions.num-supernodes = {clients}\n'
             settings += "options.backend.client-resources.num-cpus = 1\n"

@@ -73,7 +73,7 @@ class FedProto(Algorithm):
             logits: Tensor = model.head(features)
             return logits
         squares = torch.cdist(features, prototypes.mean).square()  # (B, C)
-        return -squares.masked_fill(~prototypes.known, float(squares.max()) + 1)  # no class is farther than one unknown
+        return -torch.where(prototypes.known, squares, squares.max() + 1)  # no class is farther than one unknown
 
 
 def merged_prototypes(local: Iterable[Arrays], by_samples: bool) -> Arrays:

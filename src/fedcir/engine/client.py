@@ -24,6 +24,7 @@ from fedcir.engine.store import ClientStore
 from fedcir.engine.uploads import ROUNDING, Upload, encoded
 from fedcir.losses import balanced_cross_entropy, class_weighted_cross_entropy
 from fedcir.models.optim import SGD
+from fedcir.models.taps import use_taps
 from fedcir.models.tensors import at_rest, snapshot
 from fedcir.rng import numpy_rng, secret_rng, seeded_init, torch_rng
 from fedcir.types import Arrays, ClientReply, Groups, LocalContext, Modules
@@ -71,6 +72,7 @@ class Workbench:
     def __post_init__(self) -> None:
         for module in self.modules.values():
             module.to(self.device, memory_format=self.layout)  # type: ignore[call-overload]
+            use_taps(module)
         self.first.update(self.to_keep())
         if twice := {*self.algorithm.remembers} & {*self.algorithm.keeps, BATCHNORM, ROUNDING}:
             raise TypeError(

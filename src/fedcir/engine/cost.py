@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from fedcir.algorithms.algorithm import Algorithm
+from fedcir.models.taps import leave_taps
 from fedcir.types import LocalContext, Modules, RoundRecord
 
 
@@ -42,6 +43,8 @@ def step_flops(algorithm: Algorithm, modules: Modules, x: Tensor, y: Tensor, ctx
     They are counted on two samples and scaled to the batch.
     """
     scratch = copy.deepcopy(modules)
+    for network in scratch.values():
+        leave_taps(network)  # a convolution counts the same however it is done
     pair = torch.arange(2) % len(x)  # BatchNorm needs two; every counted operation is linear in the batch
     with torch.random.fork_rng(devices=[]), Counter() as counter:
         apart = replace(ctx, rng=torch.Generator())

@@ -85,16 +85,16 @@ def devices_of(name: str) -> list[str]:
 
 
 def layout_for(
-    model: ModelConfig, image_size: int, encoder: Callable[[], nn.Module] | None = None
+    model: ModelConfig, encoder: Callable[[], nn.Module] | None = None
 ) -> Literal["contiguous", "channels_last"]:
-    """The faster memory layout, measured on a CPU by benchmarks/layouts.py.
+    """The faster memory layout, measured on a CPU by benchmarks/layouts.py: channels_last, where that is safe.
 
-    A fixed table, since results depend on it to the last bit. Other networks lie channels_last, where that is safe.
+    It is never timed in a run, since results depend on it to the last bit.
     """
     if model.freeze or (model.name not in OWN_MODELS and encoder is not None and unsafe_in_channels_last(encoder())):
         return "contiguous"
-    if model.name == "resnet18" and (image_size < 64 or (model.width is not None and model.width < 16)):
-        return "contiguous"
+    if model.name == "resnet18" and model.width is not None and model.width < 16:
+        return "contiguous"  # see below
     return "channels_last"
 
 

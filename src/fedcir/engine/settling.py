@@ -42,7 +42,7 @@ def settled(config: Config, algorithm: Algorithm, roster: Roster) -> Config:
         )
     run = replace(config.run, device=str(pick_device(config.run.device)))
     if run.layout == "auto":
-        run = replace(run, layout=layout_for(config.model, roster.card.get("image_size", 0), roster.task.encoder))
+        run = replace(run, layout=layout_for(config.model, roster.task.encoder))
     elif run.layout == "channels_last" and (fault := unsafe_in_channels_last(roster.task.encoder())):
         raise InputError(f"run.layout=channels_last is not safe with {fault}: leave it out")
     if config.server.upload != "float32" and not algorithm.one_model:
