@@ -48,6 +48,8 @@ check: lint test  ## ruff, mypy and the tests
 
 bench: $(READY)  ## Measure speed; see benchmarks/
 	$(BIN)/python benchmarks/layouts.py
+	$(BIN)/python benchmarks/taps.py
+	$(BIN)/python benchmarks/steps.py
 	$(BIN)/python benchmarks/norms.py
 	$(BIN)/python benchmarks/local_step.py --steps 60
 	$(BIN)/python benchmarks/compiled.py

@@ -110,6 +110,16 @@ def test_what_does_not_pay_or_cannot_be_is_left_to_torch(monkeypatch: pytest.Mon
     assert used == []
 
 
+def test_what_follows_may_work_in_place() -> None:
+    layer = convolution(128, 4, 3, 1, 1, bias=False)
+    plain, taps = (nn.Sequential(copy.deepcopy(layer), nn.ReLU(inplace=True)) for _ in range(2))
+    use_taps(taps)
+    x = torch.randn(2, 128, 2, 2)
+    for network in (plain, taps):
+        network(x).sum().backward()
+    torch.testing.assert_close(taps[0].weight.grad, plain[0].weight.grad, rtol=1e-4, atol=1e-4)
+
+
 def test_taps_can_be_undone() -> None:
     layer = convolution(128, 4, 3, 1, 1)
     use_taps(layer)

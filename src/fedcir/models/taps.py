@@ -81,11 +81,13 @@ class _Taps(torch.autograd.Function):
         ctx.save_for_backward(x, weight)
         ctx.rows, ctx.columns = rows, columns
         inputs, weights = x.permute(0, 2, 3, 1), weight.permute(0, 2, 3, 1)
-        y = x.new_zeros(len(x), *size, len(weight))
+        # Not a view, which an activation that works in place would refuse.
+        y = torch.empty(len(x), len(weight), *size, memory_format=torch.channels_last).zero_()
+        outputs = y.permute(0, 2, 3, 1)
         for i, to_row, row in rows:
             for j, to_column, column in columns:
-                y[:, to_row, to_column] += inputs[:, row, column] @ weights[:, i, j].T
-        return y.permute(0, 3, 1, 2)
+                outputs[:, to_row, to_column] += inputs[:, row, column] @ weights[:, i, j].T
+        return y
 
     @staticmethod
     @once_differentiable
