@@ -47,20 +47,20 @@ def test_tensors_of_two_devices_are_found() -> None:
 def test_a_local_step_keeps_to_its_device(name: str, tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     truth = torch.Tensor.__bool__  # FedProto asks whether there are prototypes, which shapes do not tell
     monkeypatch.setattr(torch.Tensor, "__bool__", lambda tensor: tensor.is_meta or truth(tensor))
-    config = tiny(name)
+    config = tiny(name, "server.rounds=1")
     algorithm, federation = make_algorithm(config.algorithm), open_federation(config)
     federation = pooled(federation) if algorithm.pools else federation
     session = open_session(config, algorithm, federation)
     client, bench = federation.clients[0], session.workbench()
     for _ in run(session, SerialTransport(bench, federation.clients)):
         pass
-    _, kept = fit(bench, client, session.state.shared, {}, 2)
+    _, kept = fit(bench, client, session.state.shared, {}, 1)
     gpu = workbench(session.config, algorithm, federation.task)
     gpu.device = torch.device("meta")
     for module in gpu.modules.values():
         module.to(gpu.device)
     with OneDevice():
-        ctx = _receive(gpu, client, session.state.shared, kept, 3, torch_rng(0))
+        ctx = _receive(gpu, client, session.state.shared, kept, 1, torch_rng(0))
         with torch.no_grad():
             algorithm.local_start(gpu.modules, ctx)
         assert client.train is not None
