@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor, nn
 
 from fedcir.config import ModelConfig
 from fedcir.engine.machine import keep_memory
@@ -30,9 +31,12 @@ def prepared_step(
     use_taps(network)
     for part in network.children() if compiled else ():
         part.compile()
-    optimizer = SGD(network.parameters())
-    x = torch.randn(BATCH, 3, size, size).contiguous(memory_format=layout)
-    y = torch.randint(10, (BATCH,))
+    return step_of(network, torch.randn(BATCH, 3, size, size).contiguous(memory_format=layout))
+
+
+def step_of(network: nn.Module, x: Tensor) -> Callable[[], None]:
+    """A local step of a network in training, always on this batch."""
+    optimizer, y = SGD(network.parameters()), torch.randint(10, (len(x),))
 
     def step() -> None:
         loss = F.cross_entropy(network(x), y)

@@ -15,14 +15,13 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from contestants.workload import WORKLOADS, network
-from layouts import BATCH, in_turn, prepared_step
+from layouts import BATCH, in_turn, prepared_step, step_of
 from torch import Tensor, nn
 
 from fedcir.config import ModelConfig
 from fedcir.engine.machine import keep_memory
 from fedcir.insight.report.tables import markdown
 from fedcir.models.cnn import CNN
-from fedcir.models.optim import SGD
 from fedcir.models.task import image_task
 
 aten = torch.ops.aten
@@ -89,18 +88,6 @@ def networks() -> dict[str, tuple[nn.Module, int]]:
     return {**found, "cnn": (small, 32)}
 
 
-def step_of(net: nn.Module, x: Tensor) -> Callable[[], None]:
-    optimizer, y = SGD(net.parameters()), torch.arange(BATCH) % 10
-
-    def step() -> None:
-        loss = F.cross_entropy(net(x), y)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step(0.01, 0.9, 5e-4)
-
-    return step
-
-
 def convolutions(net: nn.Module, x: Tensor) -> tuple[Callable[[], None], float]:
     """All convolutions of a step alone, forwards and backwards, and how many FLOPs they are."""
     calls: list[tuple[nn.Conv2d, Tensor, Tensor]] = []
@@ -112,16 +99,16 @@ def convolutions(net: nn.Module, x: Tensor) -> tuple[Callable[[], None], float]:
     net(x)
     for hook in hooks:
         hook.remove()
-    flops = sum(2 * y.numel() * c.weight[0].numel() * (2 if given is x else 3) for c, given, y in calls)
+    inner = [given.data_ptr() != x.data_ptr() for _, given, _ in calls]  # images need no gradient
+    flops = sum(2 * y.numel() * c.weight[0].numel() * (2 + each) for (c, _, y), each in zip(calls, inner, strict=True))
 
     @torch.no_grad()
     def every() -> None:
-        for layer, given, y in calls:
+        for (layer, given, y), to_input in zip(calls, inner, strict=True):
             layer(given)
             settings = (layer.stride, layer.padding, layer.dilation, False, [0, 0], layer.groups)
             bias = None if layer.bias is None else [len(layer.bias)]
-            wanted = [given.data_ptr() != x.data_ptr(), True, bias is not None]
-            aten.convolution_backward(y, given, layer.weight, bias, *settings, wanted)
+            aten.convolution_backward(y, given, layer.weight, bias, *settings, [to_input, True, bias is not None])
 
     return every, float(flops)
 

@@ -26,9 +26,8 @@ def open_page(chromium: Any, page_file: Path) -> Iterator[Open]:
         page.on("dialog", lambda dialog: (trouble.append(f"dialog: {dialog.message}"), dialog.dismiss()))
         page.on("request", lambda request: request.url == path.as_uri() or trouble.append(f"asks for {request.url}"))
         page.goto(path.as_uri())
-        page.wait_for_selector(
-            "figure.chart .plot > svg", state="attached"
-        )  # a function would be refused by the page's policy
+        # not for a function, which the page's policy refuses
+        page.wait_for_selector("figure.chart .plot > svg", state="attached")
         opened.append(page)
         return page
 
