@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from fedcir.models.resnet import ResNet18
-from fedcir.models.taps import TapConv2d, leave_taps, tap_spans, use_taps
+from fedcir.models.taps import TapConv2d, _Taps, leave_taps, tap_spans, use_taps
 
 LAST = torch.channels_last
 
@@ -118,6 +118,13 @@ def test_what_follows_may_work_in_place() -> None:
     for network in (plain, taps):
         network(x).sum().backward()
     torch.testing.assert_close(taps[0].weight.grad, plain[0].weight.grad, rtol=1e-4, atol=1e-4)
+
+
+def test_the_gradient_can_be_differentiated_again() -> None:
+    torch.manual_seed(0)
+    x, weight = (torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in ((2, 3, 2, 2), (2, 3, 3, 3)))
+    size, spans = tap_spans(2, kernel=3, stride=1, padding=1)
+    assert torch.autograd.gradgradcheck(lambda *given: _Taps.apply(*given, (size, size), spans, spans), (x, weight))
 
 
 def test_taps_can_be_undone() -> None:

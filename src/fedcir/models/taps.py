@@ -1,8 +1,8 @@
 """Convolutions of small maps as products of matrices, one for each tap of the kernel.
 
 On a CPU, torch's gradients of a convolution are slow where maps are small and channels many, as at the end of a ResNet:
-three to thirty times as slow as these products (benchmarks/taps.py). There, many taps meet nothing but padding, and are
-left out here.
+at 2x2 pixels two to three times as slow as these products (benchmarks/taps.py). There, many taps meet nothing but
+padding, and are left out here.
 """
 
 from itertools import starmap
@@ -10,7 +10,6 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 CHANNELS = 64  # for each pixel of a map's side; with fewer, calling the products takes longer than what they save
 
@@ -82,7 +81,7 @@ class _Taps(torch.autograd.Function):
         ctx.rows, ctx.columns = rows, columns
         inputs, weights = x.permute(0, 2, 3, 1), weight.permute(0, 2, 3, 1)
         # Not a view, which an activation that works in place would refuse.
-        y = torch.empty(len(x), len(weight), *size, memory_format=torch.channels_last).zero_()
+        y = torch.empty(len(x), len(weight), *size, dtype=x.dtype, memory_format=torch.channels_last).zero_()
         outputs = y.permute(0, 2, 3, 1)
         for i, to_row, row in rows:
             for j, to_column, column in columns:
@@ -90,7 +89,6 @@ class _Taps(torch.autograd.Function):
         return y
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, Tensor, None, None, None]:
         x, weight = ctx.saved_tensors
         inputs, weights, slopes = (each.permute(0, 2, 3, 1) for each in (x, weight, slope))
