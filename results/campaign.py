@@ -82,8 +82,8 @@ def jobs() -> Iterator[Job]:
         ("pacs-skew", MAIN, 3),
         ("pacs-skew", ("fedavg", "fedcirplus"), 5),  # seeds differ by ten points there
         ("pacs-long", MAIN, 3),
-        ("pacs", OTHERS, 3),
         ("pacs-resnet18", ("fedavg", "fedcirplus", "centralized", "fedcir"), 3),
+        ("pacs", OTHERS, 3),
         ("office-caltech-10-finetuned", ("fedavg", "fedcir"), 3),
         ("minidigits", CEILINGS, 5),
     ):
