@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from kinds import KINDS
+from seven import snapshot
 
 from fedcir.config import Config
 from fedcir.engine.folder import RunFolder
@@ -35,15 +36,6 @@ def rounds(run: Path) -> list[dict[str, Any]]:
     """The records without their times."""
     records = [json.loads(line) for line in (run / "rounds.jsonl").read_text(encoding="utf-8").splitlines()]
     return [{key: value for key, value in record.items() if key != "seconds"} for record in records]
-
-
-def content(folder: Path) -> dict[str, tuple[bytes, int]]:
-    """Every file with its time of change, but for the empty lock."""
-    return {
-        path.relative_to(folder).as_posix(): (path.read_bytes(), path.stat().st_mtime_ns)
-        for path in folder.rglob("*")
-        if path.is_file() and path.name != RunFolder.LOCK
-    }
 
 
 @pytest.fixture(scope="module")
@@ -168,12 +160,12 @@ def test_resume_of_a_finished_run_says_so_and_changes_nothing(
 ) -> None:
     command = ["run", *options, "--algorithm", "fedavg", "--out", tmp_path / "run"]
     assert fedcir(*command).code == 0
-    before = content(tmp_path / "run")
+    before = snapshot(tmp_path / "run")
     again = fedcir(*command, "--resume")
     assert again.code == 0
     assert again.err == f"{tmp_path / 'run'} is already finished, after round 3\n"
     assert "last round, 3" in again.out
-    assert content(tmp_path / "run") == before
+    assert snapshot(tmp_path / "run") == before
 
 
 def test_a_folder_with_a_run_is_refused_without_resume(
@@ -181,11 +173,11 @@ def test_a_folder_with_a_run_is_refused_without_resume(
 ) -> None:
     out = tmp_path / "run"
     shutil.copytree(reference("fedavg"), out)
-    before = content(out)
+    before = snapshot(out)
     refused = fedcir("run", *options, "--algorithm", "fedavg", "--out", out)
     assert refused.code == 2
     assert refused.err == f"fedcir: {out} already holds a run: resume it, or choose another folder\n"
-    assert content(out) == before
+    assert snapshot(out) == before
 
 
 @pytest.mark.parametrize(
@@ -205,13 +197,13 @@ def test_another_config_is_refused_by_the_name_of_the_setting(
 ) -> None:
     out = tmp_path / "run"
     shutil.copytree(reference("fedcir"), out)
-    before = content(out)
+    before = snapshot(out)
     with pytest.raises(InputError) as refused:
         train(tiny("fedcir", change), out, resume=True)
     assert named in str(refused.value)
     assert str(refused.value).endswith("choose another folder")
     assert "\n" not in str(refused.value)
-    assert content(out) == before
+    assert snapshot(out) == before
 
 
 def test_another_algorithm_is_refused_by_its_name(
@@ -233,10 +225,10 @@ def test_changed_data_are_refused(tiny: Tiny, train: Train, data_root: Path, tmp
         arrays = dict(file)
     arrays[part] = arrays[part][::-1]
     np.savez(root / "pen.npz", **arrays)
-    before = content(out)
+    before = snapshot(out)
     with pytest.raises(InputError, match="was started on other data than arrays holds now: choose another folder"):
         train(config, out, resume=True)
-    assert content(out) == before
+    assert snapshot(out) == before
 
 
 def test_the_same_data_in_another_place_are_accepted(
@@ -277,21 +269,21 @@ def test_more_rounds_are_refused_where_their_number_enters_the_schedule(
     tiny: Tiny, train: Train, tmp_path: Path
 ) -> None:
     out = train(tiny("fedavg", "local.schedule=cosine"), tmp_path / "run")
-    before = content(out)
+    before = snapshot(out)
     with pytest.raises(
         InputError, match="cannot be extended to 5 rounds, because the cosine schedule depends on their number"
     ):
         train(tiny("fedavg", "local.schedule=cosine", "server.rounds=5"), out, resume=True)
-    assert content(out) == before
+    assert snapshot(out) == before
 
 
 def test_fewer_rounds_are_refused(tiny: Tiny, train: Train, reference: References, tmp_path: Path) -> None:
     out = tmp_path / "run"
     shutil.copytree(reference("fedavg"), out)
-    before = content(out)
+    before = snapshot(out)
     with pytest.raises(InputError, match="was started with 3 rounds, so it cannot end after 2: ask for more"):
         train(tiny("fedavg", "server.rounds=2"), out, resume=True)
-    assert content(out) == before
+    assert snapshot(out) == before
 
 
 @pytest.mark.skipif(os.cpu_count() == 1, reason="threads need cores")

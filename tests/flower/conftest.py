@@ -1,5 +1,6 @@
 """Real federations on loopback. They take long to start, so that each serves several tests."""
 
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,6 +31,14 @@ def settings(shared_data: Path) -> str:
     """What all runs here have in common, as the run-config says it."""
     common = "data.name=arrays model.width=4 local.steps=3 local.batch_size=16 server.checkpoint_every=1"
     return f"data.root={shared_data} {common}"
+
+
+@pytest.fixture
+def log(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> pytest.LogCaptureFixture:
+    """What server and sites log; Flower's logger tells nobody above it."""
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    caplog.set_level(logging.INFO)
+    return caplog
 
 
 @pytest.fixture(autouse=True)

@@ -12,9 +12,9 @@ from grid import MemoryGrid, run_of_flower, site  # noqa: F401
 from PIL import Image
 
 from fedcir.config import Config, config_from, merged, parse_assignment
+from fedcir.flower.introduction import Introduction
 from fedcir.flower.policy import Policy, read_policy
 from fedcir.flower.server_app import Settings, open_deployment
-from fedcir.flower.sites import Introduction
 from fedcir.flower.state import keyed
 from fedcir.flower.wire import Order
 from fedcir.types import InputError, RoundRecord, RunError

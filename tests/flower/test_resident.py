@@ -25,9 +25,9 @@ from fedcir.config import Config, config_from
 from fedcir.flower import handover, resident
 from fedcir.flower.answers import answer
 from fedcir.flower.handover import SOCKET, connected, folder_of, hand_over, locked, possible
+from fedcir.flower.introduction import Introduction
 from fedcir.flower.place import open_place
 from fedcir.flower.server_app import Settings, open_deployment
-from fedcir.flower.sites import Introduction
 from fedcir.flower.wire import Order
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="sites have residents on Linux only")

@@ -21,9 +21,9 @@ from fedcir.engine.machine import keep_memory, pick_device, threads
 from fedcir.engine.session import workbench
 from fedcir.engine.store import GENERATIONS, ClientStore
 from fedcir.flower.audit_log import AuditLog
+from fedcir.flower.introduction import Introduction
 from fedcir.flower.place import VERSIONS, Place, name_of, state_of
 from fedcir.flower.policy import Refused, read_policy
-from fedcir.flower.sites import Introduction
 from fedcir.flower.wire import CONFIG, CRASHED, Order, pack_both, pack_reply, unpack_query, unpack_task
 from fedcir.models.tensors import tensor_bytes
 from fedcir.types import FedcirError, InputError, RunError

@@ -23,7 +23,7 @@ from fedcir.data.partition.schemes import capped
 from fedcir.data.partition.shares import Share
 from fedcir.data.pictures.items import Pictures
 from fedcir.engine.client import Workbench
-from fedcir.flower.sites import Introduction
+from fedcir.flower.introduction import Introduction
 from fedcir.flower.state import keyed, state_folder
 from fedcir.flower.wire import Order
 from fedcir.models.task import Task

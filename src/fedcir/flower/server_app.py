@@ -25,10 +25,11 @@ from fedcir.engine.own import check_own, own_batchnorm
 from fedcir.engine.resume import kept_in
 from fedcir.engine.rounds import Rounds, run
 from fedcir.engine.session import Session, open_session
+from fedcir.flower.agreement import agree, roster_of
 from fedcir.flower.audit_log import AuditLog
 from fedcir.flower.keys import forget_keys
 from fedcir.flower.patience import SITES, TIMEOUT, WAIT
-from fedcir.flower.sites import Sites, agree, roster_of
+from fedcir.flower.sites import Sites
 from fedcir.flower.state import state_folder
 from fedcir.flower.transport import GridTransport
 from fedcir.flower.wire import Order

@@ -20,9 +20,10 @@ from fedcir.engine.rounds import take_step
 from fedcir.engine.session import Session, open_session
 from fedcir.engine.settling import own_config
 from fedcir.engine.valid import training_fault
+from fedcir.flower.agreement import SiteRoster, entries, in_order
 from fedcir.flower.patience import SITES, TIMEOUT, WAIT
 from fedcir.flower.server_app import check_deployable
-from fedcir.flower.sites import SiteRoster, Sites, entries, in_order
+from fedcir.flower.sites import Sites
 from fedcir.flower.transport import GridTransport
 from fedcir.flower.wire import Order, pack_arrays, unpack_arrays
 from fedcir.flower.wrapped import check_private, guard, wrapper_fault, wrapper_of
