@@ -172,7 +172,7 @@ def integer_buffers_take_the_maximum(algorithm: Algorithm) -> None:
 
 def it_learns(algorithm: Algorithm) -> None:
     """Training on an easy task, at the usual rate, ends well above chance, with finite losses."""
-    session = _rounds(algorithm, rounds=6, sizes=(24, 24, 24), lr=LocalConfig.lr)
+    session = _rounds(algorithm, rounds=6, sizes=(24, 24, 24), lr=LocalConfig.lr, steps=4)
     record = session.records[-1]
     _require(all(math.isfinite(value) for value in record.losses.values()), f"losses are not finite: {record.losses}")
     accuracy = record.accuracy_mean or 0.0
@@ -236,8 +236,9 @@ def _settings(
     active: int | None = None,
     sizes: Sequence[int] = SIZES,
     lr: float = 0.05,
+    steps: int = 2,
 ) -> tuple[Config, Federation]:
-    settings = {"rounds": rounds, "active": active, "local_steps": 4, "batch_size": 8, "lr": lr, "seed": seed}
+    settings = {"rounds": rounds, "active": active, "local_steps": steps, "batch_size": 8, "lr": lr, "seed": seed}
     config, _ = own_config(algorithm, (), **settings, device="cpu", layout="contiguous")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -201,7 +201,9 @@ def test_two_builders_at_once_make_one_entry(tmp_path: Path, own: Path) -> None:
     assert kinds(own) == ["prepared", "seen"]
 
 
-@pytest.mark.parametrize("count", [FEW - 100, FEW + 100], ids=["alone", "with decoding processes"])
+@pytest.mark.parametrize(
+    "count", [pytest.param(FEW - 100, marks=pytest.mark.slow), FEW + 100], ids=["alone", "with decoding processes"]
+)
 def test_after_a_killed_builder_the_next_one_succeeds(count: int, tmp_path: Path, own: Path) -> None:
     root = draw(tmp_path / "data", count)
     killed = builder(root, "die")
@@ -229,7 +231,7 @@ def decoders(cache: Path) -> list[int]:
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="needs /proc to find the processes")
 @pytest.mark.parametrize(
     ("number", "pause"),
-    [(signal.SIGINT, 0), (signal.SIGINT, 0.7), (signal.SIGTERM, 0.7)],
+    [pytest.param(signal.SIGINT, 0, marks=pytest.mark.slow), (signal.SIGINT, 0.7), (signal.SIGTERM, 0.7)],
     ids=["ctrl-c at the start", "ctrl-c in the middle", "sigterm in the middle"],
 )
 def test_an_interrupted_build_leaves_no_process_and_no_folder(

@@ -98,10 +98,10 @@ def test_every_method_trains_the_cnn(tiny: Tiny, name: str) -> None:
     check(*opened(tiny(name)))
 
 
-@pytest.mark.parametrize("active", [1, 3])
+@pytest.mark.parametrize("active", ["server.active=1 server.rounds=4", "server.active=3 server.rounds=2"])
 @pytest.mark.parametrize("name", names())
-def test_every_method_trains_clients_of_one_class_and_of_one_sample(tiny: Tiny, name: str, active: int) -> None:
-    config = tiny(name, f"server.active={active}", "server.rounds=4", "local.steps=1")
+def test_every_method_trains_clients_of_one_class_and_of_one_sample(tiny: Tiny, name: str, active: str) -> None:
+    config = tiny(name, *active.split(), "local.steps=1")
     check(*opened(config, with_small_clients(config)))
 
 

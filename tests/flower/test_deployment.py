@@ -31,8 +31,8 @@ from fedcir.flower.processes import CONNECTION, LocalFederation
 from fedcir.flower.site_check import Setup, check_site
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "flower_app"
-METHODS = ["fedcir", "fedsr", "fedgen"]
-OTHERS = ["fedavg", "fedprox", "fedproc", "fedreg", "fedalign"]
+METHODS = ["fedcir", "fedsr"]
+OTHERS = ["fedavg", "fedgen", "fedprox", "fedproc", "fedreg", "fedalign"]
 ROUNDS = "server.rounds=3 server.eval_every=3"
 
 
@@ -278,7 +278,7 @@ def test_the_round_goes_on_without_a_site_that_dies_or_sends_what_it_should_not(
         while run.poll() is None:  # as systemd would: for a minute Flower takes it for one that is there already
             if federation.supernodes[2].poll() is not None and len(folder.records()) >= 2:
                 federation.start_supernode(2)
-            time.sleep(1)
+            time.sleep(4)  # as long as a start takes from the others
         text = log_of(federation, "faults")
         port = federation.port
     assert folder.finished, text
