@@ -517,7 +517,7 @@ def test_compare_trains_what_is_not_finished_and_puts_all_side_by_side(
 
 
 def test_compare_resumes_a_run_whose_last_rounds_must_be_done_again(
-    tiny: Callable[..., Any], train: Callable[..., Path], options: list[str], place: Path
+    fedcir: Command, tiny: Callable[..., Any], train: Callable[..., Path], options: list[str], place: Path
 ) -> None:
     """As a kill leaves it: five rounds are recorded, two of them after the last checkpoint."""
     settings = ("server.rounds=6", "server.checkpoint_every=3")
@@ -526,11 +526,10 @@ def test_compare_resumes_a_run_whose_last_rounds_must_be_done_again(
     rounds = out / "rounds.jsonl"
     rounds.write_text(re.sub(r'("write": )[0-9.e-]+', r"\g<1>1.0", rounds.read_text()))  # other times, another length
     more = [part for setting in settings for part in ("--set", setting)]
-    command = [sys.executable, "-m", "fedcir", "compare", *options, *more, "--algorithms", "fedavg", "--resume"]
-    ended = subprocess.run([*command, "-o", "both"], check=False, capture_output=True, text=True)
-    assert ended.returncode == 0
+    said = fedcir("compare", *options, *more, "--algorithms", "fedavg", "--resume", "-o", "both")
+    assert said.code == 0
     assert RunFolder(out).finished
-    assert ended.stderr.splitlines()[-1].startswith("fedavg-0: round 6/6")
+    assert said.err.splitlines()[-1].startswith("fedavg-0: round 6/6")
 
 
 def test_compare_refuses_a_number_of_workers_below_1(fedcir: Command, options: list[str], place: Path) -> None:
