@@ -46,7 +46,7 @@ def refused(said: Any, *named: str, code: int = 2) -> None:
         assert name in said.err
 
 
-@pytest.mark.parametrize("baseline", [["fedavg", "fedprox"], ["fedprox"]])
+@pytest.mark.parametrize("baseline", [["fedavg", "fedprox"], pytest.param(["fedprox"], marks=pytest.mark.slow)])
 def test_a_method_that_fails_leaves_the_others_their_table_and_report(
     fedcir: Command, options: list[str], place: Path, baseline: list[str]
 ) -> None:

@@ -33,7 +33,7 @@ from fedcir.flower.site_check import Setup, check_site
 EXAMPLE = Path(__file__).parents[2] / "examples" / "flower_app"
 METHODS = ["fedcir", "fedsr"]
 OTHERS = ["fedavg", "fedgen", "fedprox", "fedproc", "fedreg", "fedalign"]
-ROUNDS = "server.rounds=3 server.eval_every=3"
+ROUNDS = "server.rounds=2 server.eval_every=2"
 
 
 @pytest.fixture(scope="module")
@@ -257,6 +257,7 @@ def test_through_the_proxy_a_site_reaches_its_part_of_the_superlink_and_nobody_t
     assert status(federation, federation.port, "/v1/control/list-runs") not in (401, 403, 404)  # it asks for no key
 
 
+@pytest.mark.slow  # test_checked_replies.py does the same with nodes in memory
 def test_the_round_goes_on_without_a_site_that_dies_or_sends_what_it_should_not(tmp_path: Path) -> None:
     roots = {name: _pictures(tmp_path / "data" / name, number) for number, name in enumerate(("bonn", "kyiv", "oslo"))}
     (roots["oslo"] / "lying").rename(roots["oslo"] / "laying")  # a class that no other site has
