@@ -38,11 +38,12 @@ NOBODY = 65534
 
 def residents() -> list[psutil.Process]:
     """Those that this process has started, and that are alive."""
-    return [
-        process
-        for process in psutil.Process().children()
-        if process.status() != psutil.STATUS_ZOMBIE and "fedcir.flower.resident" in process.cmdline()
-    ]
+    found = []
+    for process in psutil.Process().children():
+        with contextlib.suppress(psutil.NoSuchProcess):  # of which a zombie is a kind
+            if process.status() != psutil.STATUS_ZOMBIE and "fedcir.flower.resident" in process.cmdline():
+                found.append(process)
+    return found
 
 
 def kill(process: psutil.Process) -> None:
@@ -327,11 +328,15 @@ def test_a_run_is_the_same_to_the_bit_though_its_resident_is_killed_between_and_
 
 def residents_of(context: Context) -> list[psutil.Process]:
     """Those that hold this site's folder."""
-    return [
-        process
-        for process in residents()
-        if any(Path(each).resolve() == folder_of(context) for each in Path(f"/proc/{process.pid}/fd").iterdir())
-    ]
+    return [process for process in residents() if folder_of(context) in held_by(process)]
+
+
+def held_by(process: psutil.Process) -> Iterator[Path]:
+    """The files and folders that it has open, if it has not just ended."""
+    with contextlib.suppress(FileNotFoundError):
+        for each in Path(f"/proc/{process.pid}/fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):  # closed since
+                yield each.resolve()
 
 
 def kill_next(context: Context) -> None:
