@@ -26,7 +26,7 @@ def noise() -> Tensor:
 def hidden(generator: Generator) -> np.ndarray:
     """What comes into BatchNorm."""
     x = np.concatenate([noise(), np.eye(CLASSES)[Y]], axis=1)
-    return x @ generator.inner.weight.detach().numpy().T + generator.inner.bias.detach().numpy()
+    return x @ generator.inner.weight.detach().numpy().T
 
 
 def by_numpy(generator: Generator, mean: np.ndarray, var: np.ndarray) -> np.ndarray:
@@ -77,6 +77,13 @@ def test_one_class_alone_in_a_batch_loses_its_class(generator: Generator) -> Non
     torch.testing.assert_close(alone[0], alone[1], rtol=1e-3, atol=1e-5)
     mixed = generator(noise().repeat(2, 1), torch.tensor([0] * 5 + [1] * 5), "batch")
     assert (mixed[:5] - mixed[5:]).abs().max() > 0.1
+
+
+def test_every_parameter_has_a_gradient_that_is_more_than_rounding_noise(generator: Generator) -> None:
+    generator(noise(), Y, "update").square().sum().backward()
+    for name, parameter in generator.named_parameters():
+        assert parameter.grad is not None
+        assert parameter.grad.abs().max() > 1e-3, name
 
 
 def test_draw_depends_on_its_generator_only(generator: Generator) -> None:

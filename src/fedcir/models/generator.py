@@ -15,7 +15,8 @@ class Generator(nn.Module):
         super().__init__()
         self.num_classes = num_classes
         self.noise = noise
-        self.inner = nn.Linear(noise + num_classes, hidden)
+        # No bias: BatchNorm subtracts it, so its gradient is rounding noise, which Adam would scale up to full steps.
+        self.inner = nn.Linear(noise + num_classes, hidden, bias=False)
         self.norm = nn.BatchNorm1d(hidden)
         self.outer = nn.Linear(hidden, latent)
 
