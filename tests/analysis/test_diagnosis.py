@@ -54,7 +54,7 @@ def found(value: float, name: str = "one") -> Diagnosis:
 def test_the_terms_of_the_bound_are_the_mean_risk_and_the_mean_distance_to_the_mixture() -> None:
     both = found(1.6).bound
     assert both is not None
-    assert both.risk == pytest.approx((2.0 + 1.0) / 2)
+    assert both.global_risk == pytest.approx((2.0 + 1.0) / 2)
     assert both.divergence == pytest.approx((1.6 + 0.8) / 2)
 
 
@@ -84,7 +84,7 @@ def test_every_accuracy_and_risk_has_its_interval() -> None:
     assert each.mean_accuracy.value == pytest.approx((0.75 + 1) / 2)
     assert each.risk["b"] == Interval(1.0, 0.5, 1.5)
     assert each.bound is not None
-    assert each.bound.risk_interval.low < 1.5 < each.bound.risk_interval.high
+    assert each.bound.global_risk_interval.low < 1.5 < each.bound.global_risk_interval.high
 
 
 def test_label_skew_is_the_total_variation_to_the_mean() -> None:
@@ -162,8 +162,8 @@ def test_alignment_is_the_kl_that_the_formula_gives() -> None:
     made = alignment(views, gaussians)
     assert made is not None
     assert made.clients == {"a": pytest.approx(math.log(2) + 2 / 8 - 1 / 2)}
-    # All z are 1, so the true Gaussian has the floor for its sigma: KL(N(1, 2) || N(0, 2)) = 1/8.
-    assert made.generator == pytest.approx(1 / 8)
+    # All mu and sigma are 1, so the true class Gaussian is that of every sample.
+    assert made.generator == pytest.approx(made.clients["a"])
     assert alignment([replace(views[0], sigma=None)], gaussians) is None
     assert made.mean == Interval(made.clients["a"], made.clients["a"], made.clients["a"])  # all samples are the same
     said = verdict(replace(found(1.0), aligned=made))[-1]
@@ -173,11 +173,26 @@ def test_alignment_is_the_kl_that_the_formula_gives() -> None:
     )
 
 
+def test_the_true_class_gaussian_has_the_variance_of_mu_and_the_mean_of_sigma_squared() -> None:
+    # Var[mu] = 1 and E[sigma^2] = (0.25 + 2.25) / 2 = 1.25: z has the variance 2.25, which is the generator's.
+    mu, sigma = np.array([[-1], [1]], np.float32), np.array([[0.5], [1.5]], np.float32)
+    gaussians = {"mean": torch.zeros(1, 1), "std": torch.full((1, 1), 1.5)}
+    made = alignment([View("a", mu, sigma, *_three(2))], gaussians)
+    assert made is not None
+    assert made.generator == pytest.approx(0, abs=1e-12)
+
+
+def test_the_bound_says_that_the_global_models_risk_stands_in_for_that_of_local_models() -> None:
+    said = next(sentence for sentence in verdict(found(1.0)) if "bound" in sentence)
+    assert said.startswith("The average risk of the global model is 1.500 (")
+    assert "stands in for the first term of the paper's bound, the average risk of the local models" in said
+
+
 def test_the_generators_match_has_the_spread_of_resampled_classes() -> None:
     # KL(N(m, s) || N(0, 1)) with m = 3 and s = 1 is 4.5; its sd is sqrt((m s)^2 / n) = 0.15 for 400 samples.
     z = np.random.default_rng(0).normal(3, 1, (400, 1)).astype(np.float32)
     made = alignment(
-        [View("a", z, np.ones_like(z), *_three(400))], {"mean": torch.zeros(1, 1), "std": torch.ones(1, 1)}
+        [View("a", z, np.full_like(z, 1e-3), *_three(400))], {"mean": torch.zeros(1, 1), "std": torch.ones(1, 1)}
     )
     assert made is not None
     assert made.generator_interval is not None
@@ -207,7 +222,7 @@ def test_distances_are_of_a_sample_and_all_else_of_every_test_image(tiny: Tiny, 
     assert {view.domain: len(view.labels) for view in some.sample} == {"ink": 8, "pen": 8, "wax": 8}
     assert {view.domain: view.accuracy for view in some.views} == run.records[-1].accuracy
     assert some.bound is not None
-    assert some.bound.risk == pytest.approx(run.records[-1].risk_mean, rel=1e-5)
+    assert some.bound.global_risk == pytest.approx(run.records[-1].risk_mean, rel=1e-5)
 
 
 def test_a_domain_that_nobody_trains_on_is_in_no_mean(tiny: Tiny, train: Train, tmp_path: Path) -> None:
@@ -216,7 +231,7 @@ def test_a_domain_that_nobody_trains_on_is_in_no_mean(tiny: Tiny, train: Train, 
     assert made.unseen == ("pen",)
     assert made.mean_accuracy.value == pytest.approx(last.accuracy_mean)
     assert made.bound is not None
-    assert made.bound.risk == pytest.approx(last.risk_mean, rel=1e-5)
+    assert made.bound.global_risk == pytest.approx(last.risk_mean, rel=1e-5)
 
 
 def test_data_are_told_by_their_pixels(tiny: Tiny) -> None:
@@ -285,7 +300,7 @@ def test_diagnose_of_data_of_a_run_and_of_two(
     assert np.sum(told["confusion"]["ink"], axis=1).tolist() == [4, 4, 4]
     assert 0 <= told["beside_accuracy"]["ink"]["macro F1"] <= 1
     assert np.trace(told["confusion"]["ink"]) / 12 == pytest.approx(told["accuracy"]["ink"])
-    assert told["bound"]["risk_interval"]["value"] == told["bound"]["risk"]
+    assert told["bound"]["global_risk_interval"]["value"] == told["bound"]["global_risk"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data.svg", "fedavg", "fedcir", "one.png", "two.png"]
 
 

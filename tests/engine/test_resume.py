@@ -8,17 +8,22 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from kinds import KINDS
 from seven import snapshot
 
+from fedcir.analysis.diagnose import diagnose_run
 from fedcir.config import Config
 from fedcir.engine.folder import RunFolder
+from fedcir.runs.run import load_run
 from fedcir.types import InputError
+from fedcir.use.evaluate import evaluate_run
 
 Tiny = Callable[..., Config]
 Train = Callable[..., Path]
@@ -294,3 +299,42 @@ def test_a_run_puts_back_the_number_of_threads(tiny: Tiny, train: Train, tmp_pat
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(1)
+
+
+def add_bias(run: Path) -> None:
+    """Make the checkpoints those of the version whose generator had a bias before its BatchNorm."""
+    folder = RunFolder(run)
+    for state, kept in list(folder.states()):
+        bias = {"inner.bias": torch.zeros(8)}
+        changed = {
+            kind: {name: {**bag, **bias} if name == "generator" else bag for name, bag in groups.items()}
+            for kind, groups in (("shared", state.shared), ("private", state.private))
+        }
+        folder.save_checkpoint(replace(state, **changed), kept=kept)
+
+
+@pytest.mark.parametrize("algorithm", ["fedcir", "fedreg", "fedalign", "fedgen"])
+def test_a_run_whose_generator_had_a_bias_is_refused_with_the_reason_and_the_fix(
+    tiny: Tiny, train: Train, tmp_path: Path, algorithm: str
+) -> None:
+    out = train(tiny(algorithm), tmp_path / "run", until=2)
+    add_bias(out)
+    before = snapshot(out)
+    with pytest.raises(InputError) as caught:
+        train(tiny(algorithm), out, resume=True)
+    assert str(caught.value) == (
+        f"{out} was begun by another version of fedcir, which built its generator differently (generator/inner.bias is "
+        "not expected): start anew in another folder, or resume it with that version"
+    )
+    assert snapshot(out) == before
+
+
+def test_a_finished_run_whose_generator_had_a_bias_can_still_be_used(tiny: Tiny, train: Train, tmp_path: Path) -> None:
+    out = train(tiny("fedcir"), tmp_path / "run")
+    before = load_run(out).final
+    add_bias(out)
+    assert load_run(out).final == before
+    load_run(out).model()
+    train(tiny("fedcir"), out, resume=True)  # there is nothing left to do
+    assert diagnose_run(out).aligned is not None  # as in its report
+    assert len(evaluate_run(out, device="cpu").tested) == 3

@@ -22,7 +22,8 @@ class Alignment:
     """Their mean over clients."""
     generator_interval: Interval | None
     """Of the true class Gaussians, over all clients together, to the generator's, on average over the classes that have
-    two samples at least. Only a simulation can know it."""
+    two samples at least. A true one has the moments of z given y: mean E[mu(x)], variance Var[mu(x)] + E[sigma(x)^2].
+    Only a simulation can know it."""
     dimensions: int
     """Of z."""
 
@@ -49,18 +50,17 @@ def alignment(views: Sequence[View], gaussians: Arrays, seed: int = 0) -> Alignm
 
 
 def _generator(views: Sequence[View], gaussians: Arrays, seed: int) -> Interval | None:
-    z, labels = (np.concatenate([getattr(view, name) for view in views]) for name in ("z", "labels"))
+    mu, sigma, labels = (np.concatenate([getattr(view, name) for view in views]) for name in ("z", "sigma", "labels"))
     values: list[float] = []
     spreads: list[Draws] = []
     for label in np.unique(labels):
-        own = torch.from_numpy(z[labels == label]).double()  # (N, Z)
-        if len(own) < 2:
+        class_mu, class_sigma = (torch.from_numpy(part[labels == label]).double() for part in (mu, sigma))  # (N, Z)
+        if len(class_mu) < 2:
             continue
         target = gaussians["mean"][label].double(), gaussians["std"][label].double()
-        floor = float(gaussians["std"].min())
-        whole = torch.full((1, len(own)), 1.0, dtype=torch.float64)
-        again = torch.from_numpy(weights(f"class {label}", len(own), seed)).double()
-        kl = gaussian_kl(*_moments(own, torch.cat([whole, again]), floor), *target).numpy()  # (1 + RESAMPLES,)
+        whole = torch.full((1, len(class_mu)), 1.0, dtype=torch.float64)
+        again = torch.from_numpy(weights(f"class {label}", len(class_mu), seed)).double()
+        kl = gaussian_kl(*_moments(class_mu, class_sigma, torch.cat([whole, again])), *target).numpy()
         values.append(float(kl[0]))
         spreads.append(kl[1:] - np.median(kl[1:]))
     if not values:
@@ -70,10 +70,10 @@ def _generator(views: Sequence[View], gaussians: Arrays, seed: int) -> Interval 
     return interval(float(np.mean(values)), np.mean(values) + spread)
 
 
-def _moments(z: torch.Tensor, weight: torch.Tensor, floor: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Means and floored standard deviations (R, Z) of samples (N, Z) that are weighted in R ways (R, N)."""
-    centre = z.mean(0)
+def _moments(mu: torch.Tensor, sigma: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Means and standard deviations (R, Z) of z, from N samples' Gaussians (N, Z) weighted in R ways (R, N)."""
+    centre = mu.mean(0)
     total = weight.sum(1, keepdim=True)
-    mean = weight @ (z - centre) / total
-    variance = weight @ (z - centre) ** 2 / total - mean**2
-    return mean + centre, variance.clamp_min(0).sqrt().clamp_min(floor)
+    mean = weight @ (mu - centre) / total
+    variance_of_mu = (weight @ (mu - centre) ** 2 / total - mean**2).clamp_min(0)
+    return mean + centre, (variance_of_mu + weight @ sigma**2 / total).sqrt()

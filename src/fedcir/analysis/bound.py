@@ -1,4 +1,8 @@
-"""The two terms of the paper's bound (Theorem 2): average local risk, and the divergence to the mixture."""
+"""What a run tells of the paper's bound (Theorem 2): the global model's risk, and the divergence to the mixture.
+
+The bound's first term is the average risk of the local models, each on its own client's data. A run keeps only the
+global model, so its average risk stands in for that term.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,12 +17,15 @@ from fedcir.types import RoundRecord
 class Bound:
     """Both terms side by side. Their scales differ (a loss, and a distance up to 2), so no sum is made of them."""
 
-    risk_interval: Interval
+    global_risk_interval: Interval
+    """The global model's mean loss on each domain's test images, averaged over domains: in place of the first term,
+    sum_k p(k) err_k(h_k), whose local models h_k are not kept."""
     divergence_interval: Interval
+    """The second term: the mean distance of a domain's representations to the mixture's."""
 
     @property
-    def risk(self) -> float:
-        return self.risk_interval.value
+    def global_risk(self) -> float:
+        return self.global_risk_interval.value
 
     @property
     def divergence(self) -> float:

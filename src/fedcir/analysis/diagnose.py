@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedcir.algorithms import make_algorithm
 from fedcir.algorithms.algorithm import Algorithm
 from fedcir.analysis.alignment import alignment
 from fedcir.analysis.bound import bound
@@ -97,6 +98,7 @@ def diagnose_run(
     views = views_under(run, config, federation, shared)
     sample = [view.sample(limit, SEED) for view in views]
     measured = all(view.z.size for view in views)
+    has_bound = measured and make_algorithm(config.algorithm).one_model  # it bounds the risk of one model for all
     apart = divergences({view.domain: view.z for view in sample}, SEED, on_distance) if measured else NOWHERE
     names, labels = _by_client(domains, shares)
     return Diagnosis(
@@ -105,7 +107,7 @@ def diagnose_run(
         views,
         apart,
         labels,
-        bound=bound([v for v in views if v.domain not in federation.unseen], apart, SEED) if measured else None,
+        bound=bound([v for v in views if v.domain not in federation.unseen], apart, SEED) if has_bound else None,
         aligned=alignment(sample, shared["gaussians"], SEED) if "gaussians" in shared else None,
         encoder="its model",
         notes=_notes(domains, names),
@@ -203,7 +205,7 @@ def _numbers(found: dict[str, float]) -> dict[str, float | None]:
 def _bound(found: Diagnosis) -> dict[str, Any] | None:
     if found.bound is None:
         return None
-    return {"risk": found.bound.risk, "divergence": found.bound.divergence, **asdict(found.bound)}
+    return {"global_risk": found.bound.global_risk, "divergence": found.bound.divergence, **asdict(found.bound)}
 
 
 def _alignment(found: Diagnosis) -> dict[str, Any] | None:

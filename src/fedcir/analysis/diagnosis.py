@@ -39,7 +39,7 @@ class Diagnosis:
     pixels: dict[str, Pixels] | None = None
     """Of data before any training."""
     bound: Bound | None = None
-    """Of a run, where distances could be measured."""
+    """Of a run with one model for all, where distances could be measured."""
     aligned: Alignment | None = None
     encoder: str = UNTRAINED
     """What gave the representations, in words."""

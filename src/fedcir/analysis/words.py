@@ -25,8 +25,9 @@ def verdict(found: Diagnosis, other: Diagnosis | None = None) -> list[str]:
         said.append(f"The model is least accurate on {named}: {found.accuracy[worst]:.1%}.")
     if found.bound is not None:
         said.append(
-            f"The two terms of the paper's bound are the average risk, {found.bound.risk_interval:.3f}, "
-            f"and the mean distance to the mixture, {found.bound.divergence_interval:.2f}."
+            f"The average risk of the global model is {found.bound.global_risk_interval:.3f}. It stands in for the "
+            "first term of the paper's bound, the average risk of the local models, which a run does not keep. The "
+            f"second term, the mean distance to the mixture, is {found.bound.divergence_interval:.2f}."
         )
     said += aligned_in_words(found)
     if other is not None:

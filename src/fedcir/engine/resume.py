@@ -14,6 +14,7 @@ from fedcir.engine.own import keeps_something
 from fedcir.engine.session import Session
 from fedcir.engine.settling import hyper_parameters
 from fedcir.engine.store import GENERATIONS, ClientStore
+from fedcir.models.tensors import difference
 from fedcir.types import InputError, ServerState
 
 MAY_DIFFER = {
@@ -55,6 +56,8 @@ def kept_in(session: Session, out: Path, resume: bool, from_round: int | None = 
     check_data(folder, config, roster)
     store, damage = ClientStore(out / "clients"), list[str]()
     if (state := _to_go_on_from(folder, store, from_round, damage)) is not None:
+        if state.round < config.server.rounds:
+            check_tensors(folder, state, session)
         session.state = state
     elif from_round:
         raise InputError(_too_early(folder, from_round, damage))
@@ -124,6 +127,17 @@ def check_settings(folder: RunFolder, config: Config, algorithm: Algorithm) -> N
             f"{folder.path} cannot be extended to {new_rounds} rounds, because {what} depends on their number: "
             "choose another folder"
         )
+
+
+def check_tensors(folder: RunFolder, state: ServerState, session: Session) -> None:
+    """Refuse to continue from a checkpoint whose networks have other tensors than this version builds."""
+    for saved, built in ((state.shared, session.state.shared), (state.private, session.state.private)):
+        for name in session.modules.keys() & saved.keys() & built.keys():
+            if (fault := difference({name: saved[name]}, {name: built[name]})) is not None:
+                raise InputError(
+                    f"{folder.path} was begun by another version of fedcir, which built its {name} differently "
+                    f"({fault}): start anew in another folder, or resume it with that version"
+                )
 
 
 def check_data(folder: RunFolder, config: Config, roster: Roster) -> None:

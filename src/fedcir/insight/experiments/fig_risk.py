@@ -1,4 +1,4 @@
-"""Average local risk against the round: the first term of the bound (Theorem 2)."""
+"""Average risk against the round, in two readings of the bound's first term (Theorem 2), the average local risk."""
 
 from fedcir.insight.charts import Chart, Lines, curve, risk, training_loss
 from fedcir.insight.experiments.experiment import Experiment, Outcome, Results, number

@@ -110,12 +110,15 @@ def distances(study: Study, found: Diagnoses, samples: int, why_not: Sequence[st
     several = len(study.seeds) > 1
     over = "± is the standard deviation over seeds" if several else "Brackets are 95 % intervals over test images"
     caption = (
-        f"Proxy A-distance (0 to 2) on up to {samples} test images of each domain, and average risk on all of them. "
-        f"The average risk and the mean distance to the mixture are the two terms of the paper's bound. {over}"
+        f"Proxy A-distance (0 to 2) on up to {samples} test images of each domain, and the global model's average "
+        "risk on all of them. The mean distance to the mixture is the second term of the paper's bound. The risk "
+        f"stands in for its first term, the average risk of the local models, which a run does not keep. {over}"
     )
     changes = _changes(baseline, found)
     to_baseline = [f"change from {baseline}"] if len(found) > 1 else []
-    rows = [["method", "mean over pairs", *to_baseline, "mean to the mixture", "average risk", "furthest domain"]]
+    rows = [
+        ["method", "mean over pairs", *to_baseline, "mean to the mixture", "global model's risk", "furthest domain"]
+    ]
     for name, by_seed in found.items():
         change = [str(changes.get(name, "")) for _ in to_baseline]
         terms = _mean_pair(by_seed), *change, _mean_to_mixture(by_seed), _average_risk(by_seed)
@@ -169,7 +172,7 @@ def _mean_to_mixture(by_seed: Mapping[int, Diagnosis]) -> str:
 
 def _average_risk(by_seed: Mapping[int, Diagnosis]) -> str:
     terms = [each.bound for each in by_seed.values() if each.bound is not None]
-    return _told([term.risk for term in terms], 3, terms[0].risk_interval) if terms else ""
+    return _told([term.global_risk for term in terms], 3, terms[0].global_risk_interval) if terms else ""
 
 
 @dataclass(frozen=True)
