@@ -1,43 +1,85 @@
 """Epsilon of a run, by Opacus' accountant of Renyi differential privacy, and what counts towards it."""
 
+import math
 import os
 import warnings
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedcir.config import LocalConfig, PrivacyConfig
 from fedcir.types import InputError
 
 ORDERS = (1.01, 1.02, 1.05, *(1 + tenth / 10 for tenth in range(1, 100)), *range(11, 65), 80, 96, 128, 192, 256, 512)
 """Renyi orders to search: any of them gives a valid epsilon, and the best of them is taken."""
 
 
+Adjacency = Literal["zero-out", "replace-one"]
+"""How two adjacent runs differ: one unit counts as nothing in one of them, or has other data there."""
+
+SENSITIVITY: dict[Adjacency, float] = {"zero-out": 1.0, "replace-one": 2.0}
+"""How far one unit moves a sum of clipped vectors, in multiples of the clip."""
+
+
 @dataclass(frozen=True)
 class Accountant:
-    """Of a Gaussian mechanism on clipped updates, where adjacent runs differ by one client."""
+    """Accountant of a Gaussian mechanism on a sum of clipped vectors."""
 
     noise: float
+    """Standard deviation of the noise, in multiples of the clip."""
     delta: float
     rate: float = 1.0
-    """Probability that a client takes part in a round, each by a draw of its own (Poisson sampling)."""
+    """Probability that a unit takes part in a step, each by a draw of its own (Poisson sampling)."""
+    adjacency: Adjacency = "zero-out"
 
     def epsilon(self, steps: int) -> float:
-        """After so many noised sums of updates."""
+        """Epsilon after `steps` noised sums."""
         if not steps:
             return 0.0
-        divergences = steps * _of_one_step(self.noise, self.rate)
+        divergences = steps * _step_divergences(self.noise / SENSITIVITY[self.adjacency], self.rate)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # at an end of ORDERS epsilon is not the tightest, but valid
             epsilon, _ = _analysis().get_privacy_spent(orders=ORDERS, rdp=divergences, delta=self.delta)
         return float(epsilon)
 
 
+def adjacency_of(privacy: PrivacyConfig) -> Adjacency:
+    """Adjacency that the epsilon of these settings refers to.
+
+    Who receives the upload of a client knows that the client took part. So leaving the client out is no secret that
+    the noise could keep, and only its data can be protected: they are replaced.
+    """
+    return "replace-one" if privacy.by_clients else "zero-out"
+
+
+def server_epsilon(privacy: PrivacyConfig, rate: float, rounds: int) -> float:
+    """Epsilon of the models that the server gives out (`unit=client`, `place=server`), after `rounds` rounds.
+
+    `rate` is the probability with which a client takes part in a round; nobody but the server may learn who did.
+    """
+    return Accountant(privacy.noise, privacy.delta, rate, adjacency_of(privacy)).epsilon(rounds)
+
+
+def upload_epsilon(privacy: PrivacyConfig, local: LocalConfig, images: int, rounds: int) -> float:
+    """Epsilon of one client's uploads towards the server, after the client took part in `rounds` rounds.
+
+    A client can compute it without the server. Where the server adds the noise, uploads have no bound. Sampling of
+    clients never counts, since the server knows who took part. `images` is the client's number of training images.
+    """
+    if not privacy.noise or privacy.by_server:
+        return math.inf if rounds else 0.0
+    if privacy.by_clients:
+        return Accountant(privacy.noise, privacy.delta, adjacency=adjacency_of(privacy)).epsilon(rounds)
+    rate = min(1.0, local.batch_size / images)
+    return Accountant(privacy.noise, privacy.delta, rate, adjacency_of(privacy)).epsilon(rounds * local.steps)
+
+
 @cache
-def _of_one_step(noise: float, rate: float) -> NDArray[np.float64]:
+def _step_divergences(noise: float, rate: float) -> NDArray[np.float64]:
     """Renyi divergences by order, which add up over steps."""
     return _analysis().compute_rdp(q=rate, noise_multiplier=noise, steps=1, orders=ORDERS)  # type: ignore[no-any-return]
 

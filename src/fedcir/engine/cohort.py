@@ -9,7 +9,7 @@ from fedcir.config import (
     Config,
 )
 from fedcir.data.federation import Roster
-from fedcir.engine.accounting import Accountant
+from fedcir.engine.accounting import server_epsilon, upload_epsilon
 from fedcir.rng import numpy_rng
 
 
@@ -29,28 +29,20 @@ def poisson_cohort(trainers: Sequence[int], rate: float, rng: np.random.Generato
 
 
 def epsilon_after(config: Config, roster: Roster, rounds: int, repeated: int = 0) -> float | None:
-    """Of so many rounds of a settled config; None without noise.
+    """Epsilon after `rounds` rounds of a resolved config, of which `repeated` more were begun; None without noise.
 
-    A noised mean says something of every client in every round, and less if nobody knows who took part. A noised
-    upload says something of a client only where it took part, which the server knows: the most active one counts.
-    Where a unit is an example, the one counts whose chance to be drawn, in all steps of its client, is the highest.
+    A noised mean tells of every client in every round, and less if nobody knows who took part. A noised upload tells
+    of a client only in rounds in which it took part, which the server knows: the largest epsilon of a client counts.
     """
-    privacy, trainers = config.privacy, roster.trainers
+    privacy, local, trainers = config.privacy, config.local, roster.trainers
     if not privacy.noise:
         return None
     active = config.server.active or len(trainers)
     if privacy.by_server:
-        return Accountant(privacy.noise, privacy.delta, active / len(trainers)).epsilon(rounds + repeated)
+        return server_epsilon(privacy, active / len(trainers), rounds + repeated)
     drawn = Counter(
         client for round in range(1, rounds + 1) for client in sample_cohort(trainers, active, config.run.seed, round)
     )
-    if privacy.by_clients:
-        return Accountant(privacy.noise, privacy.delta).epsilon(max(drawn.values(), default=0) + repeated)
-    held = {client: roster.images(client) for client in drawn}
-    fewest = {times: min(held[client] for client in drawn if drawn[client] == times) for times in set(drawn.values())}
-    return max(
-        Accountant(privacy.noise, privacy.delta, min(1.0, config.local.batch_size / images)).epsilon(
-            (times + repeated) * config.local.steps
-        )
-        for times, images in fewest.items()
-    )
+    images = {client: roster.images(client) for client in drawn} if privacy.by_steps else dict.fromkeys(drawn, 1)
+    fewest = {times: min(images[client] for client in drawn if drawn[client] == times) for times in set(drawn.values())}
+    return max((upload_epsilon(privacy, local, held, times + repeated) for times, held in fewest.items()), default=0.0)

@@ -84,13 +84,9 @@ def summarise(session: Session) -> dict[str, Any]:
 
 
 def _privacy(session: Session) -> dict[str, Any]:
-    """What the run says of clients at most; nothing where no noise is added."""
-    settings, records = session.config.privacy, session.records
-    if not settings.noise or not records:
-        return {}
-    place = "client" if settings.by_steps else settings.place
-    about = {"epsilon": records[-1].epsilon, "delta": settings.delta, "unit": settings.unit, "place": place}
-    return {"privacy": about}
+    """The guarantee of a run with noise, as summary.json holds it; nothing without noise."""
+    guarantee = session.guarantee
+    return {} if guarantee is None else {"privacy": guarantee}
 
 
 def take_step(

@@ -13,7 +13,7 @@ from fedcir.config import (
     config_tables,
 )
 from fedcir.data.federation import Roster
-from fedcir.engine.accounting import Releases
+from fedcir.engine.accounting import Releases, adjacency_of
 from fedcir.engine.client import Workbench, learning_rate
 from fedcir.engine.cohort import epsilon_after, poisson_cohort, sample_cohort
 from fedcir.engine.dpsgd import check_examples
@@ -89,6 +89,21 @@ class Session:
             return {}
         whole, trained = self.algorithm.build(self.roster.task.whole())["model"], self.modules["model"].state_dict()
         return {name: tensor for name, tensor in snapshot(whole).items() if name not in trained}
+
+    @property
+    def guarantee(self) -> dict[str, Any] | None:
+        """What differential privacy of the rounds so far says; None without noise, or before the first round."""
+        privacy = self.config.privacy
+        if not privacy.noise or not self.records:
+            return None
+        return {
+            "epsilon": self.records[-1].epsilon,
+            "delta": privacy.delta,
+            "unit": privacy.unit,
+            "place": "client" if privacy.by_steps else privacy.place,
+            "adjacency": adjacency_of(privacy),
+            "randomness": "system" if self.deployed else "seed",
+        }
 
     @property
     def finished(self) -> bool:
