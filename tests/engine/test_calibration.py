@@ -69,8 +69,39 @@ def test_where_every_image_is_right_or_wrong_the_temperature_stays_in_range() ->
 def test_a_model_that_is_right_about_few_images_is_not_certain() -> None:
     """Of smoothed labels with a share s, the best probability is 1 - s * 2/3: here 1 - 1/5 * 2/3."""
     logits = torch.eye(3) * 5
-    beta = crossing(loss_slopes(logits, torch.arange(3), smoothing=1 / 5).numpy())
-    assert float((beta * logits).softmax(-1).max()) == pytest.approx(1 - 2 / 15, abs=2e-3)
+    found = Calibration.of([sums_of(logits, torch.arange(3))], 1)
+    assert found is not None
+    assert float((logits / found.temperature).softmax(-1).max()) == pytest.approx(1 - 2 / 15, abs=2e-3)
+
+
+def sums_of(logits: torch.Tensor, labels: torch.Tensor) -> dict[str, float]:
+    return calibration_sums([(logits, torch.zeros(len(labels)), labels)])
+
+
+@pytest.mark.parametrize("sites", [2, 7, 50, 100, 500])
+def test_the_temperature_does_not_depend_on_which_site_holds_which_image(sites: int) -> None:
+    logits, labels = logits_of(0, 2.0, 500)
+    whole = Calibration.of([sums_of(logits, labels)], 1)
+    owner = torch.randint(sites, (500,), generator=torch.Generator().manual_seed(1))
+    parts = [sums_of(logits[owner == site], labels[owner == site]) for site in range(sites)]
+    split = Calibration.of(parts, 1)
+    assert whole is not None
+    assert split is not None
+    assert split.images == whole.images == 500
+    assert split.temperature == pytest.approx(whole.temperature, rel=1e-6)
+
+
+@pytest.mark.parametrize("images", [5, 500])
+def test_the_temperature_is_that_of_a_direct_fit_on_labels_smoothed_over_all_images(images: int) -> None:
+    logits, labels = logits_of(0, 2.0, images)
+    found = Calibration.of([sums_of(logits, labels)], 1)
+    values, share = logits.double().numpy(), 1 / (images + 2)
+    targets = (1 - share) * np.eye(4)[labels.numpy()] + share / 4
+    tried = np.geomspace(0.2, 15, 4000)
+    scaled = values[None] / tried[:, None, None]
+    losses = (np.log(np.exp(scaled).sum(-1)) - (targets * scaled).sum(-1)).sum(-1)
+    assert found is not None
+    assert found.temperature == pytest.approx(tried[int(losses.argmin())], rel=0.01)
 
 
 def test_a_share_is_that_of_images_that_score_lower_and_never_saturates() -> None:
@@ -114,7 +145,7 @@ def test_a_run_writes_what_all_clients_together_would(tiny: Tiny, run: Path) -> 
     bench.modules["model"].load_state_dict(RunFolder(run).weights())
     bench.modules["model"].eval()
     model, aside = bench.modules["model"], [c.validation for c in federation.clients if c.validation is not None]
-    sums = [calibration_sums(model, in_order(bench, each), len(each)) for each in aside]
+    sums = [calibration_sums((*judge(model, x), y) for x, y in in_order(bench, each)) for each in aside]
     expected, found = Calibration.of(sums, 3), RunFolder(run).calibration()
     assert found is not None
     assert expected is not None
@@ -165,11 +196,13 @@ def test_without_images_set_aside_there_is_none(tiny: Tiny, train: Train, tmp_pa
         {f"{PREFIX}unlike/0": -1.0},
         {f"{PREFIX}unlike/0": 0.5},
         {f"{PREFIX}slope/3": None},
+        {f"{PREFIX}margin": math.inf},
+        {f"{PREFIX}margin": None},
     ],
 )
 def test_sums_that_cannot_be_are_left_out(spoil: dict[str, float | None]) -> None:
     good = {f"{PREFIX}slope/{n}": float(n - 5) for n in range(len(BETAS))}
-    good |= {f"{PREFIX}unlike/{n}": 1.0 for n in range(BINS)}
+    good |= {f"{PREFIX}unlike/{n}": 1.0 for n in range(BINS)} | {f"{PREFIX}margin": 0.0}
     bad = {name: value for name, value in {**good, **spoil}.items() if value is not None}
     found = Calibration.of([good, bad], 1)
     assert found is not None

@@ -85,7 +85,8 @@ def test_a_metric_of_training_that_is_unknown_or_without_bound_is_refused(
         (CALIBRATION | {SUMS[-1]: 1.0}, "calibration/unlike does not count 2 images"),
         (CALIBRATION | {SUMS[-1]: 1.5, SUMS[-2]: 0.5}, "calibration/unlike does not count 2 images"),
         (CALIBRATION | {SUMS[-1]: -1.0, SUMS[-2]: 3.0}, "calibration/unlike does not count 2 images"),
-        (CALIBRATION | {SUMS[0]: 1e300}, "calibration/slope is out of bounds"),
+        (CALIBRATION | {SUMS[0]: 1e300}, "calibration/slope or margin is out of bounds"),
+        (CALIBRATION | {"calibration/margin": 1e300}, "calibration/slope or margin is out of bounds"),
         (dict.fromkeys(SUMS[:-BINS], 0.0), "calibration/unlike does not count 2 images"),
     ],
 )

@@ -3,6 +3,10 @@
 The temperature is that of Guo et al., 2017 (https://arxiv.org/abs/1706.04599). Its inverse, beta, is where the slope of
 the log-loss in beta is 0. That slope only grows with beta, so clients send it at a few betas, added up over their
 images, and the server reads off where it crosses 0.
+
+Labels count for a little less than certain, the less the more images there are (Platt, 1999): a model that is right
+about a few images must not take itself for infallible. The server does this once, over the images of all clients, so
+the temperature does not depend on who holds which of them.
 """
 
 import math
@@ -15,7 +19,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedcir.algorithms.algorithm import Batch
 from fedcir.models.encoder import Classifier, GaussianClassifier
 from fedcir.types import InputError
 
@@ -25,6 +28,7 @@ BINS = 50
 PREFIX = "calibration/"
 SUMS = (
     *(f"{PREFIX}slope/{number}" for number in range(len(BETAS))),
+    f"{PREFIX}margin",
     *(f"{PREFIX}unlike/{number}" for number in range(BINS)),
 )
 """The names of what a client tells."""
@@ -55,29 +59,31 @@ def judge(model: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @torch.inference_mode()
-def calibration_sums(model: nn.Module, batches: Iterable[Batch], images: int) -> dict[str, float]:
-    """What a client tells of the images that it set aside: slopes of the log-loss, and counts of the score by bin.
-
-    Labels count for a little less than certain, the less the more `images` there are (Platt, 1999): a model that is
-    right about a few images must not take itself for infallible.
-    """
-    smoothing = 1 / (images + 2)
+def calibration_sums(batches: Iterable[tuple[Tensor, Tensor, Tensor]]) -> dict[str, float]:
+    """Sums over the images that a client set aside, from batches of logits (B, C), scores (B,) and labels (B,)."""
     slopes, counts = torch.zeros(len(BETAS), dtype=torch.float64), torch.zeros(BINS, dtype=torch.float64)
-    for x, y in batches:
-        logits, unlike = judge(model, x)
-        slopes += loss_slopes(logits, y, smoothing).cpu()
+    margin = 0.0
+    for logits, unlike, labels in batches:
+        slopes += loss_slopes(logits, labels).cpu()
+        margin += label_margin(logits, labels)
         counts += (unlike * BINS).long().clamp(0, BINS - 1).bincount(minlength=BINS).cpu()
-    return dict(zip(SUMS, [*slopes.tolist(), *counts.tolist()], strict=True))
+    return dict(zip(SUMS, [*slopes.tolist(), margin, *counts.tolist()], strict=True))
 
 
-def loss_slopes(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
-    """The derivative of the summed log-loss of softmax(beta * logits) in beta, at each of BETAS.
+def loss_slopes(logits: Tensor, labels: Tensor) -> Tensor:
+    """The derivative of the summed log-loss of softmax(beta * logits) in beta, at each of BETAS."""
+    values = logits.double()  # (B, C)
+    true = values.gather(1, labels[:, None]).sum()
+    return torch.stack([((beta * values).softmax(-1) * values).sum() - true for beta in BETAS])
 
-    `smoothing` is the share of each label that is spread over all classes.
+
+def label_margin(logits: Tensor, labels: Tensor) -> float:
+    """By how much the logits of the labels exceed the mean logit, summed over a batch.
+
+    If a share of each label is spread over all classes, every slope grows by that share of this sum.
     """
-    given = logits.double()  # (B, C)
-    true = (1 - smoothing) * given.gather(1, labels[:, None]).sum() + smoothing * given.mean(-1).sum()
-    return torch.stack([((beta * given).softmax(-1) * given).sum() - true for beta in BETAS])
+    values = logits.double()  # (B, C)
+    return float((values.gather(1, labels[:, None])[:, 0] - values.mean(-1)).sum())
 
 
 @dataclass(frozen=True)
@@ -96,11 +102,13 @@ class Calibration:
     @classmethod
     def of(cls, replies: Iterable[Mapping[str, float]], round: int) -> Self | None:
         """From the sums of all clients that sent valid ones; None if there is none."""
-        sums = [read for metrics in replies if (read := _read(metrics)) is not None]
+        sums = [values for metrics in replies if (values := _read(metrics)) is not None]
         if not sums:
             return None
-        slopes, counts = (np.sum([each[part] for each in sums], axis=0) for part in (0, 1))
-        return cls(1 / crossing(slopes), tuple(int(count) for count in counts), round)
+        total = np.sum(sums, axis=0)
+        slopes, margin, counts = total[: len(BETAS)], total[len(BETAS)], total[-BINS:]
+        smoothing = 1 / (counts.sum() + 2)
+        return cls(1 / crossing(slopes + smoothing * margin), tuple(int(count) for count in counts), round)
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
@@ -144,9 +152,9 @@ def crossing(slopes: Any) -> float:
     return float(np.exp(np.interp(0.0, slopes, np.log(BETAS))))
 
 
-def _read(metrics: Mapping[str, float]) -> tuple[list[float], list[float]] | None:
-    """Slopes and counts of one client, if all are there and can be what they say."""
-    told = [metrics.get(name, math.nan) for name in SUMS]
-    slopes, counts = told[:-BINS], told[-BINS:]
-    usable = all(math.isfinite(each) for each in (*slopes, *counts)) and all(c >= 0 and c.is_integer() for c in counts)
-    return (slopes, counts) if usable and any(counts) else None
+def _read(metrics: Mapping[str, float]) -> list[float] | None:
+    """The sums of one client, in the order of SUMS, if all are there and can be what they say."""
+    values = [float(metrics.get(name, math.nan)) for name in SUMS]
+    counts = values[-BINS:]
+    usable = all(map(math.isfinite, values)) and all(c >= 0 and c.is_integer() for c in counts)
+    return values if usable and any(counts) else None

@@ -16,7 +16,7 @@ from fedcir.config import LocalConfig, PrivacyConfig
 from fedcir.data.examples.augment import augment
 from fedcir.data.examples.images import Examples
 from fedcir.data.federation import Client
-from fedcir.engine.calibration import calibration_sums
+from fedcir.engine.calibration import calibration_sums, judge
 from fedcir.engine.cost import step_flops
 from fedcir.engine.dpsgd import poisson_batch, private_gradients
 from fedcir.engine.privacy import PrivateMean
@@ -208,8 +208,8 @@ def evaluate(bench: Workbench, client: Client, received: Groups, kept: Groups, r
         aside = _tested(bench, client.validation, ctx)
         metrics |= {f"validation/{name}": value for name, value in aside.items()}
         if round == bench.total_rounds:
-            model, images = bench.modules["model"], in_order(bench, client.validation)
-            metrics |= calibration_sums(model, images, len(client.validation))
+            model, batches = bench.modules["model"], in_order(bench, client.validation)
+            metrics |= calibration_sums((*judge(model, x), y) for x, y in batches)
     return ClientReply(client.id, len(client.test), {}, metrics)
 
 

@@ -88,10 +88,10 @@ def _fault_of_sums(metrics: Mapping[str, float]) -> str | None:
     """Of what the calibration is made from, where a client tells of it: each image is counted in one bin."""
     if not any(name in metrics for name in SUMS):
         return None
-    images, told = metrics["validation/count"], [metrics.get(name, -1.0) for name in SUMS]
-    slopes, counts = told[:-BINS], told[-BINS:]
+    images, values = metrics["validation/count"], [metrics.get(name, -1.0) for name in SUMS]
+    slopes, counts = values[:-BINS], values[-BINS:]  # the margin is bounded as a slope is
     if not all(count >= 0 and count % 1 == 0 for count in counts) or sum(counts) != images:
         return f"{PREFIX}unlike does not count {images:g} images"
     if any(math.isfinite(slope) and abs(slope) > 2 * images * MAX_LOSS for slope in slopes):
-        return f"{PREFIX}slope is out of bounds"
+        return f"{PREFIX}slope or margin is out of bounds"
     return None
