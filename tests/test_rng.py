@@ -1,11 +1,12 @@
 import hashlib
+import threading
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from fedcir.rng import numpy_rng, seed_for, seeded_init, torch_rng
+from fedcir.rng import keep_generators, numpy_rng, seed_for, seeded_init, share_generators, torch_rng
 
 
 def test_a_seed_is_half_of_the_hash_of_its_path() -> None:
@@ -83,3 +84,44 @@ def test_seeded_init_puts_the_global_generator_back_after_an_error() -> None:
     with pytest.raises(RuntimeError), seeded_init(0, "head"):
         torch.randn(3) @ torch.randn(4)
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_the_generator_of_an_accelerator_is_seeded_and_restored_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This machine has no accelerator, so a generator of the CPU stands for that of torch.mps."""
+    accelerator = torch.Generator().manual_seed(3)
+    before = accelerator.get_state()
+    for name in ("manual_seed", "get_state", "set_state"):
+        monkeypatch.setattr(
+            torch.mps, name.replace("get_", "get_rng_").replace("set_", "set_rng_"), getattr(accelerator, name)
+        )
+    draws = []
+    for _ in range(2):
+        with keep_generators(torch.device("mps")) as generators:
+            generators.seed(7)
+            draws.append((torch.rand(4), torch.rand(4, generator=accelerator)))
+    assert all(torch.equal(first, second) for first, second in zip(*draws, strict=True))
+    assert torch.equal(accelerator.get_state(), before)
+
+
+def test_a_thread_that_seeds_the_default_generators_waits_until_no_other_uses_them() -> None:
+    entered, leave, order = threading.Event(), threading.Event(), []
+
+    def read() -> None:
+        with share_generators(torch.device("cpu")) as drawn:
+            entered.set()
+            leave.wait()
+            order.append(f"drew: {drawn()}")
+
+    def write() -> None:
+        with keep_generators():
+            order.append("seeded")
+
+    threads = [threading.Thread(target=target) for target in (read, write)]
+    threads[0].start()
+    entered.wait()
+    threads[1].start()
+    torch.rand(1)
+    leave.set()
+    for thread in threads:
+        thread.join()
+    assert order == ["drew: True", "seeded"]

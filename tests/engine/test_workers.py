@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -237,3 +238,41 @@ def test_processes_start_beside_the_threads_of_an_earlier_run(
     finally:
         signal.alarm(0)
         signal.signal(signal.SIGALRM, before)
+
+
+DROPOUT = """
+from torch import nn
+
+def make():
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.Dropout(0.5), nn.ReLU())
+"""
+
+
+def test_dropout_gives_the_same_bits_for_any_number_of_threads(tiny: Tiny, tmp_path: Path) -> None:
+    """Threads share torch's default generators, which dropout draws from."""
+    from fedcir.algorithms import make_algorithm
+    from fedcir.engine.store import ClientStore
+
+    (tmp_path / "dropout.py").write_text(DROPOUT)
+    config = tiny("fedavg", "local.steps=10", "server.rounds=2")
+    config = replace(config, model=replace(config.model, name=f"{tmp_path}/dropout.py:make", width=None))
+    algorithm, federation = make_algorithm(config.algorithm), open_federation(config)
+    losses = []
+    for threads in (1, 2, 3):
+        session = open_session(config, algorithm, federation)
+        workers = [session.workbench() for _ in range(threads)]
+        list(run(session, ThreadTransport(workers, federation.clients, ClientStore())))
+        losses.append([record.losses for record in session.records])
+    assert losses[0] == losses[1] == losses[2]
+
+
+def test_threads_that_draw_nothing_train_at_the_same_time(tiny: Tiny) -> None:
+    from fedcir.algorithms import make_algorithm
+    from fedcir.engine.store import ClientStore
+
+    config = tiny("fedavg", "server.rounds=1")
+    algorithm, federation = make_algorithm(config.algorithm), open_federation(config)
+    session = open_session(config, algorithm, federation)
+    workers = [session.workbench() for _ in range(2)]
+    list(run(session, ThreadTransport(workers, federation.clients, ClientStore())))
+    assert [worker.concurrent for worker in workers] == [True, True]

@@ -26,7 +26,7 @@ from fedcir.losses import balanced_cross_entropy, class_weighted_cross_entropy
 from fedcir.models.optim import SGD
 from fedcir.models.taps import use_taps
 from fedcir.models.tensors import at_rest, snapshot
-from fedcir.rng import numpy_rng, secret_rng, seeded_init, torch_rng
+from fedcir.rng import keep_generators, numpy_rng, secret_rng, seed_for, share_generators, torch_rng
 from fedcir.types import Arrays, ClientReply, Groups, LocalContext, Modules
 
 EVALUATION_BATCH = 256
@@ -34,6 +34,8 @@ BATCHNORM = "batchnorm"
 """The group that what is a client's own of the model's BatchNorm is kept as."""
 
 What = Literal["train", "evaluate"]
+GroupNames = tuple[tuple[str, ...], tuple[str, ...]]
+"""Names of the groups that a client has received and of those that it remembers."""
 
 
 def own_part(kept: Groups) -> Arrays:
@@ -65,8 +67,10 @@ class Workbench:
     upload: Upload = "float32"
     first: Groups = field(default_factory=dict)
     """What a client that has kept nothing yet starts from."""
-    flops: dict[tuple[tuple[str, ...], tuple[str, ...]], int] = field(default_factory=dict)
+    flops: dict[GroupNames, int] = field(default_factory=dict)
     """FLOPs of a step by the groups received and kept, each counted once."""
+    concurrent: bool = False
+    """Whether other threads may train at the same time. Training that draws from torch's default generators may not."""
     optimizer: SGD = field(init=False)
 
     def __post_init__(self) -> None:
@@ -109,8 +113,15 @@ def fit(bench: Workbench, client: Client, received: Groups, kept: Groups, round:
 
     Gives the reply that it uploads, and what it keeps for its next round.
     """
-    # Dropout of a foreign encoder draws from torch's own generator.
-    with seeded_init(bench.seed, "dropout", round, client.id):
+    if bench.concurrent and _group_names(received, _remembered(bench, kept)) in bench.flops:
+        with share_generators(bench.device) as drawn:
+            fitted = _fit(bench, client, received, kept, round)
+            if not drawn():
+                return fitted
+        bench.concurrent = False  # from now on it waits for its turn
+    # Dropout of a foreign encoder draws from torch's default generators, which all threads of a process share.
+    with keep_generators(bench.device) as generators:
+        generators.seed(seed_for(bench.seed, "dropout", round, client.id))
         return _fit(bench, client, received, kept, round)
 
 
@@ -278,7 +289,7 @@ def _receive(
         batch_size=bench.local.batch_size,
         received=_on_device(received, bench.device),
         rng=rng,
-        kept=_on_device({name: kept[name] for name in bench.algorithm.remembers if name in kept}, bench.device),
+        kept=_on_device(_remembered(bench, kept), bench.device),
         steps=bench.local.steps,
         lr=learning_rate(bench.local, round, bench.total_rounds),
         momentum=bench.local.momentum,
@@ -313,8 +324,16 @@ def _estimate_statistics(bench: Workbench, client: Client) -> None:
         norm.momentum = momentum
 
 
+def _remembered(bench: Workbench, kept: Groups) -> Groups:
+    return {name: kept[name] for name in bench.algorithm.remembers if name in kept}
+
+
+def _group_names(received: Groups, remembered: Groups) -> GroupNames:
+    return tuple(sorted(received)), tuple(sorted(remembered))
+
+
 def _counted_flops(bench: Workbench, x: torch.Tensor, y: torch.Tensor, ctx: LocalContext) -> int:
-    key = tuple(sorted(ctx.received)), tuple(sorted(ctx.kept))
+    key = _group_names(ctx.received, ctx.kept)
     if key not in bench.flops:
         bench.flops[key] = step_flops(bench.algorithm, bench.modules, x, y, ctx)
     return bench.flops[key]

@@ -13,6 +13,7 @@ from torch.utils.flop_counter import flop_registry
 
 from fedcir.algorithms.algorithm import Algorithm
 from fedcir.models.taps import leave_taps
+from fedcir.rng import keep_generators
 from fedcir.types import LocalContext, Modules, RoundRecord
 
 
@@ -46,7 +47,7 @@ def step_flops(algorithm: Algorithm, modules: Modules, x: Tensor, y: Tensor, ctx
     for network in scratch.values():
         leave_taps(network)  # a convolution counts the same however it is done
     pair = torch.arange(2) % len(x)  # BatchNorm needs two; every counted operation is linear in the batch
-    with torch.random.fork_rng(devices=[]), Counter() as counter:
+    with keep_generators(x.device), Counter() as counter:
         apart = replace(ctx, rng=torch.Generator())
         algorithm.local_loss(scratch, x[pair], y[pair], apart).total.backward()  # type: ignore[no-untyped-call]
     return int(counter.flops) * len(x) // 2

@@ -19,6 +19,8 @@ class ThreadTransport:
 
     def __init__(self, benches: Sequence[Workbench], clients: Sequence[Client], store: ClientStore) -> None:
         self.benches, self.clients, self.store = benches, clients, store
+        for bench in benches:
+            bench.concurrent = len(benches) > 1
 
     def train(self, state: ServerState, cohort: Sequence[int]) -> Iterator[ClientReply]:
         return self._spread("train", state.shared, state.round + 1, cohort)
