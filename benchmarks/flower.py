@@ -29,7 +29,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="fedcir-") as name:
         work = Path(name)
         _write_data(work / "data", given.sites)
-        nodes = [{"partition-id": number, "state": str(work / "state")} for number in range(given.sites)]
+        own = {"data-root": str(work / "data"), "state": str(work / "state")}
+        nodes = [{"partition-id": number, **own} for number in range(given.sites)]
         with LocalFederation(work / "flower", nodes) as federation:
             for turn in range(given.turns):
                 for method in ["bare", *given.algorithms.split(",")]:

@@ -16,6 +16,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from fedcir.flower.answers import answer
 from fedcir.flower.place import open_place
+from fedcir.flower.wire import unpack_query
 
 Node = Callable[[Message], Message | None]
 """Answers a message, or does not."""
@@ -94,11 +95,16 @@ def context_of(node_config: Mapping[str, Any], node: int = 1) -> Context:
 
 
 def site(**node_config: Any) -> Node:
-    """A node on which the real ClientApp runs, with `data_root` and the like for its node-config."""
+    """A node on which the real ClientApp runs, with `data_root` and the like for its node-config.
+
+    A node with a share names the root of the run's dataset, unless it names another.
+    """
     named = {name.replace("_", "-"): value for name, value in node_config.items()}
 
     def node(message: Message) -> Message:
-        return answer(message, context_of(named, message.metadata.dst_node_id), open_place)
+        root = unpack_query(message.content).config.data.root
+        own = {"data-root": root} if "partition-id" in named and root is not None else {}
+        return answer(message, context_of({**own, **named}, message.metadata.dst_node_id), open_place)
 
     return node
 

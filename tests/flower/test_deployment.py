@@ -37,9 +37,12 @@ ROUNDS = "server.rounds=2 server.eval_every=2"
 
 
 @pytest.fixture(scope="module")
-def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalFederation]:
+def federation(two_domains: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalFederation]:
     folder = tmp_path_factory.mktemp("flower")
-    nodes = [{"partition-id": number, "state": str(folder / f"state-{number}")} for number in range(2)]
+    nodes = [
+        {"partition-id": number, "data-root": str(two_domains), "state": str(folder / f"state-{number}")}
+        for number in range(2)
+    ]
     with LocalFederation(folder, nodes) as running:
         yield running
 
@@ -52,12 +55,18 @@ def simulation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalFedera
 
 
 @pytest.fixture(scope="module")
-def two_sites(shared_data: Path, settings: str, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The settings, with two of the three domains: as many as there are nodes."""
+def two_domains(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two of the three domains: as many as there are nodes."""
     root = tmp_path_factory.mktemp("two")
     for domain in ("east", "west"):
         (root / f"{domain}.npz").symlink_to(shared_data / f"{domain}.npz")
-    return settings.replace(str(shared_data), str(root)) + " " + ROUNDS
+    return root
+
+
+@pytest.fixture(scope="module")
+def two_sites(shared_data: Path, two_domains: Path, settings: str) -> str:
+    """The settings of a run on the two domains."""
+    return settings.replace(str(shared_data), str(two_domains)) + " " + ROUNDS
 
 
 def in_process(settings: str, method: str, out: Path) -> RunFolder:
@@ -165,9 +174,12 @@ def test_all_other_methods_too(
 
 @pytest.mark.slow
 def test_a_superlink_that_was_killed_starts_again_on_its_database_and_the_run_goes_on(
-    two_sites: str, tmp_path: Path
+    two_domains: Path, two_sites: str, tmp_path: Path
 ) -> None:
-    nodes = [{"partition-id": number, "state": str(tmp_path / f"state-{number}")} for number in range(2)]
+    nodes = [
+        {"partition-id": number, "data-root": str(two_domains), "state": str(tmp_path / f"state-{number}")}
+        for number in range(2)
+    ]
     asked = {"set": two_sites, "out": str(tmp_path / "flower"), "algorithms": "fedsr", "resume": True}
     with LocalFederation(tmp_path / "federation", nodes, database=True) as federation:
         first = federation.submit("first", asked, APP)
@@ -207,10 +219,14 @@ def test_a_node_of_another_ca_or_with_an_unknown_key_or_without_tls_is_refused(
 
 
 def test_a_run_whose_sites_cannot_open_their_data_says_so_at_once_and_ends_with_one_line_and_as_failed(
-    federation: LocalFederation, two_sites: str, tmp_path: Path
+    federation: LocalFederation, two_domains: Path, two_sites: str, tmp_path: Path
 ) -> None:
-    asked = {"set": f"{two_sites} data.root=nowhere", "out": str(tmp_path / "out"), "wait": 20.0}
-    federation.submit("refused", asked).wait()
+    asked = {"set": two_sites, "out": str(tmp_path / "out"), "wait": 20.0}
+    away = two_domains.rename(two_domains.with_name("away"))
+    try:
+        federation.submit("refused", asked).wait()
+    finally:
+        away.rename(two_domains)
     log = log_of(federation, "refused")
     told = [line for line in log.splitlines() if "its data-root is not a folder; the site's log tells more" in line]
     assert [line.count("cannot take part: site") for line in told] == [1, 1, 0]

@@ -10,10 +10,13 @@ import numpy as np
 import pytest
 from crossing import Tiny, Train, across, dropped, model, rounds, shares
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
-from grid import MemoryGrid, Node, passed, run_of_flower, site  # noqa: F401
+from grid import MemoryGrid, Node, context_of, passed, run_of_flower, site  # noqa: F401
 from PIL import Image
 
 from fedcir.config import Config, config_from, config_tables, merged, parse_assignment
+from fedcir.flower.answers import answer
+from fedcir.flower.introduction import Introduction
+from fedcir.flower.place import open_place
 from fedcir.flower.server_app import Settings, open_deployment
 from fedcir.flower.wire import Order
 from fedcir.types import RunError
@@ -52,7 +55,14 @@ def of_folders(config: Config, *assignments: str, root: Path | None = None) -> C
 
 
 @pytest.mark.parametrize(
-    "settings", [("partition.max_samples=9",), ("partition.hold_out=north",), ("data.classes=cat,fox,owl",)], ids=str
+    "settings",
+    [
+        ("partition.max_samples=9",),
+        ("partition.hold_out=north",),
+        ("data.classes=cat,fox,owl",),
+        ("data.classes=all",),
+    ],
+    ids=str,
 )
 def test_sites_with_folders_of_their_own_train_as_domains_of_one_folder_would(
     tiny: Tiny, train: Train, pictures: Path, tmp_path: Path, settings: tuple[str, ...]
@@ -173,6 +183,34 @@ def test_a_node_config_that_does_not_say_which_data_are_meant_is_refused_there_a
     reply = ask(site(**node), tiny("fedavg"))
     assert reply.error.reason == f"{told}; the site's log tells more"
     assert words in log.text
+
+
+@pytest.mark.parametrize(
+    "setting", ["data.name=hub data.root=anyone/anything", "data.name=table data.table=/etc/hosts"]
+)
+def test_a_server_cannot_choose_the_dataset_of_a_site_with_a_share(
+    tiny: Tiny, tmp_path: Path, log: pytest.LogCaptureFixture, setting: str
+) -> None:
+    tables = config_tables(tiny("fedavg"))
+    del tables["data"]["root"]
+    for assignment in setting.split():
+        tables = merged(tables, parse_assignment(assignment))
+
+    def node(message: Message) -> Message:
+        return answer(message, context_of({"partition-id": 0, "state": str(tmp_path / "state")}), open_place)
+
+    reply = ask(node, config_from(tables))
+    told = "its node-config names no data-root, and a server cannot choose a site's dataset"
+    assert reply.error.reason == f"site 0: {told}; the site's log tells more"
+    assert "add the folder, or the name on the hub, of the dataset that this site may use" in log.text
+
+
+def test_a_site_with_a_share_opens_the_dataset_that_it_names_whatever_the_server_says(
+    tiny: Tiny, data_root: Path, tmp_path: Path
+) -> None:
+    tables = merged(config_tables(tiny("fedavg")), {"data": {"root": "/nowhere"}})
+    node = site(partition_id=0, data_root=str(data_root), state=str(tmp_path / "state"))
+    assert Introduction.from_message(ask(node, config_from(tables))).train == 24
 
 
 def test_a_server_cannot_have_a_site_run_a_file_that_the_site_has_not_named(

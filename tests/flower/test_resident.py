@@ -293,7 +293,8 @@ def test_a_run_is_the_same_to_the_bit_though_its_resident_is_killed_between_and_
     tiny: Callable[..., Config], train: Callable[..., Path], tmp_path: Path
 ) -> None:
     config = tiny("fedsr", "server.rounds=2", "run.workers=1")
-    at = context_of({"partition-id": 0, "state": str(tmp_path / "state"), "device": "cpu"}, 7)
+    own = {"data-root": str(config.data.root), "state": str(tmp_path / "state"), "device": "cpu"}
+    at = context_of({"partition-id": 0, **own}, 7)
     folder_of(at).mkdir(parents=True, mode=0o700)
     with socket.socket(socket.AF_UNIX) as stale, contextlib.chdir(folder_of(at)):  # of one that was killed long ago
         stale.bind(SOCKET)  # a longer path may be too long

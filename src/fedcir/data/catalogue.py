@@ -31,6 +31,11 @@ ALL = ("all",)
 """Every class, as a setting."""
 
 
+def named_classes(data: DataConfig) -> tuple[str, ...]:
+    """The classes that `data.classes` names; none if it is left out or asks for all."""
+    return () if data.classes in (None, ALL) else data.classes or ()
+
+
 @dataclass(frozen=True)
 class Source:
     """A dataset: either pictures, which are decoded into the cache, or arrays that are there already."""
@@ -161,6 +166,9 @@ SOURCES = {
         ),
     ),
 }
+
+BUNDLED = tuple(name for name, source in SOURCES.items() if source.root == "nothing")
+"""Datasets that come with fedcir."""
 
 
 def find(data: DataConfig) -> tuple[Source, Path]:

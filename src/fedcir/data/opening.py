@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image
 
 from fedcir.config import DataConfig, check_memory, nearest
-from fedcir.data.catalogue import ALL, IMAGE_SIZE, Source, find
+from fedcir.data.catalogue import ALL, IMAGE_SIZE, Source, find, named_classes
 from fedcir.data.collection import without_collection
 from fedcir.data.domains import Domains, Images, Split
 from fedcir.data.pictures.cache import Prepared, prepare
@@ -48,8 +48,8 @@ def _open(data: DataConfig, seed: int, on_file: OnFile | None, to_train: bool) -
     else:
         assert source.arrays is not None
         domains = source.arrays(root)
-        if data.classes not in (None, ALL):
-            domains = _of_classes(domains, data.classes or ())
+        if classes := named_classes(data):
+            domains = _of_classes(domains, classes)
         if data.image_size is not None:
             domains = _resized(domains, data.image_size)
         if data.channels not in (None, domains.image_shape[-1]):

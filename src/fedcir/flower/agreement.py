@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedcir.config import Config
-from fedcir.data.catalogue import ALL
+from fedcir.data.catalogue import named_classes
 from fedcir.data.examples.images import Normalisation
 from fedcir.data.federation import Sizes, image_card
 from fedcir.flower.introduction import Introduction
@@ -66,9 +66,9 @@ def agree(sites: Iterable[Introduction], config: Config) -> tuple[dict[str, Any]
     """The manifest that all sites together make, and what their users should know."""
     sites = in_order(sites, config.partition.hold_out)
     _check(sites, config)
-    configured = config.data.classes not in (None, ALL)
+    configured = named_classes(config.data)
     here = [set(site.classes) for site in sites]
-    classes = sorted(set(config.data.classes or ()) if configured else set().union(*here))
+    classes = sorted(set(configured) if configured else set().union(*here))
     holders = Counter(name for names in here for name in names)
     notes = []
     for site, names in zip(sites, here, strict=True) if not sites[0].shared else ():

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from fedcir.algorithms import make_algorithm
 from fedcir.config import Config, config_tables, dump_toml
+from fedcir.data.catalogue import BUNDLED, find
 from fedcir.data.federation import open_federation
 from fedcir.data.pictures.decode import OnFile
 from fedcir.engine.folder import RunFolder
@@ -60,6 +61,8 @@ def run_locally(
     own = {"algorithm": config.algorithm.name} if config.algorithm.name.endswith(".py") else {}
     if config.model.foreign:
         own["encoder"] = config.model.name
+    if config.data.name not in BUNDLED:
+        own["data-root"] = str(find(config.data)[1])
     state = {"state": str((out / "clients").resolve()), "device": config.run.device}
     nodes = [{"partition-id": number, **state, **own} for number in range(sites)]
     end_abandoned()
@@ -83,7 +86,7 @@ def _watch(
     shown = len(folder.records())
     running = True
     while running:
-        running = process.poll() is None
+        running = process.poll() is None and _serves(flower)
         records = folder.records()
         if back and len(records) < shown:
             shown = len(records)
@@ -93,10 +96,15 @@ def _watch(
             time.sleep(LOOK)
     if why := [each["text"] for each in told(flower.events) if each["event"] == "failed"]:
         raise RunError(why[-1])
+    if not folder.finished and not _serves(flower):
+        raise RunError(f"Flower's SuperLink has ended: {flower.last_words('superlink')}; continue with --resume")
     if not folder.finished:
-        text = flower.log("run").read_text(encoding="utf-8", errors="replace")
-        last = next((line for line in reversed(text.splitlines()) if line.strip()), "its log is empty")
-        raise RunError(f"Flower's run ended early: {last.strip()}")
+        raise RunError(f"Flower's run ended early: {flower.last_words('run')}")
+
+
+def _serves(flower: LocalFederation) -> bool:
+    """Whether the SuperLink runs."""
+    return flower.superlink is not None and flower.superlink.poll() is None
 
 
 def _absolute(config: Config) -> Config:

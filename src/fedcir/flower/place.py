@@ -6,6 +6,7 @@ What was opened is kept for the next message of the same run, as long as its fil
 import hashlib
 import json
 import os
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -16,7 +17,7 @@ from flwr.app import Context
 
 from fedcir import __version__
 from fedcir.config import Config, DataConfig, config_from, config_tables
-from fedcir.data.catalogue import find
+from fedcir.data.catalogue import BUNDLED, find, named_classes
 from fedcir.data.federation import Client, Federation, federation_from, open_federation
 from fedcir.data.opening import open_site, site_pictures
 from fedcir.data.partition.schemes import capped
@@ -57,7 +58,7 @@ def open_place(order: Order, context: Context) -> Place:
                 '--node-config names a domain but no data-root: add data-root="DIR", the folder of its <class>/<image>',
                 public="its node-config names no data-root",
             )
-        classes = order.classes or tuple(config.data.classes or ())
+        classes = order.classes or named_classes(config.data)
         own, domain = Path(str(root)).expanduser(), str(node["domain"])
         look = _look([_of_pictures(site_pictures(own, domain, config.data).pictures), _of_files(config)])
         here = _own(_text(config), own, domain, classes, look)
@@ -69,7 +70,19 @@ def open_place(order: Order, context: Context) -> Place:
         )
     if root is not None:
         config = replace(config, data=replace(config.data, root=str(Path(str(root)).expanduser())))
+    elif config.data.name not in BUNDLED and not _is_simulated():
+        raise InputError(
+            f"the run's dataset is {config.data.name!r} in {config.data.root!r}, but --node-config names no data-root: "
+            "add the folder, or the name on the hub, of the dataset that this site may use",
+            public="its node-config names no data-root, and a server cannot choose a site's dataset",
+        )
     return _share(_text(config), partition_of(context), _look([_of_dataset(config.data), _of_files(config)]))
+
+
+def _is_simulated() -> bool:
+    """Whether this is a client of Flower's simulation, which runs in Ray on the server's own machine."""
+    ray = sys.modules.get("ray")
+    return ray is not None and bool(ray.is_initialized())
 
 
 def state_of(context: Context) -> Path:

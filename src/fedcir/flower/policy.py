@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcir.config import build, read_toml
-from fedcir.data.catalogue import ALL, IMAGE_SIZE
+from fedcir.data.catalogue import IMAGE_SIZE, named_classes
 from fedcir.data.federation import Client
 from fedcir.flower.wire import Order
 from fedcir.types import InputError
@@ -127,5 +127,4 @@ def _refusal(public: str, because: str) -> Refused:
 
 def _classes(order: Order) -> tuple[str, ...]:
     """Those that the server names."""
-    configured = order.config.data.classes
-    return (*order.classes, *(configured if configured not in (None, ALL) else ()))
+    return (*order.classes, *named_classes(order.config.data))

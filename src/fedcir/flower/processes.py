@@ -22,6 +22,7 @@ import psutil
 
 from fedcir.config import dump_toml
 from fedcir.flower.certs import make_certificates, make_node_key
+from fedcir.flower.watcher import find_processes
 from fedcir.runs.events import EVENTS
 from fedcir.types import InputError, RunError
 
@@ -78,6 +79,13 @@ class LocalFederation:
     def log(self, name: str) -> Path:
         return self.folder / "logs" / f"{name}.log"
 
+    def last_words(self, name: str) -> str:
+        """The last line of a log; all lines of a box that it ends with, without the box."""
+        text = self.log(name).read_text(encoding="utf-8", errors="replace")
+        lines = [line.strip(" \t─│╭╮╰╯") for line in text.rpartition("╭")[2].splitlines()]
+        words = [line for line in lines if any(letter.isalnum() for letter in line)]
+        return " ".join(words if "╭" in text else words[-1:]) or "its log is empty"
+
     def __enter__(self) -> Self:
         try:
             for each in ("logs", "flwr", "nodes"):
@@ -120,8 +128,7 @@ class LocalFederation:
             with contextlib.suppress(OSError), socket.create_connection((HOST, self.port), timeout=1):
                 return
             time.sleep(0.1)
-        last = " ".join(self.log("superlink").read_text(encoding="utf-8", errors="replace").split()[-40:])
-        raise RunError(f"Flower's SuperLink did not start: {last}")
+        raise RunError(f"Flower's SuperLink did not start: {self.last_words('superlink')}")
 
     def start_supernode(self, number: int, *options: object, secure: bool = True) -> None:
         """Start a node of the federation; other options come after its own."""
@@ -174,17 +181,17 @@ class LocalFederation:
     def stop(self) -> None:
         """End all processes: ask them first, and kill those that do not end."""
         started = [*self._commands, *self.supernodes.values(), *([self.superlink] if self.superlink else [])]
-        family = {each for process in started for each in _family(process.pid)}
-        for each in family:
+        processes = find_processes(str(self.folder))  # those of a SuperLink that was killed are nobody's children
+        for process in processes:
             with contextlib.suppress(psutil.NoSuchProcess):
-                each.terminate()
-        _, alive = psutil.wait_procs(list(family), timeout=GRACE)
-        for each in alive:
+                process.terminate()
+        _, alive = psutil.wait_procs(processes, timeout=GRACE)
+        for process in alive:
             with contextlib.suppress(psutil.NoSuchProcess):
-                each.kill()
+                process.kill()
         psutil.wait_procs(alive, timeout=GRACE)
-        for process in started:
-            process.wait()
+        for command in started:
+            command.wait()
         self._commands, self.supernodes, self.superlink = [], {}, None
 
     def start(self, name: str, command: str, *words: object) -> "subprocess.Popen[bytes]":

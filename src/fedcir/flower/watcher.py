@@ -13,6 +13,10 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import psutil
 
 HOME = "FLWR_HOME"
 """What all processes of a federation have in their environment: a folder in that of the federation."""
@@ -87,14 +91,24 @@ def _kill_all(folder: str) -> bool:
     """End all processes of the federation; whether there were any."""
     import psutil
 
-    found = False
+    processes = find_processes(folder)
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+    return bool(processes)
+
+
+def find_processes(folder: str) -> "list[psutil.Process]":
+    """All processes whose Flower lies in the folder, also those whose parent has ended."""
+    import psutil
+
+    processes = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
             home = process.environ().get(HOME, "")
             if home.startswith(folder + os.sep) and process.status() != psutil.STATUS_ZOMBIE:
-                process.kill()
-                found = True
-    return found
+                processes.append(process)
+    return processes
 
 
 if __name__ == "__main__":
