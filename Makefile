@@ -29,7 +29,7 @@ $(READY): $(RUN_READY)
 install: $(READY)  ## Set up the virtual environment in .venv, with every extra
 
 run: $(RUN_READY)  ## Train FedAvg, FedCiR, FedCiRPlus and Centralized on the embedded data and compare them (resumes, or shows again)
-	$(BIN)/fedcir compare --resume --out runs/default
+	$(BIN)/fedcir compare $(if $(wildcard runs/default/*),--resume) --out runs/default
 
 # Three workers, since the tests of deployments mostly wait. One torch thread a worker, since more wait for each other. fedcir itself sets its threads: a test runs
 # the checks of a method without the variable.

@@ -30,7 +30,6 @@ def test_the_example_of_fedcir_train_runs_and_learns(capsys: pytest.CaptureFixtu
 def test_the_example_of_a_comparison_in_python_runs_and_plots(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pytest.importorskip("pandas")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MPLBACKEND", "agg")
     exec(compile(PYTHON[1], "README.md", "exec"), {"__name__": "example"})

@@ -6,8 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedcir.analysis.bootstrap import Interval
 from fedcir.analysis.inversion import cosine, invert, nearest, psnr, total_variation
-from fedcir.analysis.membership import membership
+from fedcir.analysis.membership import Membership, membership
 
 
 def test_auc_and_advantage_by_hand() -> None:
@@ -26,6 +27,14 @@ def test_a_model_that_remembers_is_found_out_and_one_that_does_not_is_at_chance(
     known = membership("a", 0.1 * rng.exponential(size=300), rng.exponential(size=200))
     assert known.auc.low > 0.8
     assert known.advantage.low > 0.4
+
+
+def test_a_domain_is_beyond_chance_if_either_interval_is() -> None:
+    both, neither = Interval(0.6, 0.55, 0.65), Interval(0.52, 0.45, 0.59)
+    above, around = Interval(0.08, 0.01, 0.14), Interval(0.02, -0.04, 0.08)
+    cases = {(both, around): True, (neither, above): True, (both, above): True, (neither, around): False}
+    for (auc, advantage), expected in cases.items():
+        assert Membership("clinic", 9, 9, auc, advantage).is_beyond_chance is expected
 
 
 def test_intervals_are_the_same_again() -> None:

@@ -1,6 +1,7 @@
 """`fedcir compare`: what goes wrong with one method or folder costs the others nothing."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -117,12 +118,11 @@ def test_a_comparison_of_other_data_is_refused_before_anything_starts(
     fedcir: Command, options: list[str], place: Path, write_domain: Callable[..., Path]
 ) -> None:
     """By its name, by its settings, and by what it holds."""
-    command = ["compare", "--resume", "--out", "one", "--algorithms"]
-    assert fedcir(*command, "fedavg", *options, "--rounds", 1).code == 0
+    assert fedcir("compare", "--out", "one", "--algorithms", "fedavg", *options, "--rounds", 1).code == 0
     before = sorted(place.rglob("*"))
-    refused(
-        fedcir(*command, "fedprox", "--rounds", 1), "one/fedavg-0 was started with data.name=arrays, not minidigits"
-    )
+    command = ["compare", "--resume", "--out", "one", "--algorithms"]
+    other = ["--rounds", 1, "--dataset", "minidigits"]
+    refused(fedcir(*command, "fedprox", *other), "one/fedavg-0 was started with data.name=arrays, not minidigits")
     capped = [*options, "--rounds", 1, "--set", "data.train_per_domain=6"]
     refused(fedcir(*command, "fedavg", *capped), "one/fedavg-0 was started with data.train_per_domain=None, not 6")
     (place / "data").mkdir()
@@ -141,6 +141,42 @@ def test_comparisons_without_out_are_numbered_and_resume_goes_on_with_the_last(
     for folder in ("compare", "compare-2"):
         assert f"runs/{folder} holds " in fedcir(*command, "fedavg").out
     assert "runs/compare-2 holds " in fedcir(*command, "fedavg,fedprox", "--resume").out
+
+
+@pytest.mark.parametrize("command", [["compare"], ["reproduce", "table1"], ["tune"]])
+def test_resume_without_anything_to_continue_is_refused_and_trains_nothing(
+    fedcir: Command, place: Path, command: list[str]
+) -> None:
+    refused(fedcir(*command, "--resume", "--out", "nowhere"), "nowhere holds no", "start without resume")
+    assert not (place / "nowhere").exists()
+
+
+def test_a_resumed_comparison_takes_the_options_that_it_was_started_with(
+    fedcir: Command, options: list[str], place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = ["compare", *options, "--rounds", 1, "--algorithms", "fedavg,fedprox", "--seeds", "3", "--set"]
+    assert fedcir(*start, "algorithms.fedprox.mu=0.3", "--out", "one", "--no-report").code == 0
+    model = (place / "one" / "fedprox-3" / "model.safetensors").read_bytes()
+    shutil.rmtree(place / "one" / "fedprox-3")
+    (place / "elsewhere").mkdir()
+    monkeypatch.chdir(place / "elsewhere")  # paths that were relative then are the same folders now
+    ended = fedcir("compare", "--resume", "--out", "../one", "--no-report")
+    assert ended.code == 0, ended.err
+    assert (place / "one" / "fedprox-3" / "model.safetensors").read_bytes() == model
+    assert sorted(path.parent.name for path in (place / "one").glob("*/summary.json")) == ["fedavg-3", "fedprox-3"]
+
+
+def test_a_resumed_comparison_runs_code_only_if_the_user_names_it_again(
+    fedcir: Command, options: list[str], place: Path
+) -> None:
+    (place / "faulty.py").write_text(MENDED)
+    start = ["compare", *options, "--rounds", 1, "--out", "one", "--no-report", "--algorithms", "fedavg,./faulty.py"]
+    assert fedcir(*start).code == 0
+    refused(
+        fedcir("compare", "--resume", "--out", "one"), "one names code of its own, ./faulty.py", "give algorithms again"
+    )
+    named = ["compare", "--resume", "--out", "one", "--no-report", "--algorithms", "fedavg,./faulty.py"]
+    assert fedcir(*named).code == 0
 
 
 def test_a_page_that_cannot_be_written_is_refused_before_the_work(

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fedcir.cli.failure import told
+from fedcir.cli.failure import told, with_options
 from fedcir.engine.folder import RunFolder
 
 Command = Callable[..., Any]
@@ -114,3 +114,14 @@ def test_somebody_elses_long_message_is_cut() -> None:
     line, _ = told(RuntimeError("Error(s) in loading:\n\t" + "Missing key. " * 1000))
     assert "RuntimeError: Error(s) in loading: Missing key." in line
     assert len(line) < 600
+
+
+def test_an_error_names_an_option_only_if_the_value_may_come_from_it() -> None:
+    broken = "local.lr must be above 0, got -1"
+    assert with_options(broken, ["run", "--lr", "-1"]) == f"{broken} (--lr)"
+    assert with_options(broken, ["run"]) == f"{broken} (--lr)"  # nothing else can set it
+    assert with_options(broken, ["run", "mine.toml", "--rounds", "3"]) == broken
+    assert with_options(broken, ["run", "mine.toml", "--lr=-1"]) == f"{broken} (--lr)"
+    missing = "data.root: there is no folder data"
+    assert with_options(missing, ["run", "mine.toml"]) == missing
+    assert with_options(missing, ["run", "--data-root", "data"]) == "--data-root: there is no folder data"

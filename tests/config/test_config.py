@@ -6,6 +6,7 @@ import pytest
 from fedcir.config import (
     DEFAULT_ALGORITHM,
     AlgorithmConfig,
+    Asked,
     Config,
     DataConfig,
     LocalConfig,
@@ -175,3 +176,18 @@ def test_an_assignment_is_read_as_toml_or_else_as_text(text: str, value: object)
 def test_an_assignment_without_its_parts_is_refused(text: str) -> None:
     with pytest.raises(InputError, match=r"set takes section\.field=value, got '"):
         parse_assignment(text)
+
+
+def test_a_path_in_a_file_is_relative_to_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "project").mkdir()
+    text = '[data]\nname = "folders"\nroot = "images"\n[model]\nweights = "/weights/resnet18.pth"\n'
+    (tmp_path / "project" / "mine.toml").write_text(text)
+    for folder, root in ((tmp_path, "project/images"), (tmp_path / "project", "images")):
+        monkeypatch.chdir(folder)
+        config = Asked(file=(tmp_path / "project" / "mine.toml").relative_to(folder)).config()
+        assert (config.data.root, config.model.weights) == (root, "/weights/resnet18.pth")
+
+
+def test_the_name_of_a_dataset_on_the_hub_is_no_path(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text('[data]\nname = "hub"\nroot = "flwrlabs/pacs"\n')
+    assert Asked(file=tmp_path / "mine.toml").config().data.root == "flwrlabs/pacs"

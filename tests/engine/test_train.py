@@ -166,6 +166,17 @@ def test_a_run_in_a_folder_is_continued_there(tmp_path: Path) -> None:
     assert finished.summary == continued.summary == fedcir.RunFolder(out).summary()
 
 
+def test_a_run_that_on_round_stops_keeps_its_model_and_summary_and_can_be_continued(tmp_path: Path) -> None:
+    def run(resume: bool, **more: Any) -> Any:
+        return fedcir.train(clients(vectors), encoder=on_vectors(), out=tmp_path / "run", resume=resume, **TINY, **more)
+
+    stopped = run(False, on_round=lambda record: record.round < 2)
+    saved = fedcir.load_run(tmp_path / "run")
+    assert saved.summary["rounds"] == stopped.summary["rounds"] == saved.final["round"] == 2
+    assert same(saved.model(encoder=on_vectors()), stopped.model)
+    assert same(run(True).model, fedcir.train(clients(vectors), encoder=on_vectors(), **TINY).model)
+
+
 def test_a_folder_with_a_run_is_refused_without_resume(tmp_path: Path) -> None:
     fedcir.train(clients(vectors), encoder=on_vectors(), out=tmp_path / "run", **TINY)
     with pytest.raises(fedcir.InputError, match="already holds a run"):
@@ -288,9 +299,10 @@ X, Y = vectors(12, 0).tensors
         (Y - 1, "gives the label -1"),
         (Y + 0.5, "gives the label 0.5"),
         (Y * torch.nan, "gives the label nan"),
-        (torch.eye(3)[Y], r"gives labels of the shape \[3\]: give class numbers, such as labels.argmax"),
+        (torch.eye(3)[Y], r"gives labels of the shape \[3\]: give one class number a sample; .* labels.argmax\(-1\)"),
+        (torch.ones(len(Y), 3), r"gives labels of the shape \[3\]: .* \(multi-label, .*\) are not supported"),
     ],
-    ids=["above", "below", "a fraction", "no number", "one-hot"],
+    ids=["above", "below", "a fraction", "no number", "one-hot", "multi-label"],
 )
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("whole", [True, False], ids=["of tensors", "of items"])

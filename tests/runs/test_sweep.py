@@ -85,7 +85,7 @@ def test_data_that_cannot_be_opened_fail_only_the_runs_on_them(tiny: Tiny, tmp_p
         "good-1": "ended",
         "good-2": "ended",
     }
-    assert last["bad-1"].said == last["bad-2"].said == f"--data-root: there is no folder {tmp_path / 'none'}"
+    assert last["bad-1"].said == last["bad-2"].said == f"data.root: there is no folder {tmp_path / 'none'}"
 
 
 def test_the_longest_run_comes_first_and_equal_ones_on_the_same_data_together(tiny: Tiny, tmp_path: Path) -> None:

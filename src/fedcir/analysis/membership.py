@@ -27,6 +27,11 @@ class Membership:
     advantage: Interval
     """The share of training images with a loss below their mean, less that of the others; 0 is guessing."""
 
+    @property
+    def is_beyond_chance(self) -> bool:
+        """Whether either measure's interval lies above guessing."""
+        return self.auc.low > 0.5 or self.advantage.low > 0
+
 
 def membership(domain: str, trained: Losses, others: Losses) -> Membership:
     """The attack on the losses of training images and of others, both sets drawn anew for the intervals."""

@@ -84,8 +84,10 @@ def data_of_run(run: Run, data_root: str | None = None) -> tuple[Config, Domains
         config = replace(config, data=replace(config.data, root=data_root))
     root = config.data.root
     if root is None and "key" in run.manifest and SOURCES[config.data.name].root == "folder":
+        sites = ", ".join(dict.fromkeys(client["domain"] for client in run.manifest["clients"]))
         raise InputError(
-            f"{run.path} ran across sites, which keep their images: give data_root if one folder here holds them all"
+            f"{run.path} ran across sites, which keep their images ({sites}): give data_root, a folder here that holds "
+            "the images of all of them, or the name and data_root of another dataset"
         )
     if SOURCES[config.data.name].root == "folder" and root is not None and not Path(root).is_dir():
         raise InputError(f"{run.path} ran on {root}, which is no longer a folder: give its new place as data_root")

@@ -5,7 +5,7 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,7 @@ def told(error: BaseException) -> tuple[str, int]:
     from fedcir.types import FedcirError, InputError
 
     if isinstance(error, FedcirError):
-        return with_options(str(error)), 2 if isinstance(error, InputError) else 1
+        return with_options(str(error), sys.argv[1:]), 2 if isinstance(error, InputError) else 1
     from fedcir.engine.transports.processes import too_little_memory
 
     if too_little_memory(error):
@@ -53,17 +53,23 @@ def told(error: BaseException) -> tuple[str, int]:
     return _broken(error), 1
 
 
-def with_options(text: str) -> str:
-    """A message with the options of the settings that it names: in place of one at its beginning, else at its end."""
+def with_options(text: str, arguments: Sequence[str] = ()) -> str:
+    """A message with the options of the settings that it names: in place of one at its beginning, else at its end.
+
+    If a file of settings was given, only options that were given too are named: the value may stand in the file.
+    """
     from fedcir.config import OPTIONS
 
     names = {option.place: name for name, option in OPTIONS.items()} | {name: name for name in (*OPTIONS, "trust_code")}
+    options = {name: f"--{option.replace('_', '-')}" for name, option in names.items()}
+    if any(argument.endswith(".toml") for argument in arguments):
+        given = {argument.partition("=")[0] for argument in arguments}
+        options = {name: option for name, option in options.items() if option in given or name == "trust_code"}
     setting, colon, rest = text.partition(": ")
-    if colon and setting in names:
-        return f"--{names[setting].replace('_', '-')}: {rest}"
-    found = re.findall(r"(?<![\w./-])([a-z]+[._][a-z_]+)(?![\w=/.]*[\w=/])", text)
-    options = dict.fromkeys(f"--{names[name].replace('_', '-')}" for name in found if name in names)
-    missing = [option for option in options if option not in text]
+    if colon and setting in options:
+        return f"{options[setting]}: {rest}"
+    mentioned = re.findall(r"(?<![\w./-])([a-z]+[._][a-z_]+)(?![\w=/.]*[\w=/])", text)
+    missing = dict.fromkeys(options[name] for name in mentioned if name in options and options[name] not in text)
     return f"{text} ({', '.join(missing)})" if missing else text
 
 

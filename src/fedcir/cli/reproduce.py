@@ -23,8 +23,11 @@ def reproduce(
     options: Options,
     id: Annotated[str, typer.Argument(help=IDS, metavar="ID")],
     scale: Annotated[
-        str, typer.Option(help="smoke: a minute; small: hours on 2 cores; paper: the paper's own settings, days.")
-    ] = "small",
+        str | None,
+        typer.Option(
+            help="smoke: a minute; small: hours on 2 cores; paper: the paper's own settings, days. [default: small]"
+        ),
+    ] = None,
     algorithms: Annotated[
         str | None, typer.Option(help="Algorithms, separated by commas, or all. [default: the paper's]")
     ] = None,
@@ -40,7 +43,7 @@ def reproduce(
     from fedcir.insight.reproduction import plan as planned
     from fedcir.types import RunError
 
-    asked = {**options.keywords(), "resume": options.resume or plan}
+    asked = {**options.keywords(), "preview": plan}
     report = asked.pop("report")
     asked |= {"algorithms": None if algorithms is None else listed(algorithms)}
     asked |= {"seeds": None if seeds is None else numbers(seeds)}

@@ -26,6 +26,8 @@ def run(
     trust_code: TrustCode = False,
 ) -> None:
     """Train one algorithm. Without arguments, trains FedCiRPlus on an embedded dataset of digits."""
+    if options.profile:
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler logs to the terminal; read as torch loads
     from fedcir.cli.progress import Display, Meter
     from fedcir.engine.machine import end_with
     from fedcir.engine.simulate import open_run
@@ -111,7 +113,7 @@ def compare(
             "fedavg,NAME,centralized if a file names the algorithm NAME]"
         ),
     ] = None,
-    seeds: Annotated[str, typer.Option(help="Seeds, separated by commas.")] = "0",
+    seeds: Annotated[str | None, typer.Option(help="Seeds, separated by commas. [default: 0]")] = None,
     target: Annotated[
         float | None, typer.Option(help="Accuracy to reach, such as 0.9. [default: FedAvg's last]")
     ] = None,
@@ -124,7 +126,7 @@ def compare(
     with Watch(options.quiet) as watch:
         comparison = compare_methods(
             algorithms=None if algorithms is None else listed(algorithms),
-            seeds=numbers(seeds),
+            seeds=None if seeds is None else numbers(seeds),
             target=target,
             **options.keywords(),
             **watch.callbacks(),

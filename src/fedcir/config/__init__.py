@@ -37,6 +37,7 @@ from fedcir.config.settings import (
     ServerConfig,
 )
 from fedcir.config.tables import (
+    absolute_paths,
     build,
     config_from,
     config_tables,
@@ -80,6 +81,7 @@ __all__ = [
     "Spread",
     "Weight",
     "Width",
+    "absolute_paths",
     "bounds_of",
     "build",
     "check_bounds",

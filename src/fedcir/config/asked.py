@@ -9,7 +9,7 @@ from fedcir.config.nearest import nearest
 from fedcir.config.options import OPTIONS
 from fedcir.config.presets import read_preset
 from fedcir.config.settings import Config
-from fedcir.config.tables import assigned, config_from, config_tables, merged, parse_assignment, read_toml
+from fedcir.config.tables import assigned, config_from, config_tables, merged, parse_assignment, read_settings
 from fedcir.types import InputError
 
 Assignments = Sequence[str] | Mapping[str, Any]
@@ -29,6 +29,8 @@ class Asked:
     options: Mapping[str, Any] = field(default_factory=dict)
     """By the names of OPTIONS; None means not given."""
     assignments: Assignments = ()
+    saved: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of the request that is resumed, as tables; the file and all below override them."""
 
     @classmethod
     def of(
@@ -72,7 +74,8 @@ class Asked:
 
     def tables(self, under: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """What the file, the options and the assignments say, over other tables."""
-        tables = merged(under or {}, {} if self.file is None else read_toml(self.file))
+        tables = merged(under or {}, self.saved)
+        tables = merged(tables, {} if self.file is None else read_settings(self.file))
         options = {name: value for name, value in self.options.items() if value is not None}
         if "clients" in options or "beta" in options:
             tables = merged({"partition": {"scheme": "dirichlet"}}, tables)  # unless the file says otherwise

@@ -6,6 +6,7 @@ A key that does not exist or a value of the wrong type is an error that names th
 import dataclasses
 import functools
 import math
+import os
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,7 +18,7 @@ import tomli_w
 from fedcir.config.bounds import shown
 from fedcir.config.nearest import nearest
 from fedcir.config.reading import read_text
-from fedcir.config.settings import DEFAULT_ALGORITHM, SECTIONS, AlgorithmConfig, Config
+from fedcir.config.settings import DEFAULT_ALGORITHM, PATHS, SECTIONS, AlgorithmConfig, Config
 from fedcir.types import InputError
 
 T = TypeVar("T")
@@ -89,6 +90,33 @@ def differing(one: Config, other: Config) -> dict[str, tuple[Any, Any]]:
             if old != new:
                 found[f"{section}.{name}"] = old, new
     return found
+
+
+def resolve_paths(tables: Mapping[str, Any], folder: str | Path = ".") -> dict[str, Any]:
+    """Join every relative path among the settings to a folder."""
+    resolved = dict(tables)
+    for key in PATHS:
+        section, name = key.split(".")
+        values = resolved.get(section)
+        if not isinstance(values, Mapping) or not isinstance(values.get(name), str):
+            continue
+        path = os.path.normpath(os.path.join(folder, values[name]))
+        if key == "data.root" and values.get("name") == "hub" and not os.path.exists(path):
+            continue  # the name of a dataset on the hub
+        resolved[section] = {**values, name: path}
+    return resolved
+
+
+def absolute_paths(tables: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings for a file that fedcir writes, which may be read from any working directory."""
+    return resolve_paths(tables, Path.cwd())
+
+
+def read_settings(path: Path) -> dict[str, Any]:
+    """The tables of a user's TOML file. Its relative paths are relative to the folder of the file."""
+    tables = read_toml(path)
+    # Earlier versions wrote paths relative to the working directory into the config.toml of a run.
+    return tables if "fedcir" in tables else resolve_paths(tables, path.parent)
 
 
 def read_toml(path: Path) -> dict[str, Any]:

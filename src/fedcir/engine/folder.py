@@ -15,7 +15,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save
 
-from fedcir.config import PATHS, Config, config_from, config_tables, dump_toml, read_toml, typed
+from fedcir.config import PATHS, Config, absolute_paths, config_from, config_tables, dump_toml, read_toml, typed
 from fedcir.data.partition.pieces import indented
 from fedcir.data.private import as_open_as_folder, private_folder
 from fedcir.engine import packed
@@ -102,7 +102,7 @@ class RunFolder:
         for what, source in own_files(config).items():
             about[what] = file_hash(source)
             write(self.path / source.name, source.read_bytes())
-        tables = {"fedcir": about, **config_tables(config)}
+        tables = {"fedcir": about, **absolute_paths(config_tables(config))}
         about[CHECKSUM] = _settings_checksum(tables)
         write(self.path / "config.toml", dump_toml(tables))
 

@@ -39,7 +39,7 @@ def run(session: Session, transport: Transport) -> Rounds:
     folder, server = session.folder, session.config.server
     saved = session.state.round
     try:
-        while not session.finished:
+        while not session.finished and not session.stop_requested:
             started = time.perf_counter()
             record, state, calibration = _round(session, transport)
             writing = time.perf_counter()

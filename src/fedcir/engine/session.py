@@ -65,6 +65,8 @@ class Session:
     """What clients of this machine keep."""
     deployed: bool = False
     """Whether clients are sites of others, so that noise must come from the system and not from the seed."""
+    stop_requested: bool = False
+    """Whether the run ends after this round, as if it were the last."""
     coming: ServerState | None = None
     """The state that the next round starts from, while it is tested."""
 

@@ -83,7 +83,7 @@ def train(
     set: Assignments = (),
     out: str | Path | None = None,
     resume: bool = False,
-    on_round: Callable[[RoundRecord], None] | None = None,
+    on_round: Callable[[RoundRecord], bool | None] | None = None,
 ) -> Result:
     """Train one classifier over clients, each a (train, test) pair of torch Datasets that give (input, label).
 
@@ -96,7 +96,8 @@ def train(
 
     `encoder` maps a batch of inputs to features (batch, width) and starts from a copy of the weights that it has.
     `algorithm` is a method such as fedcir.FedProx(mu=0.5), its class, its name, or the file of one of your own. With
-    `out` the run is kept in that folder, and `resume` continues it there. `on_round` sees every round's record. On a
+    `out` the run is kept in that folder, and `resume` continues it there. `on_round` sees every round's record, and may
+    return False to stop: the model and the summary of that round are kept, and `resume` goes on from there. On a
     CPU `workers` processes train at a time, as many as there are cores if not given; a convolutional encoder is often
     faster with `layout="channels_last"`. With `prior="client"` each client's own label shares correct its
     cross-entropy, which helps where they differ; if not given, the algorithm decides. `set` holds any other settings of
@@ -129,8 +130,8 @@ def train(
     config = settled(config, method, federation)
     with open_rounds(config, method, federation, None if out is None else Path(out), resume) as (session, records):
         for record in records:
-            if on_round is not None:
-                on_round(record)
+            if on_round is not None and on_round(record) is False:
+                session.stop_requested = True
         keepers = federation.clients if own_batchnorm(config, method) or not method.one_model else ()
         kept = {client.domain: session.store.load(client.id, session.state.round + 1) for client in keepers}
     own = {name: bag for name, groups in kept.items() if (bag := own_part(groups))}

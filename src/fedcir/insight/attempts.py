@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-from fedcir.config import Config, config_from, config_tables, dump_toml, read_toml, typed
+from fedcir.config import Config, absolute_paths, config_from, config_tables, dump_toml, read_toml, typed
 from fedcir.engine.files import RESTORE, naming, reading, write
 from fedcir.engine.lock import LOCK_PATIENCE, take_lock
 from fedcir.types import InputError
@@ -92,7 +92,7 @@ class Book:
         from fedcir import __version__
 
         about = {"version": __version__, "trials": plan.trials, "data": plan.data, "space": plan.space}
-        write(self._plan, dump_toml({"fedcir": about, **config_tables(plan.config)}))
+        write(self._plan, dump_toml({"fedcir": about, **absolute_paths(config_tables(plan.config))}))
 
     def attempts(self) -> list[Attempt]:
         """The trials on record; a line that a kill cut short is not one, and is removed."""

@@ -111,13 +111,14 @@ def inverted_rows(found: Audit) -> Rows:
 def audit_findings(found: Audit) -> list[str]:
     """The tables in words."""
     said = []
-    telling = [each for each in found.membership if each.auc.low > 0.5]
+    telling = [domain for domain in found.membership if domain.is_beyond_chance]
     if telling:
-        worst = max(telling, key=lambda each: each.auc.value)
-        names = ", ".join(each.domain for each in telling)
+        worst = max(telling, key=lambda domain: domain.auc.value)
+        names = ", ".join(domain.domain for domain in telling)
         said.append(
             f"The model gives away which images it was trained on in {len(telling)} of {len(found.membership)} domains "
-            f"({names}). The AUC is highest in {worst.domain}: {worst.auc:.2f}; guessing has 0.50."
+            f"({names}): the interval of the AUC is above 0.50 or that of the advantage above 0. The AUC is highest "
+            f"in {worst.domain}: {worst.auc:.2f}; guessing has 0.50."
         )
     elif found.membership:
         said.append("This attack could not tell training images from test images better than chance in any domain.")

@@ -20,9 +20,13 @@ from fedcir.runs.batch import OnNote, OnProgress, OnWork, unheard
 from fedcir.runs.compare import Method, baseline_of
 from fedcir.runs.compare import compare as compare_runs
 from fedcir.runs.places import place_for
+from fedcir.runs.request import BatchRequest, require_runs
 from fedcir.runs.run import Run
 from fedcir.runs.sweep import Job
 from fedcir.types import InputError
+
+REQUEST = "comparison"
+"""Name of the saved request."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +74,7 @@ class Comparison:
 def compare(
     *,
     algorithms: Sequence[str | Path] | None = None,
-    seeds: Sequence[int] = (0,),
+    seeds: Sequence[int] | None = None,
     target: float | None = None,
     out: str | Path | None = None,
     resume: bool = False,
@@ -91,22 +95,33 @@ def compare(
     named, and FedAvg, is refused.
     `options` are those of the command, such as dataset="pacs", data_root="data/pacs", rounds=50 or workers=2. `config`
     is a TOML file of settings, `set` any settings such as {"local.momentum": 0.5}. The runs, tables and pictures go
-    into `out`, a new folder in runs/ if not given; `resume` does what is left there. `target` is an accuracy to reach,
+    into `out`, a new folder in runs/ if not given; `resume` does what is left there, with the settings of the request
+    that began it unless others are given. `seeds` are (0,) if not given. `target` is an accuracy to reach,
     the baseline's last if not given. A run that fails leaves the others as they are, and is among `failures`; if all
     do, that is a RunError.
     """
     batch.check_target(target)
-    asked = Asked.of(options, preset, config, set, without=("algorithm", "seed"))
+    place = place_for(out, Path("runs", "compare"), resume)
+    request = BatchRequest(
+        Asked.of(options, preset, config, set, without=("algorithm", "seed")),
+        None if algorithms is None else batch.chosen_algorithms(algorithms),
+        None if seeds is None else batch.chosen_seeds(seeds),
+        target,
+    )
+    if resume:
+        require_runs(place, "comparison")
+        request = request.resume(place, REQUEST)
+    asked, algorithms, target = request.asked, request.algorithms, request.target
     own = asked.tables().get("algorithm", {}).get("name")
     names = batch.chosen_algorithms(_usual(own) if algorithms is None else algorithms)
     needed = batch.required(([] if own is None else [own]) if algorithms is None else algorithms)
-    numbers = batch.chosen_seeds(seeds)
-    place = place_for(out, Path("runs", "compare"), resume)
+    numbers = batch.chosen_seeds(request.seeds or (0,))
     planned = {(name, seed): place / f"{Path(name).stem}-{seed}" for seed in numbers for name in names}
     every = [Job(asked_config(asked.over(algorithm=name, seed=seed)), path) for (name, seed), path in planned.items()]
     _check(place, every[0].config)
     left_out = batch.prepare(every, resume, track, needed, on_work, on_note).left_out
     jobs = [job for job in every if job.config.algorithm.name not in left_out]
+    request.save(place, REQUEST)
     workers = cores() if options.get("workers") is None else options["workers"]
     ended, failures = batch.run_all(jobs, workers, resume, track, on_progress)
     runs: dict[str, dict[int, Run]] = {}

@@ -22,9 +22,12 @@ from fedcir.insight.report.write import MEASURING
 from fedcir.runs import batch
 from fedcir.runs.batch import OnNote, OnProgress, OnWork, unheard
 from fedcir.runs.places import place_for
+from fedcir.runs.request import BatchRequest, request_path, require_runs
 from fedcir.runs.run import Run
 from fedcir.runs.sweep import Job, longest_first
 from fedcir.types import InputError
+
+SCALE = "small"
 
 
 @dataclass(frozen=True)
@@ -135,12 +138,13 @@ def reproduce(
 def plan(
     id: str,
     *,
-    scale: str = "small",
+    scale: str | None = None,
     algorithms: Sequence[str | Path] | None = None,
     seeds: Sequence[int] | None = None,
     target: float | None = None,
     out: str | Path | None = None,
     resume: bool = False,
+    preview: bool = False,
     track: str | None = None,
     preset: str | None = None,
     config: str | Path | None = None,
@@ -151,30 +155,45 @@ def plan(
 ) -> Plan:
     """Which runs it takes, with what is wrong found before any of them starts.
 
-    `scale` is smoke (a minute), small (hours on 2 cores) or paper (its own settings, days). Methods and seeds are the
+    `scale` is smoke (a minute), small (hours on 2 cores; the default) or paper (its own settings, days). `resume`
+    continues what is in `out`, with its settings unless others are given. A `preview` starts nothing: `out` may hold
+    some of the runs, or none. Methods and seeds are the
     paper's if not given, without those that do not go with the settings; `target` is an accuracy to reach (table3).
     """
     made = experiment(id)
-    if scale not in SCALES:
-        raise InputError(f"no scale {scale!r}; {nearest(scale, SCALES)}")
     batch.check_target(target)
     if target is not None and id != "table3":
         raise InputError(f"only table3 takes a target, {id} does not: leave it out")
-    chosen = None if algorithms is None else batch.chosen_algorithms(algorithms)
-    numbers = None if seeds is None else batch.chosen_seeds(seeds)
-    asked = Asked.of(options, preset, config, set, without=("algorithm", "seed"))
+    if scale is not None and scale not in SCALES:
+        raise InputError(f"no scale {scale!r}; {nearest(scale, SCALES)}")
+    request = BatchRequest(
+        Asked.of(options, preset, config, set, without=("algorithm", "seed")),
+        None if algorithms is None else batch.chosen_algorithms(algorithms),
+        None if seeds is None else batch.chosen_seeds(seeds),
+        target,
+        {} if scale is None else {"scale": scale},
+    )
+    place = place_for(out, Path("runs", f"{id}-{scale or SCALE}"), resume or preview)
+    if resume:
+        require_runs(place, "runs")
+        request = request.resume(place, id)
+    asked, chosen, numbers, target = request.asked, request.algorithms, request.seeds, request.target
+    scale, resume = request.more.get("scale", SCALE), resume or preview
+    if scale not in SCALES:
+        raise InputError(f"{request_path(place, id)} names no scale, but {scale!r}: delete the file, or restore it")
     given = asked.tables()
     roots = _datasets(given.get("data", {}), scale, made.datasets, on_note)
     planned = cases(made, scale, list(roots), chosen, numbers, given)
-    place = place_for(out, Path("runs", f"{id}-{scale}"), resume)
     jobs = {case.name: Job(_config(asked, case, scale, roots), place / case.name) for case in planned}
     if len(jobs) < len(planned):
         raise InputError(f"two runs of {id} would have the same name: leave one of the methods out")
-    needed = batch.required(made.algorithms if made.fixed else algorithms or ())
+    needed = batch.required(made.algorithms if made.fixed else chosen or ())
     ready = batch.prepare(list(jobs.values()), resume, track, needed, on_work, on_note)
     kept = [case for case in planned if case.algorithm not in ready.left_out]
     jobs = {case.name: jobs[case.name] for case in kept}
     workers = cores() if options.get("workers") is None else options["workers"]
+    if not preview:
+        request.save(place, id)
     return Plan(id, made, kept, jobs, ready.data, place, workers, resume, track, target)
 
 

@@ -1,5 +1,6 @@
 """A first file of settings for some data, from a look at every image; nothing is trained."""
 
+import os
 import textwrap
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -58,8 +59,11 @@ class Starter:
         for section, values in self.tables.items():
             lines += ["", f"[{section}]"]
             for name, value in values.items():
+                is_relative = (section, name) == ("data", "root") and not Path(value).is_absolute()
+                # Paths in a file are relative to its folder.
+                written = os.path.relpath(value, Path(file).parent) if is_relative else value
                 lines += _comment(why.get(f"{section}.{name}", ""))
-                lines.append(dump_toml({name: value}).rstrip())
+                lines.append(dump_toml({name: written}).rstrip())
         return "\n".join(lines) + "\n"
 
     def save(self, path: str | Path, force: bool = False) -> None:

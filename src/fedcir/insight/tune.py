@@ -108,7 +108,7 @@ def _begun(
         values = space_of(config, space)
         return Plan(config, _texts(values), trials or TRIALS, ""), values
     if not book.exists:
-        raise InputError(f"{book.path} holds no trials to continue: start some without resume")
+        raise InputError(f"{book.path} holds no trials to continue: start without resume")
     saved = book.plan()
     try:
         resumed(saved.config, asked.tables(), book.path, trust_code=False)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcir.algorithms import asked_config
-from fedcir.config import Asked, Config, differing, dump_toml, merged, nested
+from fedcir.config import Asked, Config, absolute_paths, differing, dump_toml, merged, nested
 from fedcir.engine.files import write
 from fedcir.insight.attempts import Attempt
 from fedcir.insight.search import importances
@@ -80,7 +80,7 @@ class Tuning:
             f"Tried: {'; '.join(f'{place} {values}' for place, values in self.space.items())}.",
             "This run repeats the trial to the bit. Without data.val_fraction, it trains on the validation images too.",
         ]
-        return "".join(f"# {line}\n" for line in why) + "\n" + dump_toml(_brief(self.settings))
+        return "".join(f"# {line}\n" for line in why) + "\n" + dump_toml(absolute_paths(_brief(self.settings)))
 
     def save_best(self) -> None:
         """Write best.toml, once there is a best."""

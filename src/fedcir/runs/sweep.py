@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from fedcir.algorithms import algorithm_class
-from fedcir.config import Config, DataConfig, config_tables, dump_toml
+from fedcir.config import Config, DataConfig, absolute_paths, config_tables, dump_toml
 from fedcir.engine.files import file_hash, write
 from fedcir.engine.folder import RunFolder, own_files
 from fedcir.engine.machine import WORKERS
@@ -36,7 +36,9 @@ class Job:
     @property
     def settings(self) -> str:
         """Its settings as a file; how many processes train is said on the command line, as it may change."""
-        return dump_toml(config_tables(replace(self.config, run=replace(self.config.run, workers=None))))
+        return dump_toml(
+            absolute_paths(config_tables(replace(self.config, run=replace(self.config.run, workers=None))))
+        )
 
     @property
     def done(self) -> bool:

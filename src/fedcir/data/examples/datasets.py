@@ -85,9 +85,15 @@ def examples_of(dataset: Any, num_classes: int, whose: str) -> Examples:
 def _class_numbers(labels: Tensor, num_classes: int, whose: str) -> Tensor:
     """Labels of any number type, one a sample, as whole numbers (N,)."""
     if labels.numel() != len(labels):
+        rows = labels.flatten(1).double()
+        is_one_hot = bool(((rows == 0) | (rows == 1)).all() and (rows.sum(1) == 1).all())
+        advice = (
+            "these are one-hot, so labels.argmax(-1) gives them"
+            if is_one_hot
+            else "several targets a sample (multi-label, soft labels, masks) are not supported"
+        )
         raise InputError(
-            f"{whose} gives labels of the shape {list(labels.shape[1:])}: give class numbers, "
-            "such as labels.argmax(-1) for one-hot labels"
+            f"{whose} gives labels of the shape {list(labels.shape[1:])}: give one class number a sample; {advice}"
         )
     given = labels.reshape(-1)
     numbers = given.long()
