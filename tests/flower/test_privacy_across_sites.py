@@ -22,17 +22,32 @@ Tiny = Callable[..., Config]
 ON = {"privacy.clip": 0.5, "privacy.noise": 1.0}
 
 
-@pytest.mark.parametrize("place", ["server", "client"])
-def test_every_round_tells_its_epsilon_and_no_two_runs_have_the_same_noise(tmp_path: Path, place: str) -> None:
+@pytest.mark.parametrize(("place", "noise"), [("server", 1.0), ("client", 0.5)])
+def test_every_round_tells_its_epsilon_and_no_two_runs_have_the_same_noise(
+    tmp_path: Path, place: str, noise: float
+) -> None:
+    """Noise of clients counts half: it hides which data a client has, and these may differ by twice the clip."""
     heads = []
     for number in range(2):
         made = strategy("fedcir", set={**ON, "privacy.place": place}).start(grid(tmp_path / str(number)), num_rounds=2)
         metrics = [made.train_metrics_clientapp[round] for round in (1, 2)]
-        assert [each["epsilon"] for each in metrics] == [Accountant(1.0, 1e-5).epsilon(steps) for steps in (1, 2)]
-        assert ("loss/total" in metrics[0]) == (place == "server")
+        assert [each["epsilon"] for each in metrics] == [Accountant(noise, 1e-5).epsilon(steps) for steps in (1, 2)]
+        assert set(metrics[0]) == {"epsilon", "replies", "dropped"}, "no losses, which have no noise"
         assert made.arrays is not None
         heads.append(unpack_arrays(made.arrays)["model"]["head.bias"])
     assert not torch.equal(*heads)
+
+
+def test_where_the_cohort_is_secret_neither_metrics_nor_log_tell_of_it(
+    tmp_path: Path, log: pytest.LogCaptureFixture
+) -> None:
+    seen = []
+    for number, active in enumerate((1, 2)):
+        made = strategy("fedavg", active=active, set=ON).start(grid(tmp_path / str(number)), num_rounds=3)
+        seen += [set(each) for each in made.train_metrics_clientapp.values()]
+    assert seen == [{"epsilon"}] * 6
+    assert "replies" not in log.text
+    assert "dropped" not in log.text
 
 
 def test_after_the_last_round_that_epsilon_allows_the_model_stays(

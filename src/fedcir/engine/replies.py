@@ -27,11 +27,14 @@ class Collected:
         sizes: Mapping[int, Sizes],
         screen: Screen,
         received: Groups | None = None,
+        secret: bool = False,
     ) -> None:
         self.round, self.template, self.min_replies = round, template, min_replies
         self.sizes, self.screen = sizes, screen
         self.received = received
         """What clients started from, if they answer with changes to it in fewer bytes."""
+        self.secret = secret
+        """Whether no error may tell which clients take part, or how many."""
         self.dropped: dict[str, str] = {}
         self.bytes_up = self.flops = self.count = 0
         self._losses: dict[str, list[float]] = {}
@@ -50,6 +53,11 @@ class Collected:
                     self._losses.setdefault(name.removeprefix("loss/"), []).append(value)
             yield reply
         least = min(self.min_replies, len(cohort))
+        if self.count < least and self.secret:
+            known = "; ".join(sorted(set(self.dropped.values())))
+            raise RunError(
+                f"round {self.round}: too few replies are usable for server.min_replies={self.min_replies} ({known})"
+            )
         if self.count < least:
             reasons = "; ".join(
                 f"{_clients(client for client, other in self.dropped.items() if other == reason)}: {reason}"

@@ -50,7 +50,10 @@ def run(session: Session, transport: Transport) -> Rounds:
             record.seconds["load"], session.loading = session.loading, 0.0
             _add(record.seconds, "write", writing)
             _add(record.seconds, "total", started, less=-record.seconds["load"])
-            session.peak_memory = max(session.peak_memory, transport.peak_memory())
+            if session.has_secret_cohort:
+                _leave_out_training(record.seconds)
+            else:
+                session.peak_memory = max(session.peak_memory, transport.peak_memory())
             if folder is not None:
                 if calibration is not None:
                     folder.save_calibration(calibration)
@@ -97,7 +100,13 @@ def take_step(
     round = before.round + 1
     received = before.shared if session.upload != "float32" else None
     collected = Collected(
-        round, session.template(), session.config.server.min_replies, session.roster.sizes, session.screen(), received
+        round,
+        session.template(),
+        session.config.server.min_replies,
+        session.roster.sizes,
+        session.screen(),
+        received,
+        session.has_secret_cohort,
     )
     handed = replace(before, private=clone(before.private))
     usable = collected.usable(replies, cohort)
@@ -122,27 +131,46 @@ def _round(session: Session, transport: Transport) -> tuple[RoundRecord, ServerS
     state, collected = take_step(session, _timed(transport.train(before, cohort), seconds), cohort)
     _add(seconds, "server", started, less=seconds["train"])
     measured = time.perf_counter()
+    dropped = {} if session.has_secret_cohort else collected.dropped
     tests = Tests()
     if round % server.eval_every == 0 or round == server.rounds:
         session.coming = state
         trained = replace(state, shared=session.to_test(state))
         replies = transport.evaluate(trained, sorted(session.roster.evaluators))
-        tests = tally(session.roster, replies, collected.dropped)
+        tests = tally(session.roster, replies, dropped)
     _add(seconds, "evaluate", measured)
+    bytes_down, bytes_up, flops = _cost(session, before, cohort, collected)
     record = RoundRecord(
         round=round,
-        losses=collected.losses(),
+        losses={} if session.config.privacy.noise else collected.losses(),  # means over clients, without noise
         **tests.accuracies(session.roster.unseen),
-        bytes_down=0 if session.algorithm.pools else tensor_bytes(before.shared) * len(cohort),
-        bytes_up=0 if session.algorithm.pools else collected.bytes_up,
-        flops=collected.flops,
+        bytes_down=bytes_down,
+        bytes_up=bytes_up,
+        flops=flops,
         seconds=seconds,
-        dropped=collected.dropped,
+        dropped=dropped,
         validation={domain: correct / count for domain, (correct, count) in tests.aside.items()} or None,
         risk=tests.risk or None,
         epsilon=epsilon,
     )
     return record, state, Calibration.of(tests.sums, round)
+
+
+def _cost(session: Session, sent: ServerState, cohort: Sequence[int], collected: Collected) -> tuple[int, int, int]:
+    """Bytes down, bytes up and FLOPs of a round; expected values if nobody may learn which cohort trained."""
+    clients, up, flops = len(cohort), collected.bytes_up, collected.flops
+    if session.has_secret_cohort:
+        clients, flops = session.expected_clients, session.expected_flops()
+        up = clients * tensor_bytes(collected.template)
+    if session.algorithm.pools:
+        return 0, 0, flops
+    return clients * tensor_bytes(sent.shared), up, flops
+
+
+def _leave_out_training(seconds: dict[str, float]) -> None:
+    """Remove what depends on the number of clients that trained."""
+    for phase in ("train", "server"):
+        seconds["total"] -= seconds.pop(phase, 0.0)
 
 
 def _timed(replies: Iterable[ClientReply | Dropped], seconds: dict[str, float]) -> Iterator[ClientReply | Dropped]:

@@ -1,5 +1,6 @@
 """A run under way, and the one way to open it: from a config and a roster, whatever carries the messages."""
 
+import copy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from fedcir.data.federation import Roster
 from fedcir.engine.accounting import Releases, adjacency_of
 from fedcir.engine.client import Workbench, learning_rate
 from fedcir.engine.cohort import epsilon_after, poisson_cohort, sample_cohort
+from fedcir.engine.cost import step_flops
 from fedcir.engine.dpsgd import check_examples
 from fedcir.engine.folder import RunFolder
 from fedcir.engine.norms import Screen
@@ -69,6 +71,8 @@ class Session:
     """Whether the run ends after this round, as if it were the last."""
     coming: ServerState | None = None
     """The state that the next round starts from, while it is tested."""
+    _step_flops: dict[tuple[str, ...], int] = field(default_factory=dict)
+    """FLOPs of a local step by the groups that clients receive."""
 
     @property
     def card(self) -> dict[str, Any]:
@@ -111,10 +115,38 @@ class Session:
     def finished(self) -> bool:
         return self.state.round >= self.config.server.rounds
 
-    def template(self) -> Groups:
-        """What a reply must look like: names, shapes and dtypes."""
+    @property
+    def has_secret_cohort(self) -> bool:
+        """Whether epsilon relies on nobody but the server knowing who trains in a round (amplification by sampling)."""
+        privacy, trainers = self.config.privacy, len(self.roster.trainers)
+        return privacy.by_server and privacy.noise > 0 and self.expected_clients < trainers
+
+    @property
+    def expected_clients(self) -> int:
+        """Clients that train in a round, on average."""
+        return min(self.config.server.active or len(self.roster.trainers), len(self.roster.trainers))
+
+    def expected_flops(self) -> int:
+        """FLOPs of the coming round on average, counted here on an empty batch, without any reply."""
+        received = tuple(sorted(self.state.shared))
+        if received not in self._step_flops:
+            example, local = self.roster.task.example, self.config.local
+            assert example is not None
+            shape = example.shape[1:]
+            if len(shape) == 3 and "image_size" in self.roster.card:  # the example of our own networks is smaller
+                shape = torch.Size([shape[0], *(self.roster.card["image_size"],) * 2])
+            x = torch.zeros(1, *shape, dtype=example.dtype).expand(local.batch_size, *shape)
+            y = torch.zeros(local.batch_size, dtype=torch.int64)
+            ctx, modules = replace(self._local_context(), labels=lambda: y), copy.deepcopy(self.modules)
+            with torch.no_grad():
+                self.algorithm.local_start(modules, ctx)
+            self._step_flops[received] = step_flops(self.algorithm, modules, x, y, ctx)
+        return self._step_flops[received] * self.config.local.steps * self.expected_clients
+
+    def _local_context(self) -> LocalContext:
+        """What a client that has kept nothing knows in the coming round."""
         local, rounds, round = self.config.local, self.config.server.rounds, self.state.round + 1
-        ctx = LocalContext(
+        return LocalContext(
             round=round,
             total_rounds=rounds,
             num_classes=self.roster.task.num_classes,
@@ -125,8 +157,12 @@ class Session:
             lr=learning_rate(local, round, rounds),
             momentum=local.momentum,
         )
+
+    def template(self) -> Groups:
+        """What a reply must look like: names, shapes and dtypes."""
         with torch.no_grad():
-            whole = {**self.to_test(self.state), **self.algorithm.local_summary(self.modules, (), ctx)}
+            summary = self.algorithm.local_summary(self.modules, (), self._local_context())
+        whole = {**self.to_test(self.state), **summary}
         if self.upload == "float32":
             return whole
         return encoded(whole, self.state.shared, {}, self.upload, numpy_rng(0))[0]
@@ -144,8 +180,7 @@ class Session:
 
     def cohort(self, round: int) -> list[int]:
         """The clients that train in a round, in ascending order."""
-        trainers, seed = self.roster.trainers, self.config.run.seed
-        active = min(self.config.server.active or len(trainers), len(trainers))
+        trainers, seed, active = self.roster.trainers, self.config.run.seed, self.expected_clients
         if self.config.privacy.by_server and active < len(trainers):
             rng = secret_rng() if self.deployed else numpy_rng(seed, "poisson", round)
             return poisson_cohort(trainers, active / len(trainers), rng)
@@ -168,7 +203,7 @@ class Session:
             return None
         clip = self.state.private[PRIVACY]["clip"] if PRIVACY in self.state.private else privacy.clip
         rng = secret_rng() if self.deployed else numpy_rng(self.config.run.seed, PRIVACY, round)
-        return PrivateMean(privacy, float(clip), self.config.server.active or len(self.roster.trainers), rng)
+        return PrivateMean(privacy, float(clip), self.expected_clients, rng)
 
     def spend(self) -> float | None:
         """Count the coming round before any of it leaves a client, unless privacy.epsilon forbids it; gives epsilon."""

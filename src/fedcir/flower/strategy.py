@@ -145,18 +145,22 @@ class AlgorithmStrategy(Strategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """The server's step: the next arrays, and the mean of every loss."""
+        """The server's step: the next arrays, and the mean of every loss, or epsilon in its place."""
         transport = self._begun()
         if self._spent:
             return None, None
         session = transport.session
         with threads(self.config.run.threads):
             session.state, collected = take_step(session, self._read(replies, session.template()), self._cohort)
-        _tell(collected.dropped)
-        metrics = {f"loss/{name}": value for name, value in collected.losses().items()}
-        metrics |= {} if self._epsilon is None else {"epsilon": self._epsilon}
-        arrays = pack_arrays(session.state.shared, self.algorithm.trains)
-        return arrays, MetricRecord({**metrics, "replies": collected.count, "dropped": len(collected.dropped)})
+        metrics: dict[str, float] = {}
+        if self._epsilon is None:
+            metrics = {f"loss/{name}": value for name, value in collected.losses().items()}
+        else:
+            metrics["epsilon"] = self._epsilon
+        if not session.has_secret_cohort:
+            _tell(collected.dropped)
+            metrics |= {"replies": collected.count, "dropped": len(collected.dropped)}
+        return pack_arrays(session.state.shared, self.algorithm.trains), MetricRecord({**metrics})
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
