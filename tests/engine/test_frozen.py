@@ -12,12 +12,10 @@ from torch import Tensor, nn
 
 from fedcir.algorithms import algorithm_class, asked_config, make_algorithm, names
 from fedcir.config import Asked, Config
-from fedcir.data.examples import features
-from fedcir.data.examples.extraction import BATCH, compute, features_of
+from fedcir.data.examples.extraction import BATCH, features_of
 from fedcir.data.examples.features import FeatureExamples
 from fedcir.data.examples.images import Examples, ImageExamples, Normalisation, Positions
 from fedcir.data.federation import Client, Federation, deal, federation_from, open_federation, pooled
-from fedcir.data.pictures.cache import cache_entries
 from fedcir.engine.rounds import run
 from fedcir.engine.session import Session, open_session
 from fedcir.engine.transports.serial import SerialTransport
@@ -152,52 +150,6 @@ def test_neither_workers_nor_a_resume_change_a_bit(tiny: Tiny, train: Train, tmp
     train(tiny("fedcir", FREEZE, "run.workers=2"), tmp_path / "parts", until=1)
     parts = train(tiny("fedcir", FREEZE, "run.workers=2"), tmp_path / "parts", resume=True)
     assert (whole / "model.safetensors").read_bytes() == (parts / "model.safetensors").read_bytes()
-
-
-@pytest.fixture
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("FEDCIR_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
-
-
-def test_features_are_computed_once_for_a_dataset_an_encoder_and_a_normalisation(
-    tiny: Tiny, own_cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[int] = []
-    monkeypatch.setattr(features, "compute", lambda *given: (asked.append(1), compute(*given)))
-    same = [(), ("partition.scheme=dirichlet",), ("model.hidden=4",), ("algorithm.name=fedprox",)]
-    for more in same:
-        open_federation(tiny("fedavg", FREEZE, *more))
-    assert len(asked) == 1
-    others = [("run.seed=1",), ("model.width=3",), ("model.mean=[0.5, 0.5, 0.5]", "model.std=[1, 1, 1]")]
-    for count, more in enumerate(others, start=2):
-        open_federation(tiny("fedavg", FREEZE, *more))
-        assert len(asked) == count
-    assert [(entry.dataset, entry.root, entry.images) for entry in cache_entries()] == [
-        ("arrays", "features of cnn", 3 * (24 + 12))
-    ] * 4
-    assert not list(own_cache.glob("build-*[!k]"))  # only locks
-
-
-def test_several_processes_write_the_same_features(tiny: Tiny, tmp_path: Path) -> None:
-    federation = open_federation(tiny("fedavg", FREEZE))
-    network, test = federation.task.frozen, federation.clients[0].test
-    assert network is not None
-    assert isinstance(test, FeatureExamples)
-    images = ImageExamples(test.split, Normalisation.of_channels(3))
-    for workers in (1, 3):
-        compute(network, [images, images], tmp_path / f"{workers}.npy", workers)
-    assert np.array_equal(np.load(tmp_path / "1.npy"), np.load(tmp_path / "3.npy"))
-
-
-def test_an_encoder_that_fails_leaves_nothing_in_the_cache(tiny: Tiny, own_cache: Path) -> None:
-    def broken(place: Path) -> None:
-        place.write_bytes(b"half")
-        raise RuntimeError
-
-    with pytest.raises(RuntimeError):
-        features._kept("0" * 32, {}, broken)
-    assert [path.suffix for path in own_cache.iterdir()] == [".lock"]
 
 
 def test_the_norm_of_fedcirplus_is_left_out_where_the_encoder_is_frozen_or_pretrained() -> None:

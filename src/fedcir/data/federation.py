@@ -12,7 +12,7 @@ import torch
 from fedcir.config import OWN_MODELS, Config, ModelConfig, check_memory
 from fedcir.data.domains import Domains, Split
 from fedcir.data.examples.datasets import examples_of
-from fedcir.data.examples.features import feature_examples
+from fedcir.data.examples.features import DatasetFeatures, FeatureCache, FeatureExamples
 from fedcir.data.examples.images import Examples, ImageExamples, Normalisation, PooledExamples
 from fedcir.data.opening import open_dataset
 from fedcir.data.partition.manifest import hashed, manifest_of
@@ -137,6 +137,13 @@ class Federation:
     """The domains that nobody trains on."""
     pooled: int = 0
     """How many clients' training data the first one holds, if they were pooled."""
+    features: DatasetFeatures | None = None
+    """Features of a frozen encoder, which clients train on in place of images."""
+
+    def load_features(self) -> None:
+        """Compute the features of a frozen encoder that are not in the cache, before processes are forked."""
+        if self.features is not None:
+            _ = self.features.loaded
 
     @property
     def holders(self) -> int:
@@ -198,7 +205,10 @@ def open_federation(config: Config, on_file: OnFile | None = None) -> Federation
 def federation_from(
     config: Config, domains: Domains, shares: Sequence[Share], on_file: OnFile | None = None
 ) -> Federation:
-    """The federation of a dataset that is dealt out already; `on_file` is told of images whose features are made."""
+    """Make the federation of a dataset that is dealt out already.
+
+    Features of a frozen encoder are computed when they are first needed; `on_file` shows their progress.
+    """
     height, width, channels = domains.image_shape
     if config.model.name == "cnn" and min(height, width) < SMALLEST:
         raise InputError(
@@ -209,8 +219,11 @@ def federation_from(
     normalisation = Normalisation.of(config.model, channels)
     task = image_task(config.model, len(domains.classes), channels, config.run.seed, height)
     examples: Callable[[Split], Examples] = partial(ImageExamples, normalisation=normalisation)
+    features = None
     if task.frozen is not None:
-        examples = feature_examples(domains, config.model, task.frozen, normalisation, config.run.workers, on_file)
+        cache = FeatureCache(config.model, task.frozen, normalisation, domains.image_shape, config.run.workers)
+        features = DatasetFeatures(domains, cache, on_file)
+        examples = partial(FeatureExamples, features=features)
     shared = {
         domain.name: (examples(domain.test), None if domain.validation is None else examples(domain.validation))
         for domain in domains
@@ -224,7 +237,7 @@ def federation_from(
     card = image_card(domains.classes, height, channels, normalisation)
     manifest, unseen = manifest_of(domains, dealt), unseen_of(domains, dealt)
     notes = (*domains.notes, *_notes_on_model(config.model))
-    return Federation(domains.name, Clients(dealt, client), task, card, manifest, notes, unseen)
+    return Federation(domains.name, Clients(dealt, client), task, card, manifest, notes, unseen, features=features)
 
 
 def _notes_on_model(model: ModelConfig) -> list[str]:

@@ -65,6 +65,8 @@ def open_rounds(
         config = session.config
         if out is not None:
             kept_in(session, out, resume, from_round)
+        if not session.finished:
+            federation.load_features()  # after everything that may refuse the run
         stack.enter_context(threads(config.run.threads))
         keep_memory()
         workers = pick_workers(config, len(federation.evaluators))

@@ -55,6 +55,7 @@ def run_locally(
     sites = clients if sites is None else sites
     if not 1 <= sites <= clients:
         raise InputError(f"sites must be from 1 to {clients}, the number of clients, got {sites}")
+    federation.load_features()  # once, for all sites
     for note in federation.notes:
         on_note(note)
     config = _absolute(config)

@@ -98,6 +98,7 @@ def _own(text: str, root: Path, domain: str, classes: tuple[str, ...], look: str
     rows = {} if domain == config.partition.hold_out else {domain: torch.arange(len(whole.train)).numpy()}
     share = capped(Share(domain, rows), {domain: whole.train.labels}, config.partition.max_samples, config.run.seed)
     federation = federation_from(config, domains, [share])
+    federation.load_features()  # while the server still waits for sites, so that no round takes longer
     size, channels = federation.card["image_size"], federation.card["channels"]
     client, trains = federation.clients[0], len(share.rows.get(domain, whole.train))
     about = Introduction(
@@ -110,7 +111,9 @@ def _own(text: str, root: Path, domain: str, classes: tuple[str, ...], look: str
 
 @lru_cache(maxsize=RUNS)
 def _shared(text: str, look: str) -> Federation:
-    return open_federation(config_from(json.loads(text)))
+    federation = open_federation(config_from(json.loads(text)))
+    federation.load_features()  # while the server still waits for sites, so that no round takes longer
+    return federation
 
 
 @lru_cache(maxsize=RUNS)

@@ -127,6 +127,8 @@ def prepare(
         check_data(RunFolder(job.out), job.config, opener.federation(job.config))
     if all(job.config.algorithm.name in left_out for job in jobs):
         raise InputError(next(iter(left_out.values())))
+    for federation in data.values():
+        federation.load_features()
     for note in (*opener.notes, *(f"left out: {why}" for why in left_out.values())):
         on_note(note)
     return Ready(data, left_out)

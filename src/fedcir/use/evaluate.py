@@ -54,6 +54,7 @@ def evaluate_run(
     own = has_own_parts(run, run.method(algorithm)) and site is None
     here = {client["domain"] for client in run.manifest["clients"] if client.get("train")}
     first = open_trained(run, site=min(here) if own else site, algorithm=algorithm, device=device)
+    first = first.with_cached_features()
     domains = _data(run, first, dataset, data_root, set, on_file)
     numbers = np.array([first.classes.index(name) for name in _known(domains, first)])
     notes = [*domains.notes, *_leaked(run, domains, split)]
@@ -62,16 +63,16 @@ def evaluate_run(
     if adapt and not statistics_layers(first.network):
         notes.append("the model has no BatchNorm statistics, so there is nothing to adapt")
         adapt = False
+    if own and (unknown := next((name for name in domains.names if name not in here), None)) is not None:
+        raise InputError(
+            f"no client of {run.path} trained on {unknown!r}, so it has no model of its own: choose one "
+            f"as site, from {', '.join(sorted(here))}"
+        )
     tested = []
     for number, domain in enumerate(domains, start=1):
         trained = first
         if own:
-            if domain.name not in here:
-                raise InputError(
-                    f"no client of {run.path} trained on {domain.name!r}, so it has no model of its own: choose one "
-                    f"as site, from {', '.join(sorted(here))}"
-                )
-            trained = open_trained(run, site=domain.name, algorithm=algorithm, device=device)
+            trained = open_trained(run, site=domain.name, algorithm=algorithm, device=device).with_cached_features()
         images = _images(domain, split)
         if len(images):
             tested.append(_tested(trained, domain, images, numbers, adapt, split, domain.name in here))
@@ -158,7 +159,7 @@ def _tested(
     if adapt:
         before = probabilities.argmax(axis=1)
         unlabelled = domain.train if split == "test" and len(domain.train) else images
-        network = adapted(trained.network, _inputs(trained, unlabelled))
+        network = adapted(trained.network, _inputs(replace(trained, features=None), unlabelled))
         probabilities = _probabilities(trained.with_network(network), images)
     return Judged(domain.name, numbers[images.labels], probabilities, trained_on, before)
 

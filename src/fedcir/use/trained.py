@@ -1,5 +1,6 @@
 """The network of a finished run, and what it takes to use it."""
 
+import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -11,12 +12,16 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedcir.algorithms.algorithm import Algorithm
+from fedcir.config import ModelConfig, build
 from fedcir.data.domains import Split
+from fedcir.data.examples.features import FeatureCache
 from fedcir.data.examples.images import ImageExamples, Normalisation
 from fedcir.engine.calibration import Calibration, judge
 from fedcir.engine.folder import RunFolder
 from fedcir.engine.machine import pick_device
 from fedcir.engine.own import own_batchnorm
+from fedcir.engine.trust import trusted_model
+from fedcir.models.frozen import FrozenEncoder
 from fedcir.runs.run import Run, Source, as_run
 from fedcir.types import InputError
 
@@ -39,6 +44,8 @@ class Trained:
     layout: torch.memory_format
     calibration: Calibration
     site: str | None = None
+    features: FeatureCache | None = None
+    """Where features of a frozen encoder are kept, if they are used in place of images."""
 
     @property
     def card(self) -> dict[str, Any]:
@@ -66,6 +73,9 @@ class Trained:
 
     def inputs(self, images: NDArray[np.uint8]) -> Tensor:
         """Squares (B, H, W, C) as the network takes them: by the code that made its training batches."""
+        if self.features is not None:
+            values, places = self.features.load([(images, np.arange(len(images)))])
+            return torch.from_numpy(values[places]).to(self.device)  # (B, F)
         split = Split(images, np.zeros(len(images), np.int64), range(len(images)))  # type: ignore[arg-type]
         return ImageExamples(split, self.normalisation).batch(np.arange(len(images)), self.device, self.layout)[0]
 
@@ -77,7 +87,17 @@ class Trained:
         return probabilities.cpu(), self.calibration.share(unlike.cpu())
 
     def with_network(self, network: nn.Module) -> "Trained":
-        return replace(self, network=network)
+        return replace(self, network=network, features=None)
+
+    def with_cached_features(self) -> "Trained":
+        """The same with features of a frozen encoder, where it has one, kept in the cache that training uses."""
+        frozen = (module.network for module in self.network.modules() if isinstance(module, FrozenEncoder))
+        if (encoder := next(frozen, None)) is None:
+            return self
+        model = trusted_model(build(ModelConfig, self.card["model"], "model"), self.run.path, self.run.trust_code)
+        encoder = copy.deepcopy(encoder).to("cpu", memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+        shape = (self.size, self.size, self.channels)
+        return replace(self, features=FeatureCache(model, encoder, self.normalisation, shape))
 
 
 def open_trained(

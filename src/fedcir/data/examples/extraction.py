@@ -1,9 +1,10 @@
-"""What a frozen encoder makes of images, written into a file by several processes.
+"""Compute the features that a frozen encoder gives of images, in several processes.
 
-Features depend on nothing but the image and the encoder: they are computed on the CPU, by one thread, in evaluation
-mode and in batches of one shape.
+Features depend only on the image and the encoder: they are computed on the CPU, by one thread, in evaluation mode and
+in batches of one shape, so neither the other images of a batch nor the number of processes changes a bit.
 """
 
+import mmap
 import os
 import signal
 import threading
@@ -11,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from pathlib import Path
+from itertools import chain
 
 import numpy as np
 import torch
@@ -19,19 +20,18 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedcir.data.examples.images import Examples, Positions
-from fedcir.data.pictures.decode import OnFile
 from fedcir.models.threads import threads
 
 BATCH = 8
-"""Images that the encoder sees at a time, always as many, since bits depend on it. More are no faster on a CPU."""
+"""Images in each batch. The encoder always gets full batches, since bits depend on it. More are no faster on a CPU."""
 
 Values = NDArray[np.float32]
-Batch = tuple[int, Examples, Positions]
-"""The row of its first in the file, and where the images are."""
+OnImages = Callable[[int], None]
+"""Called with the number of images whose features are computed."""
 
 
 def features_of(network: nn.Module, examples: Examples, positions: Positions) -> Tensor:
-    """The features of these examples, at most BATCH; the encoder always sees a full batch."""
+    """Compute the features of at most BATCH examples, in a batch that is padded with copies of the last one."""
     full = np.concatenate([positions, np.repeat(positions[-1:], BATCH - len(positions))])
     x, _ = examples.batch(full, torch.device("cpu"), torch.contiguous_format)
     with torch.inference_mode():
@@ -40,52 +40,50 @@ def features_of(network: nn.Module, examples: Examples, positions: Positions) ->
 
 
 def compute(
-    network: nn.Module, parts: Sequence[Examples], place: Path, workers: int = 1, on_file: OnFile | None = None
-) -> None:
-    """Write the features of all examples into a .npy file, by several processes where they can be forked."""
+    network: nn.Module,
+    examples: Examples,
+    positions: Positions,
+    workers: int = 1,
+    on_images: OnImages | None = None,
+) -> Values:
+    """Compute the features (N, F) of examples, in several processes where they can be forked."""
     network = network.eval()
-    total = sum(len(part) for part in parts)
+    starts = range(0, len(positions), BATCH)
     with threads(1):
-        width = features_of(network, parts[0], np.zeros(1, dtype=np.int64)).shape[1]
-        values = np.lib.format.open_memmap(place, mode="w+", dtype=np.float32, shape=(total, width))
-        if hasattr(os, "posix_fallocate"):
-            with open(place, "r+b") as file:  # a full disk is an error now, not a crash later
-                os.posix_fallocate(file.fileno(), 0, values.offset + values.nbytes)
-        batches = list(_batches(parts))
+        first = features_of(network, examples, positions[:BATCH]).numpy()
+        memory = mmap.mmap(-1, len(positions) * first.shape[1] * first.itemsize)  # shared with forked processes
+        values = np.frombuffer(memory, np.float32).reshape(len(positions), -1)
+        values[:BATCH] = first
         # Other threads might hold a lock that a forked process would wait for in vain.
-        crew = min(workers, len(batches)) if hasattr(os, "fork") and threading.active_count() == 1 else 1
-        own, *others = [batches[first::crew] for first in range(crew)]
-        with _forked([partial(_fill, network, values, share) for share in others]) as helpers:
-            for done in _fill(network, values, own):
-                if on_file is not None:
-                    on_file(min(done * crew, total), total)
+        can_fork = hasattr(os, "fork") and threading.active_count() == 1
+        crew = max(1, min(workers, len(starts) - 1)) if can_fork else 1
+        own, *others = [starts[number + 1 :: crew] for number in range(crew)]
+        fill = partial(_fill, network, examples, positions, values)
+        with _forked([partial(fill, share) for share in others]) as helpers:
+            for done in chain([0], fill(own)):
+                if on_images is not None:
+                    on_images(min(len(first) + done * crew, len(positions)))
             for share, helper in zip(others, helpers, strict=True):
-                if os.waitpid(helper, 0)[1] != 0:  # repeated here, where an error is told
-                    deque(_fill(network, values, share), 0)
-        values.flush()
+                if os.waitpid(helper, 0)[1] != 0:  # repeated here, where an error is reported
+                    deque(fill(share), 0)
+    return values
 
 
-def _batches(parts: Sequence[Examples]) -> Iterator[Batch]:
-    """All parts in batches."""
-    begin = 0
-    for part in parts:
-        for start in range(0, len(part), BATCH):
-            yield begin + start, part, np.arange(start, min(start + BATCH, len(part)))
-        begin += len(part)
-
-
-def _fill(network: nn.Module, values: Values, share: Sequence[Batch]) -> Iterator[int]:
-    """Compute a share; tells after each batch how many images are done."""
+def _fill(
+    network: nn.Module, examples: Examples, positions: Positions, values: Values, starts: Sequence[int]
+) -> Iterator[int]:
+    """Compute the batches that begin at `starts`; yields after each how many images are done."""
     done = 0
-    for begin, part, positions in share:
-        values[begin : begin + len(positions)] = features_of(network, part, positions).numpy()
-        done += len(positions)
+    for start in starts:
+        batch = positions[start : start + BATCH]
+        values[start : start + len(batch)] = features_of(network, examples, batch).numpy()
+        done += len(batch)
         yield done
 
 
 @contextmanager
 def _forked(jobs: Sequence[Callable[[], Iterator[int]]]) -> Iterator[list[int]]:
-    """Processes that fill their shares of a file, which all have mapped; they are ended if anything goes wrong."""
+    """Run jobs in forked processes, which are killed if anything goes wrong."""
     helpers = []
     try:
         for job in jobs:

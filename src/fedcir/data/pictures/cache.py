@@ -20,7 +20,7 @@ from zipfile import BadZipFile
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcir.data.domains import Images
+from fedcir.data.domains import Images, Indices
 from fedcir.data.pictures.decode import OnFile, Squares, decode_files
 from fedcir.data.pictures.items import Pictures
 from fedcir.data.pictures.square import LIMITS, RGB, Limits
@@ -31,6 +31,10 @@ OWN = re.compile(r"(prepared|features|seen|build)-[0-9a-f]{32}(\.lock|\.seen)?|m
 """Names in the cache folder, which may hold other things too."""
 
 VERSION = 1  # of how images are decoded: another version is another cache
+
+
+SQUARES = "squares.npy"
+"""The file of a prepared dataset that holds a hash of each decoded image."""
 
 
 @dataclass(frozen=True)
@@ -67,8 +71,10 @@ def cache_entries() -> list[Entry]:
     """All that is prepared."""
     entries = []
     for folder in sorted(each for kind in ("prepared", "features") for each in cache_folder().glob(f"{kind}-*")):
-        with suppress(OSError, ValueError, TypeError):
+        with suppress(OSError, ValueError, TypeError, AttributeError, ZeroDivisionError):
             about = json.loads((folder / "about.json").read_text(encoding="utf-8"))
+            if (width := about.pop("width", None)) is not None:  # features, one row of floats per image
+                about["images"] = (folder / "features").stat().st_size // (4 * width)
             taken = sum(path.stat().st_size for path in folder.iterdir())
             about["root"] = os.fsencode(about["root"]).decode(errors="replace")
             entries.append(Entry(folder, **about, bytes=taken))
@@ -175,6 +181,9 @@ def _build(
         key = json.dumps([*_form(size, channels), names, digests])
         content = hashlib.blake2b(key.encode(), digest_size=16).hexdigest()
         np.save(new_file(beside / "digests.npy"), np.frombuffer(bytes.fromhex("".join(digests)), dtype="V16"))
+        squares = np.load(rows.path, mmap_mode="r")
+        np.save(new_file(beside / SQUARES), _hash_images(squares, np.arange(len(squares))))
+        del squares
         new_file(beside / "about.json").write_text(json.dumps(about), encoding="utf-8")
         _move(beside, folder / f"prepared-{content}")
         pointer = folder / f"build-{seen}.seen"
@@ -190,6 +199,23 @@ def _move(beside: Path, place: Path) -> None:
         if _read(place) is None:
             shutil.rmtree(place, ignore_errors=True)  # of a disk that lost something
             os.rename(beside, place)
+
+
+def image_digests(images: Images, rows: Indices) -> NDArray[np.void]:
+    """A hash of the shape and the pixels of each of these images, 16 bytes each; a prepared dataset holds them."""
+    filename = images.filename if isinstance(images, np.memmap) else None
+    if filename is not None and Path(filename).parent.name.startswith("prepared-"):
+        with suppress(OSError, ValueError, EOFError):  # of an earlier version, which did not write them
+            known: NDArray[np.void] = np.load(Path(filename).with_name(SQUARES))
+            if known.dtype == "V16" and known.shape == (len(images),):
+                return known[rows]
+    return _hash_images(images, rows)
+
+
+def _hash_images(images: Images, rows: Indices) -> NDArray[np.void]:
+    shape = str(images.shape[1:]).encode()
+    digests = [hashlib.blake2b(shape + images[row].tobytes(), digest_size=16).digest() for row in rows]
+    return np.frombuffer(b"".join(digests), dtype="V16")
 
 
 @contextmanager
