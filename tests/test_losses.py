@@ -11,8 +11,10 @@ from fedcir.losses import (
     balanced_cross_entropy,
     channel_statistics,
     class_gaussians,
+    class_shares,
     class_weighted_cross_entropy,
     cluster_contrast,
+    decayed,
     distillation_kl,
     diversity,
     first_neighbours,
@@ -187,6 +189,18 @@ def test_diversity_by_hand() -> None:
     # The pair is 2 apart in noise (mean of squares) and 3 in z: 6 off the diagonal, 3 on average.
     noise, z = torch.tensor([[0.0, 0.0], [2.0, 0.0]]), torch.tensor([[0.0, 1.0], [3.0, 4.0]])
     assert close(diversity(noise, z), math.exp(-3))
+
+
+def test_class_shares_are_counts_over_the_total_of_a_class() -> None:
+    counts = torch.tensor([[6.0, 0.0, 1.0], [2.0, 0.0, 3.0]])
+    assert class_shares(counts).tolist() == [[0.75, 0.0, 0.25], [0.25, 0.0, 0.75]]
+    assert class_shares(counts, extra=1)[:, 1].tolist() == [0.5, 0.5]  # 1 of 2
+    assert class_shares(counts, extra=1)[:, 2].tolist() == pytest.approx([2 / 6, 4 / 6])
+
+
+def test_a_decayed_value_is_whole_in_round_1() -> None:
+    assert [decayed(10.0, 0.5, round) for round in (1, 2, 4)] == [10.0, 5.0, 1.25]
+    assert decayed(0.7, 1.0, 300) == 0.7
 
 
 def test_diversity_of_a_collapsed_generator_is_one() -> None:

@@ -89,6 +89,20 @@ def teacher_loss(logits: Tensor, labels: Tensor, class_share: Tensor) -> Tensor:
     return (class_share[:, labels] * nll).mean(1).sum()
 
 
+def class_shares(counts: Tensor, extra: int = 0) -> Tensor:
+    """FedGen's w_{y,k}: each client's share of every class, from counts (K, C), each raised by `extra` first.
+
+    A class that nobody has gives nobody a share.
+    """
+    raised = counts.clamp_min(0) + extra
+    return raised / raised.sum(0).clamp_min(1)
+
+
+def decayed(value: float, factor: float, round: int) -> float:
+    """A value that is whole in round 1 and multiplied by the factor in every round after it."""
+    return value * factor ** (round - 1)
+
+
 def diversity(noise: Tensor, z: Tensor) -> Tensor:
     """FedGen's term against collapse: exp(-mean_ij ||eps_i - eps_j||^2_mean |z_i - z_j|_mean)."""
     noise_distance = (noise[:, None] - noise[None]).square().mean(-1)  # (B, B)

@@ -13,6 +13,7 @@ from fedcir import InputError
 from fedcir.algorithms import make_algorithm
 from fedcir.algorithms.fedgen import FedGen
 from fedcir.config import AlgorithmConfig
+from fedcir.models.generator import Generator
 from fedcir.models.task import Task
 from fedcir.types import ClientReply, LocalContext, Modules, ServerContext, ServerState
 
@@ -215,6 +216,61 @@ def test_a_client_never_writes_into_the_generator(task: Task, statistics: Litera
     algorithm.local_loss(modules, X, Y, local_context(state)).total.backward()
     for name, tensor in modules["generator"].state_dict().items():
         assert torch.equal(tensor, state.shared["generator"][name])
+
+
+def test_both_weights_of_a_client_decay_from_round_to_round(task: Task) -> None:
+    algorithm = FedGen(0.7, 0.3, lambda_decay=0.98, **SMALL)
+    state, modules = after(algorithm, task, COUNTS), algorithm.build(task)
+    modules["generator"].load_state_dict(state.shared["generator"])
+    losses = algorithm.local_loss(modules, X, Y, replace(local_context(state), round=3))
+    ce, reg, kd = (losses.terms[name] for name in ("ce", "reg", "kd"))
+    torch.testing.assert_close(losses.total, ce + 0.98**2 * (0.3 * reg + 0.7 * kd))
+
+
+def test_the_generators_rate_decays_from_round_to_round_and_its_weights_decay(task: Task) -> None:
+    algorithm = FedGen(generator_steps=1, generator_lr_decay=0.5, generator_weight_decay=0.1, **SMALL)
+    plain = FedGen(generator_steps=1, **SMALL)
+    (modules, state, ctx), before = setting(algorithm, task), algorithm.build(task)["generator"].state_dict()
+    ctx = replace(ctx, round=3)
+    moved = algorithm.server_step(state, replies(state, COUNTS), modules, ctx).private
+    ctx = replace(ctx, rng=torch.Generator().manual_seed(0))
+    other = plain.server_step(state, replies(state, COUNTS), modules, ctx).private
+    name, gradient = "outer.weight", 10 * other["optimizer"]["3.exp_avg"]
+    decayed = 10 * moved["optimizer"]["3.exp_avg"]
+    torch.testing.assert_close(decayed, gradient + 0.1 * before[name])
+    # Adam's first step is the learning rate along the sign of each gradient: 0.01, and a quarter of it in round 3.
+    large = (gradient.abs() > 1e-3) & (decayed.abs() > 1e-3)
+    assert large.any()
+    for private, rate in ((other, 0.01), (moved, 0.0025)):
+        step = (private["generator"][name] - before[name]).abs()[large]
+        torch.testing.assert_close(step, torch.full_like(step, rate), rtol=1e-3, atol=1e-6)
+
+
+def test_the_server_may_draw_only_labels_that_clients_of_the_round_have(
+    task: Task, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[set[int]] = []
+    plain = Generator.forward
+
+    def watched(self: Generator, noise: Tensor, labels: Tensor, statistics: Any = "running") -> Tensor:
+        drawn.append(set(labels.tolist()))
+        return plain(self, noise, labels, statistics)
+
+    monkeypatch.setattr(Generator, "forward", watched)
+    after(FedGen(generator_steps=20, generator_labels="active", **SMALL), task, COUNTS)
+    assert set.union(*drawn) == {0, 2}  # nobody has class 1
+    drawn.clear()
+    after(FedGen(generator_steps=20, **SMALL), task, COUNTS)
+    assert set.union(*drawn) == {0, 1, 2}
+
+
+def test_a_client_may_count_the_labels_of_its_batches_instead(opened: Callable[..., Any]) -> None:
+    session, transport = opened(FedGen(label_counts="batches", **SMALL), sizes=(7, 5))
+    steps, batch = session.config.local.steps, session.config.local.batch_size
+    for _ in range(2):  # the counts of one round are not those of two
+        (reply,) = transport.train(session.state, [0])
+        assert reply.arrays.keys() == {"model", "label_counts"}
+        assert reply.arrays["label_counts"]["counts"].sum() == steps * batch
 
 
 @pytest.mark.parametrize(

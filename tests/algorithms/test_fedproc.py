@@ -13,6 +13,7 @@ from fedcir import FedAvg, InputError
 from fedcir.algorithms.fedproc import FedProc, merged_prototypes
 from fedcir.engine.rounds import run
 from fedcir.models.task import Task
+from fedcir.runs.run import load_run
 from fedcir.types import Arrays, ClientReply, LocalContext, ServerContext, ServerState
 
 X, Y = torch.randn(6, 5, generator=torch.Generator().manual_seed(0)), torch.arange(6) % 3
@@ -184,3 +185,26 @@ def test_total_rounds_enter_the_second_round(opened: Callable[..., Any], same_mo
 def test_a_weight_that_is_no_share_is_refused(weight: float) -> None:
     with pytest.raises(InputError, match=r"algorithm\.ce_weight must be"):
         FedProc(ramp="constant", ce_weight=weight)
+
+
+def test_a_projection_head_of_two_layers_and_normalised_features_are_the_papers_network(task: Task) -> None:
+    plain, model = FedProc().build(task)["model"], FedProc(projection=4, normalised_head=True).build(task)["model"]
+    assert [type(layer).__name__ for layer in model.encoder.encoder.projection] == ["Linear", "ReLU", "Linear"]
+    with torch.no_grad():
+        features = model.encoder.encoder.projection(plain.encoder(X))
+        want = unit(features) @ model.head.weight.numpy().T + model.head.bias.numpy()
+        np.testing.assert_allclose(model(X), want, rtol=1e-5, atol=1e-6)
+    losses = FedProc(projection=4, normalised_head=True).local_loss(
+        {"model": model}, X, Y, context(2, received={"prototypes": {"mean": PROTOTYPES[:, :4]}})
+    )
+    cosines = unit(features) @ unit(PROTOTYPES[:, :4]).T
+    nll = np.log(np.exp(cosines).sum(-1)) - cosines[np.arange(6), Y.numpy()]
+    assert losses.terms["contrast"].item() == pytest.approx(nll.mean(), rel=1e-5)
+
+
+def test_the_papers_network_can_be_trained_and_read_again(
+    tiny: Callable[..., Any], train: Callable[..., Path], tmp_path: Path
+) -> None:
+    fields = "algorithm.projection=4", "algorithm.normalised_head=true"
+    run = load_run(train(tiny("fedproc", "server.rounds=2", *fields), tmp_path / "run"))
+    assert run.model().head.weight.shape == (3, 4)

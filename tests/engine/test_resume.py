@@ -338,3 +338,16 @@ def test_a_finished_run_whose_generator_had_a_bias_can_still_be_used(tiny: Tiny,
     train(tiny("fedcir"), out, resume=True)  # there is nothing left to do
     assert diagnose_run(out).aligned is not None  # as in its report
     assert len(evaluate_run(out, device="cpu").tested) == 3
+
+
+def test_a_run_from_before_a_method_had_a_field_takes_its_default(
+    tiny: Tiny, train: Train, reference: References, tmp_path: Path
+) -> None:
+    out = train(tiny("fedproc"), tmp_path / "run", until=1)
+    lines = (out / "config.toml").read_text(encoding="utf-8").splitlines()
+    older = [line for line in lines if not line.startswith(("projection =", "normalised_head =", "checksum ="))]
+    assert len(older) == len(lines) - 3
+    (out / "config.toml").write_text("\n".join(older) + "\n", encoding="utf-8")
+    assert load_run(out).config == load_run(reference("fedproc")).config
+    train(tiny("fedproc"), out, resume=True)
+    assert model(out) == model(reference("fedproc"))

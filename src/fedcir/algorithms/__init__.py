@@ -7,7 +7,7 @@ import pkgutil
 import sys
 import traceback
 from collections.abc import Mapping
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -46,6 +46,14 @@ def named_algorithm(given: Algorithm | type[Algorithm] | str | Path) -> tuple[st
 def make_algorithm(config: AlgorithmConfig) -> Algorithm:
     """The configured method, its fields checked."""
     return build(algorithm_class(config.name), config.fields, "algorithm")
+
+
+def add_new_fields(config: AlgorithmConfig) -> AlgorithmConfig:
+    """Give the fields that a method has gained since a run was written their defaults; a user's own method has none."""
+    if config.name not in names():
+        return config
+    defaults = {f.name: f.default for f in fields(algorithm_class(config.name)) if f.init}
+    return replace(config, fields={**defaults, **config.fields})
 
 
 def asked_config(asked: Asked, under: Mapping[str, Any] | None = None) -> Config:

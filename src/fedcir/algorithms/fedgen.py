@@ -1,6 +1,7 @@
 """FedGen: a generator that the clients' heads teach distils their knowledge back into each client.
 
-The server weighs each client's head by its share of the class, for which clients upload label counts.
+The server weighs each client's head by its share of the class, for which clients upload label counts. Defaults are
+those of FedCiR's paper, which compares with FedGen; fields give what the authors' code does instead.
 """
 
 from collections.abc import Iterable, Mapping
@@ -9,17 +10,30 @@ from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedcir.algorithms.algorithm import Algorithm, Batch
-from fedcir.config import Count, Rate, Weight, Width
-from fedcir.losses import distillation_kl, diversity, teacher_loss
+from fedcir.config import Count, Decay, Rate, Weight, Width
+from fedcir.losses import class_shares, decayed, distillation_kl, diversity, teacher_loss
 from fedcir.models.encoder import Classifier
 from fedcir.models.generator import Generator, logits_of_heads
 from fedcir.models.optim import Adam
 from fedcir.models.task import Task
 from fedcir.models.tensors import snapshot
 from fedcir.types import Arrays, ClientReply, Groups, LocalContext, Losses, Modules, ServerContext, ServerState
+
+
+class LabelCounter(nn.Module):
+    """How many samples of each class a client has trained on in this round."""
+
+    counts: Tensor
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.register_buffer("counts", torch.zeros(num_classes))
+
+    def add(self, labels: Tensor) -> None:
+        self.counts += labels.bincount(minlength=len(self.counts))
 
 
 @dataclass(frozen=True)
@@ -44,22 +58,40 @@ class FedGen(Algorithm):
     """Learning rate of the generator's Adam, whose state lives across rounds."""
     generator_statistics: Literal["batch", "running"] = "running"
     """How the generator's BatchNorm works on clients: with statistics of the batch, or with those of the server."""
+    generator_lr_decay: Decay = 1.0
+    """Factor of the generator's learning rate from round to round; the authors' code has 0.98."""
+    generator_weight_decay: Weight = 0.0
+    """Weight decay of the generator's Adam; the authors' code has 0.01."""
+    generator_labels: Literal["all", "active"] = "all"
+    """Labels that the server trains the generator on: all, or those that clients of the round count, as the authors'
+    code does."""
+    lambda_decay: Decay = 1.0
+    """Factor of lambda_kd and lambda_reg from round to round; the authors' code has 0.98."""
+    label_counts: Literal["dataset", "batches"] = "dataset"
+    """What clients count labels in: all their training data, or the batches of the round, as the authors' code does."""
 
     sends: ClassVar[tuple[str, ...]] = ("label_counts",)
     ranges: ClassVar[Mapping[str, str]] = {"lambda_kd": "0.5,1", "lambda_reg": "0.5,1"}
 
     def build(self, task: Task) -> Modules:
         generator = task.generator(task.features, self.noise, self.hidden)
-        return {"model": task.classifier(), "generator": generator}
+        modules: Modules = {"model": task.classifier(), "generator": generator}
+        return {**modules, "counter": LabelCounter(task.num_classes)} if self.label_counts == "batches" else modules
 
     def start(self, modules: Modules, ctx: ServerContext) -> ServerState:
         private = {"generator": snapshot(modules["generator"]), "optimizer": Arrays()}
         return ServerState(round=0, shared={"model": snapshot(modules["model"])}, private=private)
 
+    def local_start(self, modules: Modules, ctx: LocalContext) -> None:
+        if isinstance(counter := modules.get("counter"), LabelCounter):
+            counter.counts.zero_()
+
     def local_loss(self, modules: Modules, x: Tensor, y: Tensor, ctx: LocalContext) -> Losses:
         model, generator = modules["model"], modules["generator"]
         assert isinstance(model, Classifier)
         assert isinstance(generator, Generator)
+        if isinstance(counter := modules.get("counter"), LabelCounter):
+            counter.add(y)
         logits = model(x)
         total = ce = ctx.cross_entropy(logits, y)
         if "generator" not in ctx.received:
@@ -70,9 +102,13 @@ class FedGen(Algorithm):
             same_class = generator(generator.draw(len(y), ctx.rng, self.noise_kind), y, self.generator_statistics)
         reg = F.cross_entropy(model.head(any_class), labels)
         kd = distillation_kl(logits, model.head(same_class))
-        return Losses(total + self.lambda_reg * reg + self.lambda_kd * kd, {"ce": ce, "reg": reg, "kd": kd})
+        lambda_reg = decayed(self.lambda_reg, self.lambda_decay, ctx.round)
+        lambda_kd = decayed(self.lambda_kd, self.lambda_decay, ctx.round)
+        return Losses(total + lambda_reg * reg + lambda_kd * kd, {"ce": ce, "reg": reg, "kd": kd})
 
     def local_summary(self, modules: Modules, data: Iterable[Batch], ctx: LocalContext) -> Groups:
+        if isinstance(counter := modules.get("counter"), LabelCounter):
+            return {"label_counts": {"counts": counter.counts.cpu().clone()}}
         counts = sum(
             (torch.bincount(y.cpu(), minlength=ctx.num_classes) for _, y in data), torch.zeros(ctx.num_classes)
         )
@@ -82,15 +118,19 @@ class FedGen(Algorithm):
         self, state: ServerState, replies: Iterable[ClientReply], modules: Modules, ctx: ServerContext
     ) -> ServerState:
         means, kept = self.merge(replies, ctx, keep=lambda r: (r.arrays["model"], r.arrays["label_counts"]["counts"]))
-        counts = torch.stack([each for _, each in kept]).clamp_min(0)  # (K, C)
-        share = counts / counts.sum(0).clamp_min(1)
+        counts = torch.stack([each for _, each in kept])  # (K, C)
+        share = class_shares(counts, extra=1 if self.label_counts == "batches" else 0)  # as the authors' code counts
+        classes = torch.arange(ctx.num_classes)
+        if self.generator_labels == "active" and (counts > 0).any():
+            classes = classes[(counts > 0).any(0)]
         heads = [(model["head.weight"], model["head.bias"]) for model, _ in kept]
         generator = modules["generator"]
         assert isinstance(generator, Generator)
         generator.load_state_dict(state.private["generator"])
-        optimizer = Adam(generator.parameters(), self.generator_lr, state.private["optimizer"])
+        lr = decayed(self.generator_lr, self.generator_lr_decay, ctx.round)
+        optimizer = Adam(generator.parameters(), lr, state.private["optimizer"], self.generator_weight_decay)
         for _ in range(self.generator_steps):
-            labels = torch.randint(ctx.num_classes, (ctx.batch_size,), generator=ctx.rng)
+            labels = classes[torch.randint(len(classes), (ctx.batch_size,), generator=ctx.rng)]
             noise = generator.draw(ctx.batch_size, ctx.rng, self.noise_kind)
             z = generator(noise, labels, "update")  # (B, Z)
             loss = teacher_loss(logits_of_heads(z, heads), labels, share) + self.diversity_weight * diversity(noise, z)

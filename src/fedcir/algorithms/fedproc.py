@@ -1,22 +1,24 @@
 """FedProc: features are drawn to class prototypes that the server merges from all clients.
 
 The paper ramps from prototypes to cross-entropy over the rounds; its first round, before any prototype, is
-cross-entropy alone. Features are compared after L2 normalisation with temperature 1.
+cross-entropy alone. Features are compared after L2 normalisation with temperature 1. The features are the encoder's, so
+that the network is that of all other methods; fields give the network of FedProc's paper.
 """
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from fedcir.algorithms.algorithm import Algorithm, Batch
-from fedcir.config import Share
+from fedcir.config import Between, Share
 from fedcir.losses import prototype_contrast
 from fedcir.models.encoder import Classifier
 from fedcir.models.prototypes import class_sums
+from fedcir.models.task import Task
 from fedcir.types import Arrays, ClientReply, Groups, LocalContext, Losses, Modules, ServerContext, ServerState
 
 
@@ -28,6 +30,10 @@ class FedProc(Algorithm):
     """The weight of cross-entropy: t/T, as in the paper, or `ce_weight` throughout."""
     ce_weight: Share = 0.5
     """Weight of cross-entropy where the ramp is constant."""
+    projection: Annotated[int, Between(0, 16_384)] = 0
+    """Width of the features after a projection head of two layers, which the paper has; 0 leaves it out."""
+    normalised_head: bool = False
+    """Whether the classifier gets L2-normalised features, as in the paper."""
 
     sends: ClassVar[tuple[str, ...]] = ("prototype_sums",)
     ranges: ClassVar[Mapping[str, str]] = {"ramp": "linear,constant"}
@@ -35,6 +41,9 @@ class FedProc(Algorithm):
     @property
     def uses_total_rounds(self) -> bool:  # type: ignore[override]
         return self.ramp == "linear"
+
+    def build(self, task: Task) -> Modules:
+        return {"model": task.classifier(self.projection, self.normalised_head)}
 
     def local_loss(self, modules: Modules, x: Tensor, y: Tensor, ctx: LocalContext) -> Losses:
         model = modules["model"]

@@ -4,6 +4,7 @@ from fedcir.config.asked import Asked, Assignments
 from fedcir.config.bounds import (
     Between,
     Count,
+    Decay,
     Positive,
     Rate,
     Share,
@@ -67,6 +68,7 @@ __all__ = [
     "Config",
     "Count",
     "DataConfig",
+    "Decay",
     "LocalConfig",
     "ModelConfig",
     "PartitionConfig",

@@ -53,6 +53,8 @@ Rate = Annotated[float, Between(0, 1_000, above=True)]
 """Of learning."""
 Spread = Annotated[float, Between(0, 100, above=True)]
 """A standard deviation."""
+Decay = Annotated[float, Between(0, 1, above=True)]
+"""The factor of a value from one round to the next."""
 Share = Annotated[float, Between(0, 1, below=True)]
 
 

@@ -15,6 +15,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save
 
+from fedcir.algorithms import add_new_fields
 from fedcir.config import PATHS, Config, absolute_paths, config_from, config_tables, dump_toml, read_toml, typed
 from fedcir.data.partition.pieces import indented
 from fedcir.data.private import as_open_as_folder, private_folder
@@ -109,7 +110,8 @@ class RunFolder:
     def config(self) -> Config:
         tables = self._tables()
         with reading(self.path / "config.toml", RESTORE):
-            return config_from(tables)
+            config = config_from(tables)
+            return replace(config, algorithm=add_new_fields(config.algorithm))
 
     def file_hash(self, what: str) -> str | None:
         """Of the file that holds its algorithm or model, as it was when the run began; None if no file does."""

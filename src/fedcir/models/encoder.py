@@ -24,7 +24,7 @@ class Classifier(nn.Module):
 
 
 class ProjectedEncoder(nn.Module):
-    """A backbone under MOON's projection head: two linear layers with a ReLU between them."""
+    """A backbone under the projection head of MOON and FedProc: two linear layers with a ReLU between them."""
 
     def __init__(self, backbone: nn.Module, features: int, width: int) -> None:
         super().__init__()
@@ -33,6 +33,17 @@ class ProjectedEncoder(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return cast(Tensor, self.projection(self.backbone(x)))
+
+
+class NormalisedEncoder(nn.Module):
+    """An encoder whose features have length 1."""
+
+    def __init__(self, encoder: nn.Module) -> None:
+        super().__init__()
+        self.encoder = encoder
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.normalize(self.encoder(x), dim=-1)
 
 
 class GaussianEncoder(nn.Module):

@@ -66,9 +66,9 @@ def _as_stored(parameter: Tensor, gradient: Tensor, momentum: Tensor) -> tuple[T
 class Adam:
     """Adam with its usual constants. Its state is a bag: the moments of parameter 3 are "3.exp_avg" and so on."""
 
-    def __init__(self, parameters: Iterable[Tensor], lr: float, state: Arrays) -> None:
+    def __init__(self, parameters: Iterable[Tensor], lr: float, state: Arrays, weight_decay: float = 0.0) -> None:
         """An empty bag is a fresh start; another is the state that an earlier one ended in."""
-        self.parameters, self.lr = list(parameters), lr
+        self.parameters, self.lr, self.weight_decay = list(parameters), lr, weight_decay
         self.state: Arrays = {}
         for index, parameter in enumerate(self.parameters):
             for name, fresh in (
@@ -97,7 +97,7 @@ class Adam:
             beta1=0.9,
             beta2=0.999,
             lr=self.lr,
-            weight_decay=0.0,
+            weight_decay=self.weight_decay,
             eps=1e-8,
             maximize=False,
         )

@@ -17,7 +17,7 @@ from fedcir.config import OWN_MODELS, ModelConfig, check_memory
 from fedcir.models.batchnorms import renormalise
 from fedcir.models.cnn import CNN
 from fedcir.models.efficientnet import efficientnet_lite0
-from fedcir.models.encoder import Classifier, GaussianClassifier, GaussianEncoder, ProjectedEncoder
+from fedcir.models.encoder import Classifier, GaussianClassifier, GaussianEncoder, NormalisedEncoder, ProjectedEncoder
 from fedcir.models.foreign import ForeignEncoder, call_foreign, one_line, without_classifier
 from fedcir.models.frozen import FrozenEncoder
 from fedcir.models.generator import Generator
@@ -59,12 +59,13 @@ class Task:
         with seeded_init(self.seed, "init", "encoder"):
             return self.make_encoder()
 
-    def classifier(self, projection: int = 0) -> Classifier:
-        """A linear head on the features, or on a projection of them to this width."""
+    def classifier(self, projection: int = 0, normalised: bool = False) -> Classifier:
+        """A linear head on the features, or on a projection of them to this width; if asked for, at length 1."""
         encoder = self.encoder()
         if projection:
             with seeded_init(self.seed, "init", "projection"):
                 encoder = ProjectedEncoder(encoder, self.features, projection)
+        encoder = NormalisedEncoder(encoder) if normalised else encoder
         return Classifier(encoder, self._linear("head", projection or self.features, self.num_classes))
 
     def gaussian_classifier(self, sigma_init: float, sigma_floor: float) -> GaussianClassifier:
