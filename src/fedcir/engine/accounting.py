@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcir.config import LocalConfig, PrivacyConfig
+from fedcir.data.private import open_to_append
 from fedcir.types import InputError
 
 ORDERS = (1.01, 1.02, 1.05, *(1 + tenth / 10 for tenth in range(1, 100)), *range(11, 65), 80, 96, 128, 192, 256, 512)
@@ -102,7 +103,7 @@ class Releases:
     path: Path
 
     def add(self) -> None:
-        with open(self.path, "ab") as file:
+        with open_to_append(self.path) as file:
             file.write(b".")
             file.flush()
             os.fsync(file.fileno())

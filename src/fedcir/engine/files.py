@@ -22,7 +22,7 @@ from safetensors.torch import save
 
 from fedcir.config import typed
 from fedcir.data.partition.pieces import compact
-from fedcir.data.private import as_open_as_folder
+from fedcir.data.private import open_replacement
 from fedcir.models.tensors import kind_of
 from fedcir.types import Arrays, Groups, InputError
 
@@ -38,17 +38,8 @@ def write(path: Path, content: str | bytes | Iterable[str]) -> None:
     A large one may come in pieces.
     """
     pieces = [content] if isinstance(content, str | bytes) else content
-    beside = path.with_name(f".{path.name}.tmp")
-    try:
-        with naming(path), open(beside, "wb", opener=as_open_as_folder) as file:
-            file.writelines(piece.encode() if isinstance(piece, str) else piece for piece in pieces)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            beside.unlink()
-        raise
+    with naming(path), open_replacement(path) as file:
+        file.writelines(piece.encode() if isinstance(piece, str) else piece for piece in pieces)
 
 
 def file_hash(path: Path) -> str:

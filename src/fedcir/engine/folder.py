@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save
 from fedcir.algorithms import add_new_fields
 from fedcir.config import PATHS, Config, absolute_paths, config_from, config_tables, dump_toml, read_toml, typed
 from fedcir.data.partition.pieces import indented
-from fedcir.data.private import as_open_as_folder, private_folder
+from fedcir.data.private import check_no_links, open_to_append, private_folder
 from fedcir.engine import packed
 from fedcir.engine.best import best_of
 from fedcir.engine.calibration import Calibration, Saved
@@ -108,6 +108,7 @@ class RunFolder:
         write(self.path / "config.toml", dump_toml(tables))
 
     def config(self) -> Config:
+        check_no_links(self.path)
         tables = self._tables()
         with reading(self.path / "config.toml", RESTORE):
             config = config_from(tables)
@@ -186,8 +187,8 @@ class RunFolder:
 
     def append(self, record: RoundRecord) -> None:
         path = self.path / "rounds.jsonl"
-        with naming(path), open(path, "a", encoding="utf-8", opener=as_open_as_folder) as file:
-            file.write(_line(record))
+        with naming(path), open_to_append(path) as file:
+            file.write(_line(record).encode())
 
     def rewind(self, round: int, aside: bool = False) -> list[RoundRecord]:
         """Delete the rounds after this one, which will be repeated; returns the rounds that stay.
@@ -296,6 +297,7 @@ class RunFolder:
             raise InputError(f"{self.path} is a file: choose another folder")
         if not self.exists and self.foreign:
             raise InputError(f"{self.path} holds other files and no run: choose another folder")
+        check_no_links(self.path)
         lock, new = self.path / self.LOCK, not self.path.exists()
         file = take_lock(lock, LOCK_PATIENCE)
         if file is None:

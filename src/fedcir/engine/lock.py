@@ -6,14 +6,13 @@ import time
 from pathlib import Path
 from typing import IO
 
-from fedcir.data.private import as_open_as_folder, private_folder
-from fedcir.types import InputError
+from fedcir.data.private import open_to_append, private_folder
 
 LOCK_PATIENCE = 3.0
 """Seconds that the workers of a killed run are given to end: they hold its lock too, and might still write."""
 
 
-def take_lock(lock: Path, patience: float) -> IO[str] | None:
+def take_lock(lock: Path, patience: float) -> IO[bytes] | None:
     """The file of a lock that this process now holds, its folder made if need be; None if another keeps it.
 
     Whoever held it may have removed it in the meantime. It then locks nobody out, so the one in its place is taken.
@@ -21,10 +20,8 @@ def take_lock(lock: Path, patience: float) -> IO[str] | None:
     until = time.monotonic() + patience
     while True:
         private_folder(lock.parent)
-        if lock.exists() and not lock.is_file():
-            raise InputError(f"{lock} is not a file: delete it")
         try:
-            file = open(lock, "w", encoding="utf-8", opener=as_open_as_folder)  # noqa: SIM115 (the caller closes it)
+            file = open_to_append(lock)
         except FileNotFoundError:  # its folder was removed just now
             if time.monotonic() > until:
                 raise
@@ -38,7 +35,7 @@ def take_lock(lock: Path, patience: float) -> IO[str] | None:
         file.close()
 
 
-def _lock(file: IO[str], until: float) -> bool:
+def _lock(file: IO[bytes], until: float) -> bool:
     """An advisory lock that the system releases when the process and its workers have ended, however they ended."""
     try:
         import fcntl

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from fedcir.config import Config, absolute_paths, config_from, config_tables, dump_toml, read_toml, typed
+from fedcir.data.private import check_no_links, open_to_append
 from fedcir.engine.files import RESTORE, naming, reading, write
 from fedcir.engine.lock import LOCK_PATIENCE, take_lock
 from fedcir.types import InputError
@@ -68,6 +69,7 @@ class Book:
             raise InputError(f"{self.path} is a file: choose another folder")
         if not self.exists and self.path.is_dir() and any(p.name[0] != "." for p in self.path.iterdir()):
             raise InputError(f"{self.path} holds other files and no trials: choose another folder")
+        check_no_links(self.path)
         file = take_lock(self.path / ".lock", LOCK_PATIENCE)
         if file is None:
             raise InputError(f"another process is tuning in {self.path}: wait for it, or choose another folder")
@@ -108,5 +110,5 @@ class Book:
         return found
 
     def add(self, attempt: Attempt) -> None:
-        with naming(self._trials), open(self._trials, "a", encoding="utf-8") as file:
-            file.write(json.dumps(asdict(attempt), ensure_ascii=False) + "\n")
+        with naming(self._trials), open_to_append(self._trials) as file:
+            file.write(f"{json.dumps(asdict(attempt), ensure_ascii=False)}\n".encode())

@@ -4,6 +4,7 @@ import itertools
 from pathlib import Path
 
 from fedcir.config import Config
+from fedcir.data.private import check_no_links
 from fedcir.runs.sweep import SETTINGS
 from fedcir.types import InputError
 
@@ -20,6 +21,7 @@ def place_for(out: str | Path | None, usual: Path, resume: bool) -> Path:
     runs = (place / SETTINGS).is_dir() or any(place.glob("*/config.toml"))
     if place.is_dir() and any(place.iterdir()) and not runs:
         raise InputError(f"{place} holds other files and no runs: choose another folder")
+    check_no_links(place)
     return place
 
 

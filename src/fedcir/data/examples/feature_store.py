@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from fedcir.config.reading import read_bytes, read_text
 from fedcir.data.domains import Indices
 from fedcir.data.examples.extraction import Values
-from fedcir.data.private import as_open_as_folder, inner_folder, new_file
+from fedcir.data.private import inner_folder, new_file, open_to_append
 
 ENTRY = np.dtype([("image", "S16"), ("checksum", "<u4")])
 MOST = 20_000_000_000
@@ -82,13 +82,10 @@ class FeatureStore:
 
     def _extend(self, name: str, end: int, data: bytes) -> None:
         """Write at the end of what counts, over what an interrupted process may have left."""
-        flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
-        with open(as_open_as_folder(str(self.folder / name), flags), "r+b", buffering=0) as file:
+        with open_to_append(self.folder / name) as file:
             file.truncate(end)
-            file.seek(end)
-            view = memoryview(data)
-            while view:
-                view = view[file.write(view) :]
+            file.write(data)
+            file.flush()
             os.fsync(file.fileno())
 
 

@@ -24,7 +24,7 @@ from fedcir.data.domains import Images, Indices
 from fedcir.data.pictures.decode import OnFile, Squares, decode_files
 from fedcir.data.pictures.items import Pictures
 from fedcir.data.pictures.square import LIMITS, RGB, Limits
-from fedcir.data.private import as_open_as_folder, inner_folder, new_file, private_folder
+from fedcir.data.private import inner_folder, new_file, open_to_append, private_folder
 from fedcir.types import InputError
 
 OWN = re.compile(r"(prepared|features|seen|build)-[0-9a-f]{32}(\.lock|\.seen)?|made-[0-9a-f]{32}(-\d+)?\.npz")
@@ -187,6 +187,7 @@ def _build(
         new_file(beside / "about.json").write_text(json.dumps(about), encoding="utf-8")
         _move(beside, folder / f"prepared-{content}")
         pointer = folder / f"build-{seen}.seen"
+        pointer.unlink(missing_ok=True)  # of a process that was killed
         new_file(pointer).write_text(content, encoding="ascii")
         os.replace(pointer, folder / f"seen-{seen}")
     finally:
@@ -221,7 +222,7 @@ def _hash_images(images: Images, rows: Indices) -> NDArray[np.void]:
 @contextmanager
 def alone(path: Path) -> Iterator[None]:
     """Hold a lock that the system releases when the process ends, however it ends; wait for it if another has it."""
-    with open(path, "w", encoding="ascii", opener=as_open_as_folder) as file:
+    with open_to_append(path) as file:
         try:
             import fcntl
 
