@@ -13,7 +13,7 @@ import torch
 from fedcir.algorithms import algorithm_class, make_algorithm, names
 from fedcir.config import Config, PrivacyConfig, config_from
 from fedcir.data.federation import open_federation
-from fedcir.engine.accounting import Accountant, Releases
+from fedcir.engine.accounting import Accountant, Releases, composed_epsilon
 from fedcir.engine.cohort import poisson_cohort
 from fedcir.engine.privacy import PrivateMean
 from fedcir.engine.rounds import run, take_step
@@ -107,6 +107,14 @@ def test_epsilon_is_opacus_own() -> None:
         accountant.step(noise_multiplier=1.1, sample_rate=0.05)
     assert Accountant(1.1, 1e-5, 0.05).epsilon(20) == pytest.approx(accountant.get_epsilon(1e-5), rel=1e-3)
     assert Accountant(1.1, 1e-5).epsilon(0) == 0.0
+
+
+def test_divergences_of_different_mechanisms_add_up() -> None:
+    """Noise of 3 and of 4 on the same sum tells what noise of 2.4 tells: 1/2.4^2 = 1/3^2 + 1/4^2."""
+    both = composed_epsilon([(Accountant(3.0, 1e-5), 5), (Accountant(4.0, 1e-5), 5)], 1e-5)
+    assert both == pytest.approx(Accountant(2.4, 1e-5).epsilon(5))
+    halved = composed_epsilon([(Accountant(6.0, 1e-5, adjacency="replace-one"), 5)], 1e-5)
+    assert halved == pytest.approx(Accountant(3.0, 1e-5).epsilon(5))
 
 
 def test_epsilon_without_sampling_is_near_that_of_one_gaussian() -> None:

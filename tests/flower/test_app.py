@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fedcir.flower.patience import SITES, TIMEOUT, WAIT
-from fedcir.flower.policy import Policy, read_policy
+from fedcir.flower.policy import Policy, PrivacyRules, read_policy
 from fedcir.flower.processes import write_app
 from fedcir.flower.server_app import Settings
 from fedcir.types import InputError
@@ -40,7 +40,10 @@ def test_the_sample_policy_is_one_and_names_every_rule() -> None:
     path = ROOT / "deploy" / "policy.toml"
     read_policy(str(path)).check_names(["model/head.weight"])
     text = path.read_text(encoding="utf-8")
-    assert all(f"\n{rule.name} = " in text or f"\n# {rule.name} = " in text for rule in fields(Policy))
+    rules = [rule.name for rule in (*fields(Policy), *fields(PrivacyRules)) if rule.name != "privacy"]
+    assert [name for name in rules if f"\n{name} = " not in text and f"\n# {name} = " not in text] == []
+    table = text.partition("# [privacy]\n")[2].splitlines()
+    PrivacyRules(**tomllib.loads("\n".join(line.removeprefix("# ") for line in table)))
 
 
 def test_its_settings_are_all_that_the_server_knows_and_their_defaults_are_the_servers() -> None:

@@ -2,6 +2,8 @@
 
 import json
 import stat
+import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +13,14 @@ from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from grid import MemoryGrid, run_of_flower, site  # noqa: F401
 from PIL import Image
 
-from fedcir.config import Config, config_from, merged, parse_assignment
+from fedcir.algorithms import asked_config, make_algorithm
+from fedcir.config import Asked, Config, build, config_from, merged, parse_assignment
 from fedcir.flower.introduction import Introduction
-from fedcir.flower.policy import Policy, read_policy
+from fedcir.flower.policy import Policy, PrivacyRules, Refused, read_policy
 from fedcir.flower.server_app import Settings, open_deployment
 from fedcir.flower.state import keyed
 from fedcir.flower.wire import Order
+from fedcir.insight import choices
 from fedcir.types import InputError, RoundRecord, RunError
 
 LOG = "; the site's log tells more"
@@ -85,7 +89,89 @@ REFUSALS = {
     'veto = "/"': "takes part in no run",
     "min_per_class = 3": "asks for more images of each class than the site has",
     'never_send = ["model"]': "never sends model/",
+    "min_steps = 4": "does not allow local.steps=3",
+    "min_batch_size = 5": "does not allow local.batch_size=4",
+    "[privacy]": "asks for privacy.clip and privacy.noise",
 }
+PRIVATE = ("privacy.clip=0.5", "privacy.noise=1", "model.norm=group")
+PRIVACY_REFUSALS = {
+    "min_noise = 1.5": ("privacy.place=client", "does not allow privacy.noise=1"),
+    "max_clip = 0.4": ("privacy.place=client", "does not allow privacy.clip=0.5"),
+    'place = "client"': ("privacy.place=server", "does not allow privacy.place=server"),
+    "max_epsilon = 3": ("privacy.place=server", "does not allow privacy.place=server"),
+    'unit = "client"': ("privacy.unit=example", "does not allow privacy.unit=example"),
+}
+
+
+@pytest.mark.parametrize(("rule", "case"), PRIVACY_REFUSALS.items())
+def test_a_policy_requires_clipping_and_noise_and_says_who_adds_it(rule: str, case: tuple[str, str]) -> None:
+    setting, told = case
+    rules = read_policy_text(f"[privacy]\n{rule}")
+    with pytest.raises(Refused) as refused:
+        rules.check_order(Order(config(*PRIVATE, setting), {}))
+    assert refused.value.public == f"its policy {told}"
+
+
+@pytest.mark.parametrize(
+    ("rules", "setting"),
+    [
+        ('min_noise = 1.0\nmax_clip = 0.5\nunit = "client"\nmax_epsilon = 9', "privacy.place=client"),
+        ("min_noise = 1.0\nmax_epsilon = 9", "privacy.unit=example"),
+        ('place = "server"', "privacy.place=server"),
+    ],
+)
+def test_a_run_that_protects_as_much_as_a_policy_asks_for_is_allowed(rules: str, setting: str) -> None:
+    read_policy_text(f"[privacy]\n{rules}").check_order(Order(config(*PRIVATE, setting), {}))
+
+
+def read_policy_text(text: str) -> Policy:
+    return build(Policy, tomllib.loads(text), "policy")
+
+
+def test_a_policy_cannot_count_the_noise_of_a_server() -> None:
+    with pytest.raises(InputError, match="max_epsilon counts noise that the site adds"):
+        PrivacyRules(place="server", max_epsilon=1.0)
+
+
+def test_a_run_may_not_leave_fewer_images_to_train_on_than_a_step_must_have(pictures: Path, tmp_path: Path) -> None:
+    at = node(pictures, tmp_path, "clinic", "min_batch_size = 4")
+    reason = ask(at, config("data.train_per_domain=3")).error.reason
+    assert reason == f"site 'clinic': its policy asks for more images to train on than the run leaves{LOG}"
+
+
+SHIPPED = Path(__file__).parents[2] / "deploy" / "policy.toml"
+
+
+@pytest.mark.parametrize("side", [16, 40, 64, 128, 500])
+@pytest.mark.parametrize("count", [30, 60, 2_000, 20_000])
+@pytest.mark.parametrize("gpu", [False, True])
+@pytest.mark.parametrize("shift", [0.2, 1.5])
+def test_the_shipped_policy_allows_what_init_picks(
+    side: int, count: int, gpu: bool, shift: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look = choices.Look({"day": count, "night": 2 * count}, 5, side, shift, 0.0, gpu=gpu)
+    for package in ("json", "no_such_package"):  # with and without the pretrained encoder
+        monkeypatch.setattr(choices, "PRETRAINED_PACKAGE", package)
+        made = [f"{choice.place}={json.dumps(choice.value)}" for choice in choices.choose(look)]
+        picked = asked_config(Asked(assignments=["data.name=folders", *made]))
+        method = make_algorithm(picked.algorithm)
+        policy = read_policy(str(SHIPPED))
+        policy.check_order(Order(picked, {}))
+        policy.check_names(f"{group}/" for group in (*method.trains, *method.sends))
+
+
+def test_deploy_check_tells_whether_a_policy_allows_the_settings_of_a_run(
+    fedcir: Callable[..., Any], tmp_path: Path
+) -> None:
+    (tmp_path / "run.toml").write_text('[data]\nname = "folders"\n[server]\nrounds = 250\n', encoding="utf-8")
+    (tmp_path / "policy.toml").write_text(SHIPPED.read_text(encoding="utf-8"), encoding="utf-8")
+    said = fedcir("deploy", "check", tmp_path / "run.toml", "--policy", tmp_path / "policy.toml")
+    assert said.code == 0
+    assert f"it allows the settings of {tmp_path / 'run.toml'}" in said.out
+    (tmp_path / "policy.toml").write_text("max_rounds = 200\n", encoding="utf-8")
+    said = fedcir("deploy", "check", tmp_path / "run.toml", "--policy", tmp_path / "policy.toml")
+    assert said.code == 2
+    assert "does not allow server.rounds=250: it allows at most 200" in said.out
 
 
 @pytest.mark.parametrize(("rule", "told"), REFUSALS.items())
@@ -238,4 +324,7 @@ def test_other_data_have_another_digest(tmp_path: Path) -> None:
 def test_a_policy_tells_its_rules_as_they_are_written(tmp_path: Path) -> None:
     (tmp_path / "policy.toml").write_text('max_steps = 50\nmodels = ["cnn"]\n', encoding="utf-8")
     policy = read_policy(str(tmp_path / "policy.toml"))
-    assert str(policy) == 'allow = true, models = ["cnn"], max_steps = 50, min_per_class = 1'
+    assert str(policy) == 'allow = true, models = ["cnn"], max_steps = 50'
+    private = Policy(privacy=PrivacyRules(min_noise=1.0, max_epsilon=8.0))
+    told = 'privacy.place = "client", privacy.min_noise = 1.0, privacy.max_epsilon = 8.0'
+    assert str(private) == f"allow = true, {told}"

@@ -106,6 +106,9 @@ def certs(
 
 @deploy.command()
 def check(
+    config: Annotated[
+        Path | None, typer.Argument(help="A TOML file of a run's settings, which --policy must allow.")
+    ] = None,
     superlink: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Address of the SuperLink.")] = None,
     root_certificates: Annotated[Path | None, typer.Option(help="The ca.crt that belongs to the server.")] = None,
     key: Annotated[Path | None, typer.Option(help="The site's private key.")] = None,
@@ -117,6 +120,7 @@ def check(
 ) -> None:
     """Check a site before its first run. Tests its data, policy, certificates, key and connection to the server."""
     _need_flower()
+    from fedcir.algorithms import asked_config
     from fedcir.cli.progress import Meter
     from fedcir.config import Asked
     from fedcir.flower.site_check import Setup, check_site
@@ -126,9 +130,14 @@ def check(
         raise InputError(
             "nothing to check: give --superlink, --root-certificates, --key, --policy, or --data-root with --domain"
         )
+    if config is not None and policy is None:
+        raise InputError(f"give --policy, to compare it with the settings of {config}")
+    run = None if config is None else asked_config(Asked(file=config))
+    if run is not None and image_size is None:
+        image_size = run.data.image_size
     with Meter("decoding images", quiet) as meter:
         data = Asked(options={"dataset": "folders", "image_size": image_size}).config().data
-        setup = Setup(data_root, domain, root_certificates, superlink, key, policy, data, meter.show)
+        setup = Setup(data_root, domain, root_certificates, superlink, key, policy, config, run, data, meter.show)
         failed = []
         for finding in check_site(setup):
             meter.close()

@@ -283,6 +283,11 @@ class PrivacyConfig:
         """Whether each client does, in every step."""
         return self.clip is not None and self.unit == "example"
 
+    @property
+    def noised_uploads(self) -> bool:
+        """Whether each client adds noise to what it uploads."""
+        return self.noise > 0 and (self.by_clients or self.by_steps)
+
 
 @dataclass(frozen=True)
 class AlgorithmConfig:

@@ -3,6 +3,7 @@
 import math
 import os
 import warnings
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -39,13 +40,25 @@ class Accountant:
 
     def epsilon(self, steps: int) -> float:
         """Epsilon after `steps` noised sums."""
-        if not steps:
-            return 0.0
-        divergences = steps * _step_divergences(self.noise / SENSITIVITY[self.adjacency], self.rate)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # at an end of ORDERS epsilon is not the tightest, but valid
-            epsilon, _ = _analysis().get_privacy_spent(orders=ORDERS, rdp=divergences, delta=self.delta)
-        return float(epsilon)
+        return composed_epsilon([(self, steps)], self.delta)
+
+    def divergences(self, steps: int) -> NDArray[np.float64]:
+        """Renyi divergences by order after `steps` noised sums."""
+        return steps * _step_divergences(self.noise / SENSITIVITY[self.adjacency], self.rate)
+
+
+def composed_epsilon(releases: Iterable[tuple[Accountant, int]], delta: float) -> float:
+    """Epsilon of several Gaussian mechanisms together, each with its number of noised sums.
+
+    If a mechanism protects a whole client and another one image, epsilon is that of one image.
+    """
+    divergences = [accountant.divergences(steps) for accountant, steps in releases if steps]
+    if not divergences:
+        return 0.0
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # at an end of ORDERS epsilon is not the tightest, but valid
+        epsilon, _ = _analysis().get_privacy_spent(orders=ORDERS, rdp=np.sum(divergences, axis=0), delta=delta)
+    return float(epsilon)
 
 
 def adjacency_of(privacy: PrivacyConfig) -> Adjacency:
@@ -73,10 +86,16 @@ def upload_epsilon(privacy: PrivacyConfig, local: LocalConfig, images: int, roun
     """
     if not privacy.noise or privacy.by_server:
         return math.inf if rounds else 0.0
+    accountant, steps = upload_accountant(privacy, local, images)
+    return accountant.epsilon(rounds * steps)
+
+
+def upload_accountant(privacy: PrivacyConfig, local: LocalConfig, images: int) -> tuple[Accountant, int]:
+    """Accountant of the noise that a client adds to its uploads, and the number of noised sums in one upload."""
     if privacy.by_clients:
-        return Accountant(privacy.noise, privacy.delta, adjacency=adjacency_of(privacy)).epsilon(rounds)
+        return Accountant(privacy.noise, privacy.delta, adjacency=adjacency_of(privacy)), 1
     rate = min(1.0, local.batch_size / images)
-    return Accountant(privacy.noise, privacy.delta, rate, adjacency_of(privacy)).epsilon(rounds * local.steps)
+    return Accountant(privacy.noise, privacy.delta, rate, adjacency_of(privacy)), local.steps
 
 
 @cache

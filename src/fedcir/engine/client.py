@@ -27,7 +27,7 @@ from fedcir.models.optim import SGD
 from fedcir.models.taps import use_taps
 from fedcir.models.tensors import at_rest, snapshot
 from fedcir.rng import keep_generators, numpy_rng, secret_rng, seed_for, share_generators, torch_rng
-from fedcir.types import Arrays, ClientReply, Groups, LocalContext, Modules
+from fedcir.types import Arrays, ClientReply, Groups, LocalContext, Modules, RunError
 
 EVALUATION_BATCH = 256
 BATCHNORM = "batchnorm"
@@ -131,6 +131,11 @@ def protected(bench: Workbench, reply: ClientReply, received: Groups, round: int
     rng = secret_rng() if bench.deployed else numpy_rng(bench.seed, "privacy", round, reply.client_id)
     mean = PrivateMean(bench.privacy, bench.privacy.clip, expected=1, rng=rng)
     before = {group: {name: received[group][name] for name in bag} for group, bag in reply.arrays.items()}
+    for bag in (*before.values(), *reply.arrays.values()):
+        if not all(bool(tensor.isfinite().all()) for tensor in bag.values() if tensor.is_floating_point()):
+            # The norm of such an update is no number, so nothing would be clipped.
+            wrong = "the model holds values that are not finite, so its change cannot be clipped"
+            raise RunError(wrong, public=wrong)
     metrics = {name: value for name, value in reply.metrics.items() if not name.startswith("loss/")}
     return replace(reply, arrays=mean.of([reply.arrays], before), metrics=metrics)
 

@@ -14,19 +14,23 @@ from torch import nn
 from fedcir.algorithms import make_algorithm
 from fedcir.algorithms.algorithm import Algorithm
 from fedcir.config import AlgorithmConfig, Config, build, config_tables
-from fedcir.data.federation import federation_of
+from fedcir.data.federation import Client, federation_of
+from fedcir.engine.accounting import upload_accountant
 from fedcir.engine.client import What, Workbench, attend
+from fedcir.engine.dpsgd import check_examples
 from fedcir.engine.files import file_hash
 from fedcir.engine.machine import keep_memory, pick_device, threads
+from fedcir.engine.privacy import check_private
 from fedcir.engine.session import workbench
 from fedcir.engine.store import GENERATIONS, ClientStore
 from fedcir.flower.audit_log import AuditLog
+from fedcir.flower.budget import REPLIES, PrivacyBudget, ReplyStore, request_digest
 from fedcir.flower.introduction import Introduction
 from fedcir.flower.place import VERSIONS, Place, name_of, state_of
-from fedcir.flower.policy import Refused, read_policy
+from fedcir.flower.policy import Policy, Refused, read_policy
 from fedcir.flower.wire import CONFIG, CRASHED, Order, pack_both, pack_reply, unpack_query, unpack_task
 from fedcir.models.tensors import tensor_bytes
-from fedcir.types import FedcirError, InputError, RunError
+from fedcir.types import ClientReply, FedcirError, Groups, InputError, RunError
 
 Places = Callable[[Order, Context], Place]
 
@@ -134,13 +138,39 @@ class Question:
         # As far back as a server that is killed may go; it may not have taken in the last round yet.
         store = ClientStore(state_of(context) / order.key, GENERATIONS * config.server.checkpoint_every + 1)
         keep_memory()
-        with threads(config.run.threads), _bench(here, config, method, context) as worker:
-            reply = attend(worker, replace(here.client, id=number), store, what, groups, order.round)
-        policy.check_names(f"{group}/{name}" for group, bag in reply.arrays.items() for name in bag)
+
+        def compute() -> ClientReply:
+            with threads(config.run.threads), _bench(here, config, method, context) as worker:
+                if what == "train":
+                    _check_noise(config, method, groups, worker)
+                reply = attend(worker, replace(here.client, id=number), store, what, groups, order.round)
+            policy.check_names(f"{group}/{name}" for group, bag in reply.arrays.items() for name in bag)
+            return reply
+
+        if what == "train" and config.privacy.noised_uploads:
+            reply, noted = self._counted(groups, order, policy, replace(here.client, id=number), compute)
+        else:
+            reply, noted = compute(), {}
         sent = {group: tensor_bytes({group: bag}) for group, bag in reply.arrays.items()}
         event = "trained" if what == "train" else "tested"
-        audit.note(event, algorithm=config.algorithm.name, key=order.key, round=order.round, bytes=sent)
+        audit.note(event, algorithm=config.algorithm.name, key=order.key, round=order.round, bytes=sent, **noted)
         return pack_reply(reply, method.trains)
+
+    def _counted(
+        self, groups: Groups, order: Order, policy: Policy, client: Client, compute: Callable[[], ClientReply]
+    ) -> tuple[ClientReply, dict[str, Any]]:
+        """A noised reply and what the audit log says of it: stored if the request came before, else new and counted."""
+        config, state = order.config, state_of(self.context)
+        replies, digest = ReplyStore(state / order.key / REPLIES), request_digest(groups, order)
+        if (stored := replies.load(client.id, order.round, digest)) is not None:
+            return stored, {"repeated": True}
+        accountant, steps = upload_accountant(config.privacy, config.local, len(client.train or ()))
+        budget = PrivacyBudget(state, str(self.audit.about["site"]))
+        budget.check(accountant, steps, policy.privacy)
+        reply = compute()
+        uploads, epsilon = budget.spend(accountant, steps, policy.privacy)
+        replies.save(order.round, digest, reply)
+        return reply, {"upload": uploads, **({} if epsilon is None else {"epsilon": epsilon})}
 
     def _method(self, config: Config) -> Algorithm:
         if self.algorithm is not None:
@@ -161,6 +191,16 @@ def _bench(here: Place, config: Config, method: Algorithm, context: Context) -> 
         bench.deployed = True
     yield bench
     here.benches[key] = bench
+
+
+def _check_noise(config: Config, method: Algorithm, groups: Groups, worker: Workbench) -> None:
+    """Refuse a run whose noise does not cover all that it uploads: a server need not have checked it."""
+    try:
+        check_private(config, method, {name: groups.get(name, {}) for name in method.trains})
+        if config.privacy.by_steps:
+            check_examples(config, method, worker.modules["model"])
+    except InputError as error:
+        raise InputError(str(error), public="the run's noise does not cover all that it would upload") from error
 
 
 def _algorithm(config: Config, context: Context) -> Algorithm:

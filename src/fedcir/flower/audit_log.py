@@ -1,9 +1,10 @@
 """What a site or a server has done, as lines that are only ever added. They name no image and no file of one."""
 
+import contextlib
 import errno
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,6 +22,15 @@ class AuditLog:
     folder: Path
     about: Mapping[str, Any] = field(default_factory=dict)
     """What every line says beside its own."""
+
+    def lines(self) -> Iterator[dict[str, Any]]:
+        """The lines so far; a line that was cut short by a crash is left out."""
+        path = self.folder / NAME
+        if path.exists():
+            with open(path, encoding="utf-8", errors="replace") as file:
+                for line in file:
+                    with contextlib.suppress(ValueError):
+                        yield dict(json.loads(line))
 
     def note(self, event: str, **more: Any) -> None:
         """Add a line, on disk when this returns."""

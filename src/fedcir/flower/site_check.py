@@ -22,11 +22,13 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes, uses_nist_
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
-from fedcir.config import DataConfig
+from fedcir.algorithms import make_algorithm
+from fedcir.config import Config, DataConfig
 from fedcir.data.domains import Domain
 from fedcir.data.opening import open_site, site_pictures
 from fedcir.data.pictures.decode import OnFile
 from fedcir.flower.policy import read_policy
+from fedcir.flower.wire import Order
 from fedcir.types import InputError
 
 PATIENCE = 10.0
@@ -46,6 +48,10 @@ class Setup:
     superlink: str | None = None
     key: Path | None = None
     policy: Path | None = None
+    config: Path | None = None
+    """A TOML file of a run."""
+    run: Config | None = None
+    """Its settings, which the policy must allow."""
     data: DataConfig = DataConfig(name="folders")  # noqa: RUF009 (frozen)
     on_file: OnFile | None = None
     """Told of images that are decoded."""
@@ -120,8 +126,14 @@ def _policy(setup: Setup) -> str:
         raise InputError(f"{path} can be changed by others: chmod go-w {path}")
     if setup.data_root is not None and setup.domain is not None:
         domain = _opened(setup)
+        policy.check_images(len(domain.train))
         policy.check_labels({"train": domain.train.labels, "test": domain.test.labels})
-    return str(policy)
+    if setup.run is None:
+        return str(policy)
+    policy.check_order(Order(setup.run, {}))
+    method = make_algorithm(setup.run.algorithm)
+    policy.check_names(f"{group}/" for group in (*method.trains, *method.sends))
+    return f"{policy}; it allows the settings of {setup.config}"
 
 
 def _certificates(setup: Setup) -> str:
