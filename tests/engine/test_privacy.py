@@ -13,7 +13,7 @@ import torch
 from fedcir.algorithms import algorithm_class, make_algorithm, names
 from fedcir.config import Config, PrivacyConfig, config_from
 from fedcir.data.federation import open_federation
-from fedcir.engine.accounting import Accountant, Releases, composed_epsilon
+from fedcir.engine.accounting import Accountant, composed_epsilon
 from fedcir.engine.cohort import poisson_cohort
 from fedcir.engine.privacy import PrivateMean
 from fedcir.engine.rounds import run, take_step
@@ -235,7 +235,8 @@ def test_in_a_deployment_noise_is_not_that_of_the_seed_and_a_repeated_round_coun
         assert torch.equal(biases[2], biases[3])
         assert not any(torch.equal(one, other) for one, other in ((biases[0], biases[1]), (biases[0], biases[2])))
         assert (tmp_path / "run" / "checkpoint" / "round-000001.safetensors").exists(), "nothing released is repeated"
-        Releases(tmp_path / "run" / "releases").add()  # as a round that was begun before a crash
+        assert session.releases is not None
+        session.releases.add()  # as a round that was begun before a crash
         assert next(rounds).epsilon == Accountant(1.0, 1e-5).epsilon(3)
 
 
@@ -282,7 +283,8 @@ def test_a_budget_that_repeats_have_used_up_stops_the_round(tiny: Tiny, tmp_path
     with open_run(config, tmp_path / "run") as (session, rounds):
         session.deployed = True
         next(rounds)
-        Releases(tmp_path / "run" / "releases").add()
+        assert session.releases is not None
+        session.releases.add()
         with pytest.raises(RunError, match=r"round 2 would bring epsilon to 9\.01, above privacy\.epsilon=7\.077"):
             next(rounds)
     assert session.state.round == 1

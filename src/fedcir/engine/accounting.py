@@ -1,19 +1,19 @@
 """Epsilon of a run, by Opacus' accountant of Renyi differential privacy, and what counts towards it."""
 
+import json
 import math
-import os
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedcir.config import LocalConfig, PrivacyConfig
-from fedcir.data.private import open_to_append
+from fedcir.engine.files import content, reading, sealed, unsealed, write
 from fedcir.types import InputError
 
 ORDERS = (1.01, 1.02, 1.05, *(1 + tenth / 10 for tenth in range(1, 100)), *range(11, 65), 80, 96, 128, 192, 256, 512)
@@ -112,20 +112,42 @@ def _analysis() -> Any:
     return rdp
 
 
+class ReleaseCount(TypedDict):
+    """The content of a file of releases."""
+
+    begun: int
+    run: str
+
+
 @dataclass(frozen=True)
 class Releases:
-    """How often a deployment has begun a round, in a file that grows by a byte each time.
+    """Count of the rounds that a deployment has begun, in a file with a checksum.
 
     A round that is repeated after a crash gets fresh noise, and may get other replies. So it counts again.
     """
 
     path: Path
+    run: str
+    """Identity of the run that the count belongs to."""
+
+    def start(self) -> None:
+        """Begin at 0."""
+        self._write(0)
 
     def add(self) -> None:
-        with open_to_append(self.path) as file:
-            file.write(b".")
-            file.flush()
-            os.fsync(file.fileno())
+        self._write((self.count() if self.path.exists() else 0) + 1)
 
     def count(self) -> int:
-        return self.path.stat().st_size if self.path.exists() else 0
+        """Rounds begun so far. A file that is missing, damaged or of another run is an error."""
+        fix = "restore it, or start anew in another folder: without it, epsilon would be too small"
+        with reading(self.path, fix):
+            data = content(self.path)
+            if data == b"." * len(data):  # as earlier versions wrote it
+                return len(data)
+            saved: ReleaseCount = unsealed(json.loads(data), ReleaseCount, "releases")
+            if saved["run"] != self.run:
+                raise InputError("it belongs to another run")
+        return saved["begun"]
+
+    def _write(self, begun: int) -> None:
+        write(self.path, json.dumps(sealed({"begun": begun, "run": self.run})) + "\n")

@@ -11,7 +11,7 @@ import os
 import stat
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
@@ -139,9 +139,19 @@ class About:
     kept: dict[str, int] | None = None
     """The round of what each client keeps beside it; None in files of earlier versions."""
     checksum: str | None = None
+    run: str | None = None
+    """Identity of the run that saved it; None in files of earlier versions, as the next."""
+    record: str | None = None
+    """Checksum of the record of its round."""
 
 
-def pack(kinds: dict[str, Groups], round: int, kept: Mapping[int, int] | None = None) -> bytes:
+def pack(
+    kinds: dict[str, Groups],
+    round: int,
+    kept: Mapping[int, int] | None = None,
+    run: str | None = None,
+    record: str | None = None,
+) -> bytes:
     """Groups by kind as one safetensors file."""
     flat = unshared({
         f"{kind}/{quote(group, safe='')}/{name}": tensor  # so that a group's name may hold a slash
@@ -150,19 +160,20 @@ def pack(kinds: dict[str, Groups], round: int, kept: Mapping[int, int] | None = 
         for name, tensor in bag.items()
     })  # fmt: skip
     beside = None if kept is None else {str(client): each for client, each in kept.items()}
-    about = asdict(About(round, {kind: list(groups) for kind, groups in kinds.items()}, beside))
+    about = asdict(About(round, {kind: list(groups) for kind, groups in kinds.items()}, beside, run=run, record=record))
     return save(flat, {"fedcir": json.dumps({**about, CHECKSUM: tensors_checksum(about, flat)})})
 
 
 def unpack(path: Path, *expected: str) -> tuple[dict[str, Groups], About]:
     """The inverse, for a file of these kinds; one that is damaged is an error."""
     with reading(path, RESTORE), safe_open(regular(path), framework="pt") as file:
-        about: About = typed(json.loads(file.metadata()["fedcir"]), About, "metadata")
+        metadata = json.loads(file.metadata()["fedcir"])
+        about: About = typed(metadata, About, "metadata")
         if set(about.kinds) != set(expected):
             raise InputError(f"it holds {' and '.join(about.kinds)}, not {' and '.join(expected)}")
         flat = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
         if about.checksum is not None:
-            check(about.checksum, tensors_checksum(asdict(replace(about, checksum=None)), flat))
+            check(about.checksum, tensors_checksum({**metadata, CHECKSUM: None}, flat))
         kinds: dict[str, Groups] = {kind: {g: {} for g in groups} for kind, groups in about.kinds.items()}
         for key, tensor in flat.items():
             kind, group, name = key.split("/", 2)

@@ -71,8 +71,10 @@ class RunFolder:
 
     LOCK = ".lock"
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, identity: str | None = None) -> None:
         self.path = path
+        self.identity = identity
+        """Identity of the run that trains in it; None for one who only reads."""
 
     @property
     def exists(self) -> bool:
@@ -211,14 +213,20 @@ class RunFolder:
         return next(path for each in numbers if not (path := self.path / f"{stem}{each}.old.jsonl").exists())
 
     def save_checkpoint(
-        self, state: ServerState, records: Sequence[RoundRecord] = (), kept: Mapping[int, int] | None = None
+        self,
+        state: ServerState,
+        records: Sequence[RoundRecord] = (),
+        kept: Mapping[int, int] | None = None,
+        record: RoundRecord | None = None,
     ) -> None:
-        """Save a state. The last two are kept, and the one whose round was the best so far.
+        """Save a state. The last two are kept, and the one whose round was the best so far of `records`.
 
-        `kept` says in which round each client kept what belongs to it.
+        `kept` says in which round each client kept what belongs to it, and `record` is that of the state's round.
         """
         kinds = {"shared": state.shared, "private": state.private}
-        write(self.path / "checkpoint" / NAMED.format(state.round), pack(kinds, state.round, kept))
+        belongs = None if record is None else _record_checksum(record)
+        data = pack(kinds, state.round, kept, self.identity, belongs)
+        write(self.path / "checkpoint" / NAMED.format(state.round), data)
         rounds = self.saved()
         best = best_of([record for record in records if record.round in rounds])
         for old in rounds[:-GENERATIONS]:
@@ -239,10 +247,10 @@ class RunFolder:
     ) -> Iterator[tuple[ServerState, Mapping[int, int]]]:
         """All states that read back whole and whose rounds are all recorded, the newest first.
 
-        Each with the rounds in which clients kept what belongs to it.
+        Each with the rounds in which clients kept what belongs to it. One that belongs to another run is an error.
         """
-        recorded = len(self.records())
-        for round in reversed([each for each in self.saved() if each <= recorded]):
+        records = self.records()
+        for round in reversed([each for each in self.saved() if each <= len(records)]):
             path = self.path / "checkpoint" / NAMED.format(round)
             try:
                 kinds, about = unpack(path, "shared", "private")
@@ -251,6 +259,10 @@ class RunFolder:
             except InputError as error:
                 on_damage(str(error).removesuffix(f"; {RESTORE}"))
                 continue
+            if None not in (about.run, self.identity) and about.run != self.identity:
+                raise InputError(f"{path} was saved by a run with other settings or data: {RESTORE}")
+            if about.record not in (None, _record_checksum(records[round - 1])):
+                raise InputError(f"{path} does not belong to line {round} of rounds.jsonl: {RESTORE}")
             kept = {int(client): each for client, each in (about.kept or {}).items()}
             yield ServerState(round, kinds["shared"], kinds["private"]), kept
 
@@ -331,7 +343,14 @@ def _record(line: bytes) -> RoundRecord:
 
 
 def _line(record: RoundRecord) -> str:
-    """A line of rounds.jsonl, without the fields that are empty in most runs, such as validation."""
-    told = asdict(record).items()
-    values = {name: value for name, value in told if name not in NOT_ALWAYS or value is not None}
-    return json.dumps(sealed(values), ensure_ascii=False) + "\n"
+    """A line of rounds.jsonl."""
+    return json.dumps(sealed(_record_values(record)), ensure_ascii=False) + "\n"
+
+
+def _record_values(record: RoundRecord) -> dict[str, Any]:
+    """A record without the fields that are empty in most runs, such as validation."""
+    return {name: value for name, value in asdict(record).items() if name not in NOT_ALWAYS or value is not None}
+
+
+def _record_checksum(record: RoundRecord) -> str:
+    return checksum(_record_values(record))

@@ -8,9 +8,11 @@ from typing import Any
 from fedcir.algorithms.algorithm import Algorithm
 from fedcir.config import Config, differing
 from fedcir.data.federation import Roster
+from fedcir.engine.cohort import epsilon_after
 from fedcir.engine.files import RESTORE, file_hash
 from fedcir.engine.folder import RunFolder, own_files
 from fedcir.engine.own import keeps_something
+from fedcir.engine.rounds import summarise
 from fedcir.engine.session import Session
 from fedcir.engine.settling import hyper_parameters
 from fedcir.engine.store import GENERATIONS, ClientStore
@@ -44,16 +46,19 @@ def kept_in(session: Session, out: Path, resume: bool, from_round: int | None = 
     aside: across sites, a round that is repeated may come out differently.
     """
     config, roster = session.config, session.roster
-    session.folder = folder = RunFolder(out)
+    session.folder = folder = RunFolder(out, session.identity)
     if from_round is not None and not (resume and folder.exists):
         raise InputError(f"{out} is not resumed, so it cannot go back to round {from_round}: resume it, or start anew")
     if not folder.exists:
+        if session.releases is not None:
+            session.releases.start()
         folder.create(config, roster.manifest)
         return
     if not resume:
         raise InputError(f"{out} already holds a run: resume it, or choose another folder")
     check_settings(folder, config, session.algorithm)
     check_data(folder, config, roster)
+    _check_epsilon(session, folder)
     store, damage = ClientStore(out / "clients"), list[str]()
     if (state := _to_go_on_from(folder, store, from_round, damage)) is not None:
         if state.round < config.server.rounds:
@@ -66,14 +71,52 @@ def kept_in(session: Session, out: Path, resume: bool, from_round: int | None = 
     if not session.finished or not folder.finished:
         if from_round is not None:
             store.rewind(session.state.round)
+        if (repeated := session.repeated(session.state.round)) > 0:
+            said = f"{repeated} rounds after round {session.state.round} were begun before, and epsilon counts them too"
+            session.notes = (*session.notes, said)
         session.records = folder.rewind(session.state.round, aside=from_round is not None)
         folder.create(config, roster.manifest)  # a longer run says so
         return
     session.records = folder.records()
-    if not folder.has_model():
+    if _is_stale(folder, session):
+        folder.finish(summarise(session), session.model, session.card)
+        said = f"{out}/summary.json did not belong to rounds.jsonl, and was written again from it"
+        session.notes = (*session.notes, said)
+    elif not folder.has_model():
         folder.save_model(session.model, session.card)
         said = f"{out}/model.safetensors was missing or damaged, and was written again from the last checkpoint"
         session.notes = (*session.notes, said)
+
+
+def _check_epsilon(session: Session, folder: RunFolder) -> None:
+    """Refuse to continue if epsilon would be smaller than on record; a larger one is noted, and counts from then on."""
+    config, records = session.config, folder.records()
+    last = records[-1] if records else None
+    begun = 0 if session.releases is None else session.releases.count()
+    if last is None or last.epsilon is None:
+        return
+    if session.releases is not None and begun < last.round:
+        raise InputError(f"{session.releases.path} counts {begun} rounds, but {last.round} are on record: {RESTORE}")
+    epsilon = epsilon_after(config, session.roster, last.round, max(0, begun - last.round)) or 0.0
+    recorded = f"{folder.path}/rounds.jsonl has epsilon {last.epsilon:.3g} after round {last.round}"
+    if epsilon < last.epsilon * (1 - 1e-6):
+        counted = "its settings add no noise" if not config.privacy.noise else f"its settings give {epsilon:.3g}"
+        source = "" if session.releases is None else f" and {begun} rounds that `releases` counts"
+        raise InputError(f"{recorded}, but {counted}{source}: one of its files was replaced; {RESTORE}")
+    if epsilon > last.epsilon * (1 + 1e-6):
+        session.notes = (*session.notes, f"{recorded}, and it counts as {epsilon:.3g} from now on")
+
+
+def _is_stale(folder: RunFolder, session: Session) -> bool:
+    """Whether a summary is damaged or tells of other rounds than those on record."""
+    try:
+        saved = folder.summary()
+    except InputError:
+        return True
+    now = summarise(session)
+    epsilon = [values.get("privacy", {}).get("epsilon") for values in (saved, now)]
+    accuracy = [(values["final"] or {}).get("accuracy") for values in (saved, now)]
+    return epsilon[0] != epsilon[1] or accuracy[0] != accuracy[1] or saved["rounds"] != now["rounds"]
 
 
 def _to_go_on_from(

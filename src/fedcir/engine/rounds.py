@@ -45,7 +45,7 @@ def run(session: Session, transport: Transport) -> Rounds:
             writing = time.perf_counter()
             due = state.round % server.checkpoint_every == 0 or state.round == server.rounds
             if folder is not None and (due or (record.epsilon is not None and session.deployed)):  # a repeat costs more
-                folder.save_checkpoint(state, session.records, session.store.rounds(state.round))
+                _save(session, state, record)
                 saved = state.round
             record.seconds["load"], session.loading = session.loading, 0.0
             _add(record.seconds, "write", writing)
@@ -65,7 +65,14 @@ def run(session: Session, transport: Transport) -> Rounds:
             folder.finish(summarise(session), session.model, session.card)
     finally:
         if folder is not None and session.state.round > saved:
-            folder.save_checkpoint(session.state, session.records, session.store.rounds(session.state.round))
+            _save(session, session.state, session.records[-1])
+
+
+def _save(session: Session, state: ServerState, record: RoundRecord) -> None:
+    """Save a checkpoint. With noise, the best round's is not kept longer: accuracies have no noise."""
+    assert session.folder is not None
+    records = () if session.config.privacy.noise else session.records
+    session.folder.save_checkpoint(state, records, session.store.rounds(state.round), record)
 
 
 def summarise(session: Session) -> dict[str, Any]:

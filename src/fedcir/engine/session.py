@@ -19,6 +19,7 @@ from fedcir.engine.client import Workbench, learning_rate
 from fedcir.engine.cohort import epsilon_after, poisson_cohort, sample_cohort
 from fedcir.engine.cost import step_flops
 from fedcir.engine.dpsgd import check_examples
+from fedcir.engine.files import checksum
 from fedcir.engine.folder import RunFolder
 from fedcir.engine.norms import Screen
 from fedcir.engine.own import own_tensors, upload_of
@@ -42,6 +43,12 @@ from fedcir.types import (
 
 PRIVACY = "privacy"
 """The server's group that holds the norm it clips to."""
+
+IDENTITY = (
+    *(f"privacy.{name}" for name in ("clip", "noise", "unit", "place", "adaptive", "delta")),
+    *("local.steps", "local.batch_size", "server.active", "run.seed"),
+)
+"""Settings that a run is known by: a checkpoint and a count of releases belong to one run."""
 
 
 @dataclass
@@ -208,24 +215,35 @@ class Session:
     def spend(self) -> float | None:
         """Count the coming round before any of it leaves a client, unless privacy.epsilon forbids it; gives epsilon."""
         round, limit = self.state.round + 1, self.config.privacy.epsilon
-        epsilon = epsilon_after(self.config, self.roster, round, self._repeated)
+        epsilon = epsilon_after(self.config, self.roster, round, self.repeated(self.state.round))
         if limit is not None and epsilon is not None and epsilon > limit:
             raise RunError(
                 f"round {round} would bring epsilon to {epsilon:.3g}, above privacy.epsilon={limit:g}: "
                 "raise it to go on"
             )
-        if epsilon is not None and (releases := self._releases) is not None:
+        if epsilon is not None and (releases := self.releases) is not None:
             releases.add()
         return epsilon
 
     @property
-    def _releases(self) -> Releases | None:
-        return Releases(self.folder.path / "releases") if self.deployed and self.folder is not None else None
+    def releases(self) -> Releases | None:
+        """Count of the rounds that a deployment with noise has begun."""
+        if not self.deployed or self.folder is None or not self.config.privacy.noise:
+            return None
+        return Releases(self.folder.path / "releases", self.identity)
+
+    def repeated(self, round: int) -> int:
+        """Rounds that a deployment has begun beyond the first `round` ones."""
+        releases = self.releases
+        return 0 if releases is None or not releases.path.exists() else max(0, releases.count() - round)
 
     @property
-    def _repeated(self) -> int:
-        """Rounds that a deployment has done more than once."""
-        return 0 if self._releases is None else max(0, self._releases.count() - self.state.round)
+    def identity(self) -> str:
+        """Checksum of the data and of the settings that epsilon and the draws depend on, equal in every resume."""
+        tables, manifest = config_tables(self.config), self.roster.manifest
+        settings = {key: tables[key.split(".")[0]].get(key.split(".")[1]) for key in IDENTITY}
+        method = Path(self.config.algorithm.name).stem
+        return checksum([settings, method, manifest["hash"], manifest.get("key")])
 
     def workbench(self, device: str | None = None) -> Workbench:
         return workbench(self.config, self.algorithm, self.roster.task, device)

@@ -38,7 +38,12 @@ class ClientStore:
             return {}
         if self.path is None:
             return self._memory[client][earlier[-1]]
-        return unpack(self._file(client, earlier[-1]), "kept")[0]["kept"]
+        path = self._file(client, earlier[-1])
+        kinds, about = unpack(path, "kept")
+        if about.round != earlier[-1] or about.kept not in (None, {str(client): about.round}):
+            owner = next(iter(about.kept or {}), client)
+            raise InputError(f"{path} holds what client {owner} kept after round {about.round}")
+        return kinds["kept"]
 
     def save(self, client: int, round: int, groups: Groups) -> None:
         if not groups:
@@ -48,7 +53,7 @@ class ClientStore:
         else:
             for folder in (self.path, self.path / str(client)):
                 private_folder(folder)
-            write(self._file(client, round), pack({"kept": groups}, round))
+            write(self._file(client, round), pack({"kept": groups}, round, {client: round}))
         rounds = self._rounds(client)
         needed = {each for each in rounds if round - self.generations < each <= round}  # later ones are given up
         for start in (round - self.generations, *self.saved()):
