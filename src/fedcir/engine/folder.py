@@ -83,7 +83,7 @@ class RunFolder:
     @property
     def foreign(self) -> bool:
         """Whether the folder holds something that is no part of a run, nor of the beginning of one."""
-        own = {self.LOCK, "manifest.json", "checkpoint", "clients"}
+        own = {self.LOCK, "manifest.json", "checkpoint", "clients", "releases"}
         return self.path.is_dir() and any(
             path.name not in own and not path.name.endswith(".tmp") for path in self.path.iterdir()
         )
