@@ -83,7 +83,9 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     tiny_images = np.zeros((6, 4, 4, 3), np.uint8)
     (tmp_path / "minute").mkdir()
     labels = np.arange(6) % 3
-    np.savez(tmp_path / "minute" / "ink.npz", x_train=tiny_images, y_train=labels, x_test=tiny_images, y_test=labels)
+    np.savez(
+        tmp_path / "minute" / "ink.npz", x_train=tiny_images, y_train=labels, x_test=tiny_images + 1, y_test=labels
+    )
     return tmp_path
 
 

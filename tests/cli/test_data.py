@@ -118,9 +118,8 @@ def test_a_picture_that_is_too_large_for_its_format_is_refused_in_one_line(place
 
 def test_show_says_how_many_classes_are_left_out_and_draws_31_whole(fedcir: Command, place: Path) -> None:
     def shown(count: int) -> tuple[str, int]:
-        np.savez(
-            "arrays/ink.npz", **{f"{n}_{part}": a[:count] for part in ("train", "test") for n, a in arrays.items()}
-        )
+        parts = {f"{n}_{part}": a[:count] for part in ("train", "test") for n, a in arrays.items()}
+        np.savez("arrays/ink.npz", **{**parts, "x_test": parts["x_test"] + 1})
         said = fedcir("data", "show", "arrays", "--data-root", "arrays", "-o", "sheet.png")
         assert said.code == 0
         with Image.open("sheet.png") as sheet:
@@ -182,14 +181,21 @@ def test_check_names_copies_damaged_files_and_classes_that_a_domain_lacks(fedcir
     assert "error: not a readable image: tree/art/dog/1.png: it is not an image" in said.out
 
 
-def test_check_does_not_promise_to_leave_out_copies_that_a_run_keeps(fedcir: Command, place: Path) -> None:
+def test_check_counts_copies_among_training_images_of_arrays_as_kept_and_test_copies_as_left_out(
+    fedcir: Command, place: Path
+) -> None:
     x, y = np.zeros((6, 8, 8, 3), np.uint8), np.arange(6) % 2
-    for name in ("arrays/ink.npz", "arrays/pen.npz", "arrays/wax.npz"):
-        np.savez(name, x_train=x, y_train=y, x_test=x, y_test=y)
-    said = fedcir("data", "check", "arrays", "--data-root", "arrays")
+    for number, name in enumerate(("arrays/ink.npz", "arrays/pen.npz", "arrays/wax.npz")):
+        np.savez(name, x_train=x, y_train=y, x_test=np.full_like(x, number + 1), y_test=y)
+    command = ("data", "check", "arrays", "--data-root", "arrays")
+    out = fedcir(*command).out
     assert re.search(r"^ *ink +6 ", fedcir("data", "show", "arrays", "--data-root", "arrays").out, re.MULTILINE)
-    assert "warning: copies of one image: ink/train/000000 = " in said.out
-    assert "left out" not in said.out
+    assert "warning: copies of one image: ink/train/000000 = " in out
+    assert "left out" not in out
+    test = np.full_like(x, 9)
+    test[:2] = 0  # as in training
+    np.savez("arrays/wax.npz", x_train=x, y_train=y, x_test=test, y_test=y)
+    assert "; 2 copies will be left out" in fedcir(*command).out
 
 
 def test_check_counts_images_that_are_set_aside_for_validation(fedcir: Command, place: Path) -> None:
@@ -226,7 +232,7 @@ def test_partition_shows_who_would_hold_what(fedcir: Command, place: Path) -> No
 def test_a_choice_of_classes_keeps_each_image_with_its_own(fedcir: Command, place: Path) -> None:
     """12, 8 and 4 images of the classes 0, 1 and 2."""
     labels, images = np.repeat([0, 1, 2], [12, 8, 4]), np.zeros((24, 8, 8, 3), np.uint8)
-    np.savez("arrays/ink.npz", x_train=images, y_train=labels, x_test=images, y_test=labels)
+    np.savez("arrays/ink.npz", x_train=images, y_train=labels, x_test=images + 1, y_test=labels)
     said = fedcir("data", "partition", "arrays", "--data-root", "arrays", "--set", "data.classes=2,0")
     assert re.search(r"^ *client +domain +images +0 +2 *$", said.out, re.MULTILINE)
     assert re.search(r"^ *0 +ink +16 +12 +4 *$", said.out, re.MULTILINE)

@@ -21,7 +21,7 @@ def good(**other: Any) -> dict[str, Any]:
     return {
         "x_train": images(20, 6, 5, 3),
         "y_train": np.arange(20) % 2,
-        "x_test": images(4, 6, 5, 3),
+        "x_test": 255 - images(4, 6, 5, 3),
         "y_test": np.array([0, 1, 0, 1]),
         **other,
     }

@@ -134,7 +134,7 @@ def test_a_client_more_takes_next_to_no_memory(tmp_path: Path) -> None:
     """Both open the same 40,000 images; as objects of their own, a client and its names took over 1,000 bytes."""
     for domain in ("ink", "pen"):
         images, labels = np.zeros((20_000, 8, 8), dtype=np.uint8), np.arange(20_000) % 10
-        few = {"x_test": images[:20], "y_test": labels[:20]}
+        few = {"x_test": images[:20] + 1, "y_test": labels[:20]}
         np.savez(tmp_path / f"{domain}.npz", x_train=images, y_train=labels, **few)
     held, objects = [], []
     for clients in (200, 10_200):

@@ -72,7 +72,7 @@ def test_what_is_set_aside_depends_on_the_seed_and_the_domain(data_root: Path) -
 
 def test_a_share_that_sets_no_image_aside_is_refused(tmp_path: Path) -> None:
     images = np.zeros((2, 8, 8, 3), np.uint8)
-    np.savez(tmp_path / "ink.npz", x_train=images, y_train=[0, 1], x_test=images, y_test=[0, 1])
+    np.savez(tmp_path / "ink.npz", x_train=images, y_train=[0, 1], x_test=images + 1, y_test=[0, 1])
     with pytest.raises(InputError, match=r"val_fraction=0.5: no class of domain 'ink' has an image to spare"):
         open_dataset(DataConfig("arrays", str(tmp_path), val_fraction=0.5), 0)
 

@@ -3,6 +3,7 @@
 import mmap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +14,15 @@ from fedcir.rng import numpy_rng
 Images = NDArray[np.uint8]
 Labels = NDArray[np.int64]
 Indices = NDArray[np.int64]
+Hashes = NDArray[np.uint64]
+Kind = Literal["file", "pixels"]
+
+
+class ContentHashes(NamedTuple):
+    """A hash of each of some images: of its file, or of its pixels."""
+
+    kind: Kind
+    values: Hashes
 
 
 @dataclass(frozen=True)
@@ -26,6 +36,8 @@ class Split:
     """Where each sample's image is; all images in their order if not given."""
     groups: Indices | None = None
     """The number of each sample's group, (N,), which no split may tear apart; None if each stands for itself."""
+    hashes: ContentHashes | None = None
+    """Of the content of all `images`, (M,), where it is known."""
 
     def __post_init__(self) -> None:
         images = len(self.images if self.rows is None else self.rows)
@@ -50,7 +62,8 @@ class Split:
         """These samples, in this order; no image and no name is copied."""
         chosen = np.asarray(indices, dtype=np.int64)
         groups = None if self.groups is None else self.groups[chosen]
-        some = Split(self.images, self.labels[chosen], Chosen(self.ids, chosen), self._at(chosen), groups)
+        ids = Chosen(self.ids, chosen)
+        some = Split(self.images, self.labels[chosen], ids, self._at(chosen), groups, self.hashes)
         _release(self.labels)
         return some
 

@@ -14,6 +14,7 @@ from fedcir.data.domains import Domains, Split
 from fedcir.data.examples.datasets import examples_of
 from fedcir.data.examples.features import DatasetFeatures, FeatureCache, FeatureExamples
 from fedcir.data.examples.images import Examples, ImageExamples, Normalisation, PooledExamples
+from fedcir.data.hashes import ImageHashes, image_hashes
 from fedcir.data.opening import open_dataset
 from fedcir.data.partition.manifest import hashed, manifest_of
 from fedcir.data.partition.names import Made
@@ -121,6 +122,10 @@ class Roster(Protocol):
         """What each client has said it has, and its replies must tell; empty where clients are at hand themselves."""
         ...
 
+    def hash_images(self) -> ImageHashes | None:
+        """Hashes of the images to train and to choose on; None where the images are not at hand."""
+        ...
+
 
 @dataclass(frozen=True)
 class Federation:
@@ -139,6 +144,8 @@ class Federation:
     """How many clients' training data the first one holds, if they were pooled."""
     features: DatasetFeatures | None = None
     """Features of a frozen encoder, which clients train on in place of images."""
+    dataset_and_shares: tuple[Domains, Shares] | None = None
+    """What the clients' data were made from; None where a caller brings Datasets."""
 
     def load_features(self) -> None:
         """Compute the features of a frozen encoder that are not in the cache, before processes are forked."""
@@ -178,6 +185,9 @@ class Federation:
     @property
     def sizes(self) -> dict[int, Sizes]:
         return {}
+
+    def hash_images(self) -> ImageHashes | None:
+        return None if self.dataset_and_shares is None else image_hashes(*self.dataset_and_shares)
 
 
 def deal(config: Config, on_file: OnFile | None = None) -> tuple[Domains, Shares]:
@@ -237,7 +247,11 @@ def federation_from(
     card = image_card(domains.classes, height, channels, normalisation)
     manifest, unseen = manifest_of(domains, dealt), unseen_of(domains, dealt)
     notes = (*domains.notes, *_notes_on_model(config.model))
-    return Federation(domains.name, Clients(dealt, client), task, card, manifest, notes, unseen, features=features)
+    made_from = (domains, dealt)
+    clients = Clients(dealt, client)
+    return Federation(
+        domains.name, clients, task, card, manifest, notes, unseen, features=features, dataset_and_shares=made_from
+    )
 
 
 def _notes_on_model(model: ModelConfig) -> list[str]:

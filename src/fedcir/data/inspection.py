@@ -3,7 +3,7 @@
 import hashlib
 import tempfile
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy as np
 from fedcir.config import DataConfig
 from fedcir.data.catalogue import ALL, IMAGE_SIZE, find
 from fedcir.data.domains import Domains
+from fedcir.data.hashes import drop_copies, hash_arrays
 from fedcir.data.opening import check_classes, labels_of, of_classes, open_dataset
 from fedcir.data.pictures.cache import Prepared
 from fedcir.data.pictures.decode import Look, OnFile, decode_files
@@ -46,7 +47,7 @@ class Findings:
     obstacle: str
     """Why it cannot be trained on; empty if it can."""
     copies_left_out: int
-    """How many of the duplicates a run would not take; of arrays it takes all."""
+    """How many of the duplicates a run would not take; of arrays, the test images that are training images too."""
 
     @property
     def classes(self) -> list[str]:
@@ -69,12 +70,14 @@ def inspect_dataset(data: DataConfig, on_file: OnFile | None = None) -> Findings
     """Look at every image of a dataset."""
     source, root = find(data)
     obstacle = ""
+    left_out = 0
     notes: tuple[str, ...] = ()
     unused: tuple[Unused, ...] = ()
     if source.pictures is None:
-        items, looks = _of_arrays(
-            open_dataset(replace(data, val_fraction=0.0), seed=0)
-        )  # it says itself what is wrong with them
+        whole = open_dataset(data, seed=0, to_train=False)
+        check_classes(whole, f"in any domain of {data.name}")
+        items, looks = _of_arrays(whole)
+        left_out = _test_images(whole) - _test_images(drop_copies(hash_arrays(whole), "test"))
     else:
         pictures, notes, unused = source.pictures(root, data)
         try:
@@ -87,14 +90,14 @@ def inspect_dataset(data: DataConfig, on_file: OnFile | None = None) -> Findings
         with tempfile.TemporaryDirectory() as staging:
             size, limits = data.image_size or IMAGE_SIZE, Limits(data.max_bytes, data.max_pixels)
             looks = decode_files(pictures.paths(Path(staging)), size, on_file=on_file, limits=limits)
-    whole = (data.classes or source.classes) == ALL and source.published is not None
+    every = (data.classes or source.classes) == ALL and source.published is not None
     unreadable = [f"{root / item.name}: {look.error}" for item, look in zip(items, looks, strict=True) if look.error]
     read = [row for row, look in enumerate(looks) if not look.error]
     groups = [[read[row] for row in group] for group in copies([looks[row].digest for row in read])]
     counts = labels_of(items)
     return Findings(
         counts=counts,
-        published=dict(source.published.counts) if whole and source.published else {},
+        published=dict(source.published.counts) if every and source.published else {},
         unreadable=unreadable,
         duplicates=[[items[row].name for row in group] for group in groups],
         disputed=[[items[row].name for row in pair] for pair in disputed(items, groups)],
@@ -102,8 +105,8 @@ def inspect_dataset(data: DataConfig, on_file: OnFile | None = None) -> Findings
         unused=unused,
         sizes=Counter((look.width, look.height) for look in looks if not look.error),
         notes=notes,
-        copies_left_out=0 if source.pictures is None else sum(len(group) - 1 for group in groups),
-        obstacle=obstacle or _obstacle(data, items, looks),
+        copies_left_out=left_out if source.pictures is None else sum(len(group) - 1 for group in groups),
+        obstacle=obstacle or ("" if source.pictures is None else _obstacle(data, items, looks)),
     )
 
 
@@ -120,6 +123,10 @@ def _obstacle(data: DataConfig, items: list[Item], looks: list[Look]) -> str:
     except InputError as error:
         return str(error)
     return ""
+
+
+def _test_images(domains: Domains) -> int:
+    return sum(len(domain.test) for domain in domains)
 
 
 def _of_arrays(domains: Domains) -> tuple[list[Item], list[Look]]:

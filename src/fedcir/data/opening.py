@@ -13,6 +13,7 @@ from fedcir.config import DataConfig, check_memory, nearest
 from fedcir.data.catalogue import ALL, IMAGE_SIZE, Source, find, named_classes
 from fedcir.data.collection import without_collection
 from fedcir.data.domains import Domains, Images, Split
+from fedcir.data.hashes import drop_copies, hash_arrays
 from fedcir.data.pictures.cache import Prepared, prepare
 from fedcir.data.pictures.decode import OnFile
 from fedcir.data.pictures.items import Found, Item, Pictures
@@ -60,6 +61,8 @@ def _open(data: DataConfig, seed: int, on_file: OnFile | None, to_train: bool) -
     if not to_train:
         return domains
     check_classes(domains, f"in any domain of {data.name}")
+    if source.pictures is None:  # of pictures, copies are left out before they are split
+        domains = drop_copies(hash_arrays(domains), "test")
     domains = _held_back(domains, data, seed)
     if data.train_per_domain is not None:
         check_classes(domains, f"left; raise data.train_per_domain={data.train_per_domain}")
@@ -102,6 +105,7 @@ def _held_back(domains: Domains, data: DataConfig, seed: int) -> Domains:
         unused = f"data.val_fraction={data.val_fraction} is not used for domains that have validation images"
         note = f"{unused}: {', '.join(given)}"
         domains = replace(domains, domains=kept, notes=(*domains.notes, note) if given else domains.notes)
+        domains = drop_copies(domains, "validation")
     return domains if data.train_per_domain is None else domains.capped(data.train_per_domain, seed)
 
 

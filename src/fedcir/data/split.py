@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcir.data.domains import Domain, Domains, Indices, Labels, Split, rows_by_group, stratified_sample
+from fedcir.data.hashes import hashes_of_files
 from fedcir.data.pictures.cache import Prepared
 from fedcir.data.pictures.items import Item
 from fedcir.rng import numpy_rng
@@ -35,12 +36,14 @@ def split_items(
     rows_of: dict[str, list[int]] = {item.domain: [] for item in items}
     for row in kept.tolist():
         rows_of[items[row].domain].append(row)
+    hashes = hashes_of_files(prepared.digests)
     domains = []
     for domain, held in rows_of.items():
         some = [items[row] for row in held]
         labels = np.array([number[item.label] for item in some], dtype=np.int64)
         groups = _groups(some)
-        whole = Split(prepared.images, labels, [item.name for item in some], np.array(held, dtype=np.int64), groups)
+        names, rows = [item.name for item in some], np.array(held, dtype=np.int64)
+        whole = Split(prepared.images, labels, names, rows, groups, hashes)
         test = _test_rows(some, whole, splitting, domain)
         aside = np.flatnonzero([item.part == "validation" for item in some])
         train = np.setdiff1d(np.arange(len(some)), [*test, *aside])

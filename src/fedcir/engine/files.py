@@ -114,7 +114,7 @@ def tensors_checksum(about: Any, tensors: Arrays) -> str:
     """Of named tensors and what is said of them."""
     kinds = {name: kind_of(tensor) for name, tensor in tensors.items()}
     value = zlib.crc32(json.dumps([about, kinds], sort_keys=True).encode())
-    for _, tensor in sorted(tensors.items()):
+    for _, tensor in sorted((name, tensor) for name, tensor in tensors.items() if tensor.numel()):
         value = zlib.crc32(memoryview(tensor.reshape(-1).view(torch.uint8).numpy()), value)  # type: ignore[arg-type]
     return _hex(value)
 

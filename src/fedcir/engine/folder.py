@@ -11,12 +11,15 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save
 
 from fedcir.algorithms import add_new_fields
 from fedcir.config import PATHS, Config, absolute_paths, config_from, config_tables, dump_toml, read_toml, typed
+from fedcir.data.domains import Kind
+from fedcir.data.hashes import ImageHashes
 from fedcir.data.partition.pieces import indented
 from fedcir.data.private import check_no_links, open_to_append, private_folder
 from fedcir.engine import packed
@@ -48,11 +51,15 @@ from fedcir.types import Arrays, InputError, RoundRecord, ServerState
 
 FORMAT = 1
 NAMED = "round-{:06d}.safetensors"
+IMAGE_HASHES = "image_hashes.safetensors"
+HASHED = ("train", "validation")
+"""Its tensors: sorted hashes of images, as 64-bit integers."""
 NOT_ALWAYS = ("validation", "risk", "unseen", "accuracy_unseen", "epsilon")
 
 REWRITE = "delete summary.json there and resume the run, which writes the summary and the model again"
 REMAKE = "resume the run, which writes it again from the last checkpoint"
 DROP = "delete it, and probabilities are not calibrated"
+HASH_AGAIN = "delete it, and resume the run, which writes it again"
 REDO = "delete this line and all lines after it and resume the run, which repeats their rounds"
 
 
@@ -83,7 +90,7 @@ class RunFolder:
     @property
     def foreign(self) -> bool:
         """Whether the folder holds something that is no part of a run, nor of the beginning of one."""
-        own = {self.LOCK, "manifest.json", "checkpoint", "clients", "releases"}
+        own = {self.LOCK, "manifest.json", IMAGE_HASHES, "checkpoint", "clients", "releases"}
         return self.path.is_dir() and any(
             path.name not in own and not path.name.endswith(".tmp") for path in self.path.iterdir()
         )
@@ -92,13 +99,15 @@ class RunFolder:
     def finished(self) -> bool:
         return (self.path / "summary.json").is_file()
 
-    def create(self, config: Config, manifest: dict[str, Any]) -> None:
+    def create(self, config: Config, manifest: dict[str, Any], hashes: ImageHashes | None = None) -> None:
         """Begin a run; config.toml comes last, so that a folder with one has all that a resume needs."""
         from fedcir import __version__
 
         for folder in (self.path, self.path / "checkpoint"):
             private_folder(folder)
         write(self.path / "manifest.json", indented(sealed(manifest)))
+        if hashes is not None:
+            self._save_image_hashes(hashes)
         about = {"format": FORMAT, "version": __version__, "torch": torch.__version__}
         if config.model.freeze and config.model.weights is not None:  # they are in no checkpoint
             about["weights"] = file_hash(Path(config.model.weights))
@@ -145,6 +154,25 @@ class RunFolder:
             if regular(path).stat().st_size > packed.LARGE:
                 return packed.packed_manifest(content(path))
         return read_json(path, Manifest, RESTORE)
+
+    def _save_image_hashes(self, hashes: ImageHashes) -> None:
+        arrays = {part: torch.from_numpy(getattr(hashes, part).view(np.int64)) for part in HASHED}
+        about = {"kind": hashes.kind, CHECKSUM: tensors_checksum({"kind": hashes.kind}, arrays)}
+        write(self.path / IMAGE_HASHES, save(arrays, {"fedcir": json.dumps(about)}))
+
+    def image_hashes(self) -> ImageHashes | None:
+        """Hashes of the images that the run trained and chose on; None where it keeps none."""
+        path = self.path / IMAGE_HASHES
+        if not path.exists():
+            return None
+        with reading(path, HASH_AGAIN), safe_open(regular(path), framework="pt") as file:
+            about = typed(json.loads((file.metadata() or {}).get("fedcir", "")), dict, "metadata")
+            kind: Kind = typed(about.get("kind"), Kind, "kind")
+            arrays = {part: file.get_tensor(part) for part in HASHED}
+            if any(tensor.dtype != torch.int64 or tensor.ndim != 1 for tensor in arrays.values()):
+                raise InputError("its hashes are not whole numbers of 64 bits")
+            check(about.get(CHECKSUM), tensors_checksum({"kind": kind}, arrays))
+        return ImageHashes(kind, *(np.sort(arrays[part].numpy().view(np.uint64)) for part in HASHED))
 
     def summary(self) -> dict[str, Any]:
         return read_json(self.path / "summary.json", Summary, REWRITE)

@@ -52,7 +52,7 @@ def kept_in(session: Session, out: Path, resume: bool, from_round: int | None = 
     if not folder.exists:
         if session.releases is not None:
             session.releases.start()
-        folder.create(config, roster.manifest)
+        folder.create(config, roster.manifest, roster.hash_images())
         return
     if not resume:
         raise InputError(f"{out} already holds a run: resume it, or choose another folder")
@@ -75,7 +75,7 @@ def kept_in(session: Session, out: Path, resume: bool, from_round: int | None = 
             said = f"{repeated} rounds after round {session.state.round} were begun before, and epsilon counts them too"
             session.notes = (*session.notes, said)
         session.records = folder.rewind(session.state.round, aside=from_round is not None)
-        folder.create(config, roster.manifest)  # a longer run says so
+        folder.create(config, roster.manifest, roster.hash_images())  # a longer run says so
         return
     session.records = folder.records()
     if _is_stale(folder, session):
