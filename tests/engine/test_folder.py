@@ -34,6 +34,7 @@ def test_a_finished_run_holds_the_files_of_the_contract_and_no_others(finished: 
     assert names == {
         "config.toml",
         "manifest.json",
+        "image_hashes.safetensors",
         "rounds.jsonl",
         "summary.json",
         "model.safetensors",

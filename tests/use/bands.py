@@ -8,9 +8,11 @@ from PIL import Image
 CLASSES = ("high", "low", "middle")
 
 
-def write_pictures(root: Path, domains: tuple[str, ...], classes: tuple[str, ...], count: int = 16) -> Path:
+def write_pictures(
+    root: Path, domains: tuple[str, ...], classes: tuple[str, ...], count: int = 16, seed: int = 0
+) -> Path:
     """A bright band at a height of its own for each class, over noise that differs by domain."""
-    rng = np.random.default_rng(0)
+    rng = np.random.default_rng(seed)
     for number, domain in enumerate(domains):
         for name in classes:
             folder = root / domain / name

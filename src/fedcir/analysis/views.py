@@ -99,7 +99,7 @@ def data_of_run(run: Run, data_root: str | None = None) -> tuple[Config, Domains
         same = {client["domain"]: client.get("test") for client in run.manifest["clients"]} == counts
     if not same:
         raise InputError(
-            f"the data at {root} are not those that {run.path} ran on: give the right folder as data_root"
+            f"the data at {root} are not those that {run.path} ran on: restore the folder as it was then"
             if root is not None
             else f"{config.data.name} has changed since {run.path} ran on it: use the version of fedcir that wrote it"
         )

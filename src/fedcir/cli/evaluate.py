@@ -16,7 +16,9 @@ def evaluate(
     run: RunArgument,
     dataset: Annotated[str | None, typer.Option(help="Dataset to test on. [default: the run's own]")] = None,
     data_root: Annotated[Path | None, typer.Option(help="Folder that holds it.")] = None,
-    split: Annotated[str, typer.Option(help="test, or all images.")] = "test",
+    split: Annotated[
+        str, typer.Option(help="test, val, train, or all images; test and all leave out what the run has seen.")
+    ] = "test",
     adapt: Annotated[
         bool, typer.Option("--adapt", help="First take BatchNorm statistics from the images, without labels.")
     ] = False,

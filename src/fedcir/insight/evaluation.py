@@ -17,8 +17,9 @@ from fedcir.insight.report.tables import Rows
 from fedcir.runs.batch import OnWork, unheard
 from fedcir.runs.run import Source, as_run
 from fedcir.types import InputError
-from fedcir.use.evaluate import Which, evaluate_run
+from fedcir.use.evaluate import evaluate_run
 from fedcir.use.evaluation import Evaluation, Figures
+from fedcir.use.overlap import Which
 from fedcir.use.trained import Given
 
 UNTRAINED = "not trained on"
@@ -52,6 +53,7 @@ def evaluate(
 ) -> Evaluated:
     """Test the model of a finished run on labelled images, as `fedcir evaluate` does: on any data, or on its own.
 
+    Images that the run trained on or chose on (equal content) are left out; only `split` "train" or "val" keeps them.
     With `out`, that folder gets evaluation.html and evaluation.json. `adapt` first takes BatchNorm statistics from each
     domain's images, without their labels. `set` are further settings of the data, such as "data.classes=dog,cat".
     `trust_code` lets code of the run's own run.

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -19,9 +19,9 @@ from fedcir.runs.run import Run, Source, as_run
 from fedcir.types import InputError
 from fedcir.use.adapt import adapted, statistics_layers
 from fedcir.use.evaluation import Evaluation, Judged
+from fedcir.use.overlap import Which, select_images
 from fedcir.use.trained import UNCALIBRATED, Given, Trained, has_own_parts, open_trained
 
-Which = Literal["test", "all"]
 BATCH = 64
 ADAPTED_ON = 1024
 """Images of a domain that its statistics are taken from, at most."""
@@ -46,6 +46,7 @@ def evaluate_run(
 ) -> Evaluation:
     """Test the model of a finished run, on its own test images unless other data are named.
 
+    Images that the run trained on or chose on are left out, unless `split` is "train" or "val".
     With `adapt`, BatchNorm statistics are first taken from each domain's images, without their labels.
     """
     if split not in get_args(Which):
@@ -57,7 +58,8 @@ def evaluate_run(
     first = first.with_cached_features()
     domains = _data(run, first, dataset, data_root, set, on_file)
     numbers = np.array([first.classes.index(name) for name in _known(domains, first)])
-    notes = [*domains.notes, *_leaked(run, domains, split)]
+    selected, overlap = select_images(run, domains, split)
+    notes = [*overlap.notes, *domains.notes]
     if not first.calibrated:
         notes.append(UNCALIBRATED)
     if adapt and not statistics_layers(first.network):
@@ -73,8 +75,7 @@ def evaluate_run(
         trained = first
         if own:
             trained = open_trained(run, site=domain.name, algorithm=algorithm, device=device).with_cached_features()
-        images = _images(domain, split)
-        if len(images):
+        if (images := selected.get(domain.name)) is not None:
             tested.append(_tested(trained, domain, images, numbers, adapt, split, domain.name in here))
         if on_domain is not None:
             on_domain(number, len(domains))
@@ -82,7 +83,7 @@ def evaluate_run(
         raise InputError(f"{domains.name} has no images to evaluate on")
     temperature = first.calibration.temperature if first.calibrated else None
     name = run.path.resolve().name
-    return Evaluation(name, domains.name, split, first.classes, tuple(tested), temperature, tuple(notes))
+    return Evaluation(name, domains.name, split, first.classes, tuple(tested), temperature, tuple(notes), overlap)
 
 
 def _data(
@@ -127,28 +128,6 @@ def _known(domains: Domains, trained: Trained) -> tuple[str, ...]:
             f"{', '.join(trained.classes)}: leave the others out with data.classes"
         )
     return domains.classes
-
-
-def _leaked(run: Run, domains: Domains, split: Which) -> list[str]:
-    """A word if the model was trained on some of these images."""
-    if domains.name != run.config.data.name or split == "test":
-        return []
-    held = (c["train"] for c in run.manifest["clients"] if isinstance(c.get("train"), list))
-    trained = {name for names in held for name in names}
-    count = sum(name in trained for domain in domains for name in _images(domain, split).ids)
-    return [f"the model was trained on {count:,} of these images, so accuracies are too high"] if count else []
-
-
-def _images(domain: Domain, split: Which) -> Split:
-    if split == "test":
-        return domain.test
-    parts = [part for part in (domain.train, domain.validation, domain.test) if part is not None]
-    images = np.concatenate([part.where for part in parts])
-    if all(part.images is parts[0].images for part in parts):
-        labels = np.concatenate([part.labels for part in parts])
-        return Split(parts[0].images, labels, [name for part in parts for name in part.ids], images)
-    pixels = np.concatenate([part.pixels(np.arange(len(part))) for part in parts])
-    return Split(pixels, np.concatenate([p.labels for p in parts]), [name for part in parts for name in part.ids])
 
 
 def _tested(

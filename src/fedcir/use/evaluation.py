@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from fedcir.analysis import metrics
 from fedcir.analysis.bootstrap import Interval, mean_of
+from fedcir.use.overlap import Overlap
 
 Numbers = NDArray[np.float64]
 Labels = NDArray[np.int64]
@@ -143,7 +144,9 @@ class Evaluation:
     tested: tuple[Judged, ...]
     temperature: float | None
     """None where probabilities are not calibrated."""
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...]
+    overlap: Overlap
+    """Images that the run trained on or chose on."""
 
     def __iter__(self) -> Iterator[Figures]:
         return (Figures(each, self.classes) for each in self.tested)
@@ -185,6 +188,7 @@ class Evaluation:
                 figures.tested.domain: {"trained_on": figures.tested.trained_on, **figures.to_json()}
                 for figures in self
             },
+            "overlap": self.overlap.to_json(),
             "notes": list(self.notes),
         }
 
