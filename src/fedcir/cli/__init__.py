@@ -24,6 +24,7 @@ from fedcir.cli.report import report
 from fedcir.cli.reproduce import reproduce
 from fedcir.cli.run import compare, run
 from fedcir.cli.settings import settings
+from fedcir.cli.terminal import escape_output
 from fedcir.cli.tune import tune
 
 app = App("Train one classifier across sites whose data look different, without moving the data.")
@@ -71,6 +72,11 @@ app.add_typer(deploy, name="deploy")
 def main() -> None:
     """Run a command; turn what went wrong into one line and an exit code."""
     catch_signals()
+    with escape_output():
+        _main()
+
+
+def _main() -> None:
     try:
         code = get_command(app)(prog_name="fedcir", standalone_mode=False)
         if code == 130:  # what typer makes of Ctrl-C

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedcir.cli.options import TrustCode
+from fedcir.cli.terminal import unescaped
+from fedcir.config.display import escape_line
 from fedcir.config.spreadsheet import safe_cell
 
 if TYPE_CHECKING:
@@ -61,7 +63,7 @@ def predict(
         for path, answer in predictor.files(files):
             if isinstance(answer, str):
                 unread += 1
-                print(f"fedcir: cannot read {path}: {answer}", file=sys.stderr)
+                print(f"fedcir: cannot read {escape_line(path)}: {answer}", file=sys.stderr)
             yield path, answer
 
     write(watched(), predictor.classes, min(top, len(predictor.classes)))
@@ -101,7 +103,7 @@ def _told(path: str, answer: "Prediction | str") -> dict[str, Any]:
 
 def _as_csv(answers: "Answers", classes: Sequence[str], top: int) -> None:
     columns = [f"{what}_{place}" for place in range(2, top + 1) for what in ("class", "probability")]
-    out = csv.writer(sys.stdout, lineterminator="\n")
+    out = csv.writer(sys.stdout if sys.stdout.isatty() else unescaped(sys.stdout), lineterminator="\n")
     out.writerow(["path", "class", "probability", "unlike", *columns, "error"])
     for path, answer in answers:
         if isinstance(answer, str):
@@ -120,7 +122,11 @@ def _as_table(answers: "Answers", classes: Sequence[str], top: int) -> None:
     widths = [max(longest[0], len("class")), 6, 6, *([others] if top > 1 else [])]
 
     def show(*cells: str) -> None:
-        print(*(cell.ljust(width) for cell, width in zip(cells, [*widths, 0], strict=True)), sep="  ", flush=True)
+        print(
+            *(escape_line(cell).ljust(width) for cell, width in zip(cells, [*widths, 0], strict=True)),
+            sep="  ",
+            flush=True,
+        )
 
     show("class", "sure", "unlike", *(["then"] if top > 1 else []), "image")
     for path, answer in answers:

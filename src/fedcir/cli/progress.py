@@ -5,18 +5,17 @@ import time
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Self
 
-from rich.console import Console
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
     TaskID,
     TaskProgressColumn,
-    TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
 
+from fedcir.cli.console import PlainColumn, make_console
 from fedcir.cli.failure import debugging
 from fedcir.cli.interrupt import Interrupted
 from fedcir.types import RoundRecord
@@ -32,7 +31,7 @@ class Meter(AbstractContextManager["Meter"]):
 
     def __init__(self, what: str, quiet: bool, unit: str = "") -> None:
         self._what, self._unit = what, unit
-        self._console = Console(stderr=True)
+        self._console = make_console(sys.stderr)
         self._quiet = quiet
         self._started = self._said = time.monotonic()
         self._bars: Progress | None = None
@@ -56,7 +55,7 @@ class Meter(AbstractContextManager["Meter"]):
                 print(f"{what}: {done:,}{self._unit}{'' if total is None else f' of {total:,}'}", file=sys.stderr)
             return
         if self._bars is None:
-            columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TaskProgressColumn())
+            columns = (PlainColumn("{task.description}"), BarColumn(bar_width=24), TaskProgressColumn())
             self._bars = Progress(*columns, TimeRemainingColumn(), console=self._console, transient=True)
             self._bars.add_task(what, total=total)
             self._bars.start()
@@ -77,13 +76,13 @@ class Display:
         self._runs, self._done, self._worked = runs, 0, 0
         self._share: dict[str, float] = {}
         self._started = time.monotonic()
-        console = Console(stderr=True)
+        console = make_console(sys.stderr)
         self._lines = not quiet and not console.is_terminal
         self._bars = Progress(
-            TextColumn("{task.description}"),
+            PlainColumn("{task.description}"),
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[state]}"),
+            PlainColumn("{task.fields[state]}"),
             TimeElapsedColumn(),
             TimeRemainingColumn(),
             console=console,

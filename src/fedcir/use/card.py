@@ -5,6 +5,7 @@ from typing import Any
 
 from fedcir.algorithms import algorithm_class, names
 from fedcir.analysis.metrics import wilson_interval
+from fedcir.config.display import escape_controls, escape_markdown, markdown_code
 from fedcir.use.trained import Trained
 
 CARD = "MODEL_CARD.md"
@@ -45,11 +46,11 @@ def _front(trained: Trained, format: str) -> list[str]:
 def _model(trained: Trained) -> str:
     card, model = trained.card, trained.run.config.model
     colours = "RGB" if trained.channels == 3 else f"{trained.channels}-channel"
-    own = f" It is the model of the site `{trained.site}`." if trained.site else ""
+    own = f" It is the model of the site {markdown_code(trained.site)}." if trained.site else ""
     return (
-        f"# {trained.run.path.resolve().name}\n\n"
-        f"An image classifier (`{model.name}`) for {len(trained.classes)} classes: "
-        f"{', '.join(f'`{name}`' for name in trained.classes)}.{own} {_together(trained)}\n\n"
+        f"# {escape_markdown(trained.run.path.resolve().name)}\n\n"
+        f"An image classifier ({markdown_code(model.name)}) for {len(trained.classes)} classes: "
+        f"{', '.join(map(markdown_code, trained.classes))}.{own} {_together(trained)}\n\n"
         f"It takes {colours} images of {trained.size} x {trained.size} pixels. "
         f"Pixels are divided by 255, then normalised with mean {_numbers(card['mean'])} and standard deviation "
         f"{_numbers(card['std'])}."
@@ -75,16 +76,16 @@ def _data(trained: Trained) -> str:
         for name, held in counts.items()
     ]
     head = "| domain | clients that train | training images | test images |\n|---|---:|---:|---:|"
-    return f"## Training data\n\nDataset: `{run.config.data.name}`.\n\n{head}\n" + "\n".join(rows)
+    return f"## Training data\n\nDataset: {markdown_code(run.config.data.name)}.\n\n{head}\n" + "\n".join(rows)
 
 
 def _method(trained: Trained) -> str:
     config = trained.run.config
     fields = {name: value for name, value in trained.card["algorithm"].items() if name != "name"}
-    given = f" ({', '.join(f'{name} {value}' for name, value in fields.items())})" if fields else ""
+    given = f" ({escape_markdown(', '.join(f'{name} {value}' for name, value in fields.items()))})" if fields else ""
     start = "from published weights" if config.model.weights else "from its usual initial weights"
     return (
-        f"## Method\n\n{trained.card['algorithm']['name']}{given}: {config.server.rounds} rounds of "
+        f"## Method\n\n{_cell(str(trained.card['algorithm']['name']))}{given}: {config.server.rounds} rounds of "
         f"{config.local.steps} local steps, batches of {config.local.batch_size}, learning rate {config.local.lr:g}. "
         f"Training started {start}, with seed {config.run.seed}."
     )
@@ -131,7 +132,9 @@ def _limits(trained: Trained) -> str:
     ]
     if len(final["accuracy"]) > 1:
         worst = min(final["accuracy"], key=lambda name: final["accuracy"][name])
-        said.insert(1, f"Its weakest domain is {worst}, with {100 * final['accuracy'][worst]:.1f} % test accuracy.")
+        said.insert(
+            1, f"Its weakest domain is {_cell(worst)}, with {100 * final['accuracy'][worst]:.1f} % test accuracy."
+        )
     return "## Limits\n\n" + "\n".join(f"- {each}" for each in said)
 
 
@@ -182,11 +185,11 @@ def _tested(trained: Trained) -> dict[str, int]:
 
 
 def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
+    return escape_controls(json.dumps(text, ensure_ascii=False))
 
 
 def _cell(text: str) -> str:
-    return text.replace("|", "\\|")
+    return escape_markdown(text)
 
 
 def _count(value: int | None) -> str:

@@ -5,6 +5,7 @@ import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fedcir.config.display import escape_markdown
 from fedcir.config.spreadsheet import safe_cell
 from fedcir.insight.report.quantities import flops, size
 from fedcir.runs.compare import Estimate, Method
@@ -89,7 +90,7 @@ def percent(estimate: Estimate | None) -> str:
 
 
 def markdown(rows: Rows) -> str:
-    header, *body = [" | ".join(cell.replace("|", "\\|") for cell in row) for row in rows]
+    header, *body = [" | ".join(map(escape_markdown, row)) for row in rows]
     rule = " | ".join(["---"] + ["---:"] * (len(rows[0]) - 1))
     return "".join(f"| {line} |\n" for line in [header, rule, *body])
 
