@@ -72,7 +72,7 @@ def test_a_file_elsewhere_is_as_open_as_its_folder(tmp_path: Path) -> None:
 def test_the_unit_in_the_docs_is_the_one_that_is_shipped_and_keeps_files_private() -> None:
     root = Path(__file__).parents[2]
     unit = (root / "deploy" / "fedcir-site.service").read_text()
-    assert f"```ini\n{unit}```" in (root / "docs" / "deploy.md").read_text()
+    assert f"```ini\n{unit}```" in (root / "docs" / "deploy-site.md").read_text()
     lines = unit.splitlines()
     assert {"UMask=0077", "NoNewPrivileges=true", "ProtectHome=true", "ProtectSystem=strict"} <= set(lines)
     assert any(line.startswith("MemoryMax=") for line in lines)

@@ -1,5 +1,6 @@
 """The Flower app that users are given."""
 
+import re
 import subprocess
 import sys
 import tomllib
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from fedcir import __version__
 from fedcir.flower.patience import SITES, TIMEOUT, WAIT
 from fedcir.flower.policy import Policy, PrivacyRules, read_policy
 from fedcir.flower.processes import write_app
@@ -30,10 +32,23 @@ def test_an_app_that_is_there_is_not_written_over(tmp_path: Path) -> None:
     assert (tmp_path / "pyproject.toml").read_text(encoding="utf-8") == "mine"
 
 
-@pytest.mark.parametrize(("name", "language"), [("nginx.conf", "nginx"), ("policy.toml", "toml")])
-def test_the_page_shows_the_files_that_lie_in_deploy(name: str, language: str) -> None:
-    page = (ROOT / "docs" / "deploy.md").read_text(encoding="utf-8")
-    assert f"```{language}\n{(ROOT / 'deploy' / name).read_text(encoding='utf-8')}```\n" in page
+@pytest.mark.parametrize(
+    ("page", "name", "language"),
+    [("deploy-server.md", "nginx.conf", "nginx"), ("deploy-site.md", "policy.toml", "toml")],
+)
+def test_the_pages_show_the_files_that_lie_in_deploy(page: str, name: str, language: str) -> None:
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    assert f"```{language}\n{(ROOT / 'deploy' / name).read_text(encoding='utf-8')}```\n" in text
+
+
+def test_the_docs_name_the_wheel_that_make_builds() -> None:
+    """No registry has fedcir, so a site gets it as a file."""
+    text = (ROOT / "docs" / "deploy.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"fedcir-\S*?\.whl", text)) == {f"fedcir-{__version__}-py3-none-any.whl"}
+    for page in ("deploy.md", "deploy-server.md", "deploy-site.md"):
+        lines = (ROOT / "docs" / page).read_text(encoding="utf-8").splitlines()
+        installs = [line for line in lines if line.startswith("$ pip install 'fedcir[")]
+        assert not installs, "that asks a registry for it"
 
 
 def test_the_sample_policy_is_one_and_names_every_rule() -> None:

@@ -36,6 +36,16 @@ def test_predict_prints_a_line_an_image(fedcir: Command, run: Path, pictures: Pa
     assert len({line.index(str(pictures)) for line in lines}) == 1  # in columns
 
 
+def test_predict_says_how_many_images_to_check_by_eye(fedcir: Command, run: Path, pictures: Path) -> None:
+    paths = sorted(pictures.rglob("*.png"))
+    high = sum(each.unlike >= 0.9 for each in Predictor(run, device="cpu")(paths))
+    assert 0 < high < len(paths) / 5
+    for form in ([], ["--json"]):
+        said = fedcir("predict", run, pictures, *form, "--device", "cpu")
+        found = f"{high} of {len(paths)} images have an `unlike` of 0.9 or more"
+        assert (said.code, said.err) == (0, f"note: {found}; check them by eye (known images: about 1 in 10)\n")
+
+
 def test_predict_as_json_is_what_the_contract_says(fedcir: Command, run: Path, pictures: Path) -> None:
     path = pictures / "night" / "high" / "3.png"
     said = fedcir("predict", run, path, "--json", "--top", 2, "--device", "cpu")

@@ -42,10 +42,13 @@ def predict(
     algorithm: OwnAlgorithm = None,
     trust_code: TrustCode = False,
 ) -> None:
-    """Classify images with the model of a run. Names and skips files that cannot be read; exits with 2 then."""
+    """Classify images with the model of a run. Names and skips files that cannot be read; exits with 2 then.
+
+    Check images with an `unlike` of 0.9 or more by eye: they may show something that the model does not know.
+    """
     from fedcir.types import InputError
     from fedcir.use.pictures import files_in
-    from fedcir.use.predictor import Predictor
+    from fedcir.use.predictor import UNFAMILIAR, Predictor
     from fedcir.use.trained import UNCALIBRATED
 
     if json and csv:
@@ -56,17 +59,23 @@ def predict(
     if not predictor.calibrated:
         print(f"note: {UNCALIBRATED}", file=sys.stderr)
     write = _as_json if json else _as_csv if csv else _as_table
-    unread = 0
+    unread = read = unfamiliar = 0
 
     def watched() -> "Iterator[tuple[str, Prediction | str]]":
-        nonlocal unread
+        nonlocal unread, read, unfamiliar
         for path, answer in predictor.files(files):
             if isinstance(answer, str):
                 unread += 1
                 print(f"fedcir: cannot read {escape_line(path)}: {answer}", file=sys.stderr)
+            else:
+                read += 1
+                unfamiliar += answer.unlike >= UNFAMILIAR
             yield path, answer
 
     write(watched(), predictor.classes, min(top, len(predictor.classes)))
+    if unfamiliar and predictor.calibrated:
+        found = f"{unfamiliar} of {read} images have an `unlike` of {UNFAMILIAR} or more"
+        print(f"note: {found}; check them by eye (known images: about 1 in 10)", file=sys.stderr)
     if unread:
         raise typer.Exit(UNREADABLE)
 

@@ -17,6 +17,8 @@ from fedcir.use.pictures import Pixels, one_by_one, read_file, squared
 from fedcir.use.trained import Given, Trained, open_trained
 
 BATCH = 64
+UNFAMILIAR = 0.9
+"""From this value of `unlike` on, check an image by eye: one in ten of the images set aside in training has it."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,10 @@ class Prediction:
     """The most probable class."""
     probability: float
     unlike: float
-    """From 0 to 1, the share of the images set aside in training that are less unlike anything seen."""
+    """From 0 to 1, the share of the images set aside in training that are less unlike anything seen.
+
+    From 0.9 on (`UNFAMILIAR`), do not trust the class without a look at the image.
+    """
     top: tuple[tuple[str, float], ...]
     """The most probable classes with their probabilities, the first of which is `label`."""
 
