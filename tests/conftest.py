@@ -101,6 +101,38 @@ def train() -> Callable[..., Path]:
     return run
 
 
+SIGNALLING = """
+import os, sys
+
+command, event, ending, number = os.environ["FEDCIR_TEST_SIGNAL"].split("|")
+
+def signal_itself(name, arguments):
+    if name == event and any(str(argument).endswith(ending) for argument in arguments):
+        os.kill(os.getpid(), int(number))
+
+if command in " ".join(sys.orig_argv):
+    sys.addaudithook(signal_itself)
+"""
+
+
+@pytest.fixture
+def signalling(tmp_path: Path) -> Callable[..., dict[str, str]]:
+    """The environment of processes that send themselves a signal at one moment, however busy the machine is.
+
+    The moment is an event of Python's audit hooks with an argument that ends as given, such as ("os.rename", ".json").
+    Only processes whose command line holds `command` do so.
+    """
+
+    def make(command: str, event: str, ending: str, number: int) -> dict[str, str]:
+        folder = tmp_path / "signalling"
+        folder.mkdir(exist_ok=True)
+        (folder / "sitecustomize.py").write_text(SIGNALLING)
+        path = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
+        return {**os.environ, "PYTHONPATH": path, "FEDCIR_TEST_SIGNAL": f"{command}|{event}|{ending}|{int(number)}"}
+
+    return make
+
+
 class Said(NamedTuple):
     code: int
     out: str

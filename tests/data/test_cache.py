@@ -10,16 +10,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 from PIL import Image
 
-from fedcir.config import DataConfig
+from fedcir.config import DataConfig, cores
 from fedcir.data.opening import open_dataset
 from fedcir.data.pictures.cache import cache_entries, cache_folder, clear_cache
 from fedcir.data.pictures.decode import FEW
 
 Fedcir = Callable[..., tuple[int, str, str]]
-HURRY = 60  # seconds until a process that should have ended is given up
+HURRY = 300  # seconds until a process that should have ended is given up
 
 
 @pytest.fixture(autouse=True)
@@ -230,27 +231,28 @@ def decoders(cache: Path) -> list[int]:
 
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="needs /proc to find the processes")
 @pytest.mark.parametrize(
-    ("number", "pause"),
-    [pytest.param(signal.SIGINT, 0, marks=pytest.mark.slow), (signal.SIGINT, 0.7), (signal.SIGTERM, 0.7)],
+    ("number", "event", "file"),
+    [
+        pytest.param(signal.SIGINT, "import", "pictures", marks=pytest.mark.slow),
+        (signal.SIGINT, "open", ".bmp"),
+        (signal.SIGTERM, "open", ".bmp"),
+    ],
     ids=["ctrl-c at the start", "ctrl-c in the middle", "sigterm in the middle"],
 )
 def test_an_interrupted_build_leaves_no_process_and_no_folder(
-    number: int, pause: float, tmp_path: Path, own: Path
+    number: int, event: str, file: str, tmp_path: Path, own: Path, signalling: Callable[..., dict[str, str]]
 ) -> None:
-    """The decoding processes are stopped, so that they have work for as long as they live."""
-    root = draw(tmp_path / "data", FEW + 300)
+    """The decoding processes stop, so that they have work for as long as they live."""
+    root = draw(tmp_path / "data", FEW + 1)
+    env = signalling("fedcir.data.pictures.decode", event, file, signal.SIGSTOP)
     command = [sys.executable, "-m", "fedcir", "data", "prepare", "folders", "--data-root", str(root)]
     with (tmp_path / "said").open("w") as said:
-        process = subprocess.Popen(command, stdout=said, stderr=said)
+        process = subprocess.Popen(command, stdout=said, stderr=said, env=env)
     deadline = time.monotonic() + HURRY
-    while not decoders(own):
+    while len([each for each in decoders(own) if psutil.Process(each).status() == psutil.STATUS_STOPPED]) < cores():
         assert process.poll() is None
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    for decoder in decoders(own):
-        os.kill(decoder, signal.SIGSTOP)
-    time.sleep(pause)
-    assert decoders(own)
     process.send_signal(number)
     assert process.wait(HURRY) == 130
     assert decoders(own) == []

@@ -15,7 +15,7 @@ from fedcir.data.pictures.decode import FEW, Look, Squares, decode_files
 from fedcir.data.pictures.square import read_picture
 from fedcir.types import InputError
 
-HURRY = 30  # seconds until a process that should have ended is given up
+HURRY = 300  # seconds until a process that should have ended is given up
 LOSSLESS = {"png": {}, "webp": {"lossless": True, "exact": True}, "bmp": {}, "tiff": {}}
 COLOURS = np.array([[[255, 0, 0], [0, 200, 0]], [[0, 0, 150], [90, 91, 92]]], np.uint8)  # a b / c d
 

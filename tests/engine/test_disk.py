@@ -1,6 +1,8 @@
 """Writing a run: files that are replaced whole, full disks, and one process at a time in a folder."""
 
+import contextlib
 import fcntl
+import os
 import resource
 import subprocess
 import sys
@@ -18,7 +20,7 @@ from fedcir.engine.folder import RunFolder
 from fedcir.engine.simulate import open_run
 from fedcir.types import InputError
 
-HURRY = 60
+HURRY = 300
 """Seconds that a thread may take before a test gives up on it."""
 
 
@@ -120,7 +122,19 @@ def test_where_something_was_written_the_lock_stays(tmp_path: Path) -> None:
     assert {path.name for path in (tmp_path / "run").iterdir()} == {"manifest.json", RunFolder.LOCK}
 
 
-def test_who_waited_for_a_lock_that_was_then_removed_holds_the_one_in_its_place(tmp_path: Path) -> None:
+def _opened(path: Path) -> int:
+    """How often this process has a file open."""
+    links = []
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # closed since
+            links.append(os.readlink(f"/proc/self/fd/{number}"))
+    return links.count(str(path))
+
+
+def test_who_waited_for_a_lock_that_was_then_removed_holds_the_one_in_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedcir.engine.folder.LOCK_PATIENCE", HURRY)
     folder, entered, leave = RunFolder(tmp_path / "run"), threading.Event(), threading.Event()
 
     def second() -> None:
@@ -131,7 +145,10 @@ def test_who_waited_for_a_lock_that_was_then_removed_holds_the_one_in_its_place(
     thread = threading.Thread(target=second)
     with folder.locked():
         thread.start()
-        time.sleep(0.2)  # it has come to wait for the lock by then
+        deadline = time.monotonic() + HURRY
+        while _opened(folder.path / RunFolder.LOCK) < 2:  # until it waits for the lock
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
     try:
         assert entered.wait(HURRY)
         with open(folder.path / RunFolder.LOCK) as file, pytest.raises(BlockingIOError):

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 from flwr.app import Array, Message, RecordDict
-from grid import MemoryGrid, Node, site
+from grid import MemoryGrid, Node, clock_of_sleep, site
 
 from fedcir.config import Config
 from fedcir.engine.session import Session
@@ -44,8 +44,9 @@ def across(
     until: int | None = None,
     new_keys: tuple[str, ...] = (),
 ) -> Session:
-    """A run across a grid, to its end or until so many rounds are done in all."""
-    with open_deployment(grid, Settings(config, out, resume, sites, 0.0, timeout, True, new_keys)) as (session, rounds):
+    """A run across a grid, to its end or until so many rounds are done in all. No real time passes while it waits."""
+    settings = Settings(config, out, resume, sites, 0.0, timeout, True, new_keys)
+    with open_deployment(grid, settings, clock_of_sleep()) as (session, rounds):
         while session.state.round != until and next(rounds, None) is not None:
             pass
     return session

@@ -15,8 +15,16 @@ from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedcir.flower.answers import answer
+from fedcir.flower.patience import Clock
 from fedcir.flower.place import open_place
 from fedcir.flower.wire import unpack_query
+
+
+def clock_of_sleep() -> Clock:
+    """A clock on which time passes only while somebody sleeps, and then at once."""
+    passed = [0.0]
+    return Clock(lambda: passed[0], lambda seconds: passed.__setitem__(0, passed[0] + seconds))
+
 
 Node = Callable[[Message], Message | None]
 """Answers a message, or does not."""

@@ -40,7 +40,7 @@ def proxy(federation: LocalFederation, folder: Path) -> Iterator[int]:
     (folder / "nginx.conf").write_text(f"{outside}{text}}}\n", encoding="utf-8")
     process = subprocess.Popen([nginx, "-e", log, "-p", folder, "-c", folder / "nginx.conf"])
     try:
-        until = time.monotonic() + 30
+        until = time.monotonic() + 300
         while not (folder / "pid").exists():  # it listens by then
             assert process.poll() is None, log.read_text()
             assert time.monotonic() < until
@@ -54,6 +54,6 @@ def proxy(federation: LocalFederation, folder: Path) -> Iterator[int]:
 def status(federation: LocalFederation, port: int, path: str) -> int:
     """What is answered to a request without any key."""
     context = ssl.create_default_context(cafile=federation.folder / "certs" / "ca.crt")
-    with contextlib.closing(http.client.HTTPSConnection(HOST, port, context=context, timeout=20)) as connection:
+    with contextlib.closing(http.client.HTTPSConnection(HOST, port, context=context, timeout=300)) as connection:
         connection.request("POST", path, body=b"")
         return connection.getresponse().status

@@ -38,8 +38,8 @@ def handshake(server: dict[str, Path], ca: Path | None, host: str) -> str:
             secure.sendall(b"hello")
 
     with near, far:
-        near.settimeout(20)
-        far.settimeout(20)
+        near.settimeout(300)
+        far.settimeout(300)
         thread = threading.Thread(target=serve)
         thread.start()
         try:

@@ -92,14 +92,14 @@ def test_ctrl_c_ends_everything_and_resume_goes_on_to_the_same_bits(
     command += ["--set", "server.checkpoint_every=5", "--out", str(tmp_path / "flower")]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     folder = RunFolder(tmp_path / "flower")
-    end = time.monotonic() + 240
+    end = time.monotonic() + 600
     while not folder.records():
         assert process.poll() is None
         assert time.monotonic() < end
         time.sleep(0.5)
     family = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=300)
     assert process.returncode == 130
     assert "continue with: fedcir deploy local --resume" in said
     assert not [each for each in family if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]

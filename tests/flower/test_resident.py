@@ -186,7 +186,7 @@ def as_nobody(folder: Path, do: Callable[[socket.socket], int]) -> int:
             os.setgid(NOBODY)
             os.setuid(NOBODY)
             with socket.socket(socket.AF_UNIX) as made:
-                made.settimeout(30)
+                made.settimeout(300)
                 os._exit(do(made))
         except BaseException:
             os._exit(99)
@@ -299,12 +299,14 @@ def test_a_run_is_the_same_to_the_bit_though_its_resident_is_killed_between_and_
     with socket.socket(socket.AF_UNIX) as stale, contextlib.chdir(folder_of(at)):  # of one that was killed long ago
         stale.bind(SOCKET)  # a longer path may be too long
     by: list[int | None] = []
+    asked: list[Message] = []
 
     def node(message: Message) -> Message:
         if len(by) == 1:
             kill(*residents_of(at))
             threading.Thread(target=kill_next, args=(at,)).start()
-        reply = hand_over(message, at, idle=60.0 if len(by) < 2 else 2.0)
+        asked.append(message)
+        reply = hand_over(message, at, idle=600.0)
         by.append(None if reply is None else residents_of(at)[0].pid)
         return answer(message, at, open_place) if reply is None else reply
 
@@ -320,10 +322,12 @@ def test_a_run_is_the_same_to_the_bit_though_its_resident_is_killed_between_and_
     assert first is not None
     assert killed is None
     assert later[0] not in (None, first)
-    until = time.monotonic() + 30
-    while residents_of(at) and time.monotonic() < until:
+    kill(*residents_of(at))
+    assert hand_over(asked[0], at, idle=0.01) is not None  # which waits for it before it is started
+    until = time.monotonic() + 300
+    while residents_of(at):  # until it ends by itself, having nothing to do
+        assert time.monotonic() < until
         time.sleep(0.05)
-    assert not residents_of(at)  # it ended by itself, having nothing to do
     assert not list(folder_of(at).iterdir())
 
 

@@ -10,14 +10,14 @@ import pytest
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
 from federations import ssh_fingerprint
 from flwr.app import ConfigRecord, Error, Message, MessageType, MetricRecord, RecordDict
-from grid import MemoryGrid, Node, pem, run_of_flower  # noqa: F401
+from grid import MemoryGrid, Node, clock_of_sleep, pem, run_of_flower  # noqa: F401
 from introductions import config, numbers, own, share
 
 from fedcir.flower.agreement import agree
 from fedcir.flower.certs import make_node_key
 from fedcir.flower.introduction import Introduction
 from fedcir.flower.keys import fingerprint, forget_keys
-from fedcir.flower.sites import Sites, push
+from fedcir.flower.sites import POLL, Sites, push
 from fedcir.flower.wire import Order
 from fedcir.types import RunError
 
@@ -122,35 +122,39 @@ def test_a_node_with_an_error_is_kept_with_its_reason_and_asked_again_once_it_ha
 
 
 def test_waiting_ends_as_soon_as_enough_are_there() -> None:
-    sites = Sites(MemoryGrid({1: introduces(own("a")), 2: introduces(own("b"))}), Order(config(), {}))
-    sites.wait(2, patience=0)
+    clock = clock_of_sleep()
+    sites = Sites(MemoryGrid({1: introduces(own("a")), 2: introduces(own("b"))}), Order(config(), {}), clock=clock)
+    sites.wait(2, patience=600)
+    assert clock.now() == 0
     assert len(sites.introductions) == 2
 
 
 def test_waiting_in_vain_tells_who_was_there_and_why_others_were_not() -> None:
     grid = MemoryGrid({1: introduces(own("b")), 2: introduces(own("a")), 3: fails, 4: silent})
     with pytest.raises(RunError) as refused:
-        Sites(grid, Order(config(), {})).wait(4, patience=0.1)
+        Sites(grid, Order(config(), {}), clock=clock_of_sleep()).wait(4, patience=600)
     said = str(refused.value)
-    assert said.startswith("2 of 4 sites are connected after 0 s (a, b); node 3: InputError at the site")
+    assert said.startswith("2 of 4 sites are connected after 600 s (a, b); node 3: InputError at the site")
     assert said.endswith("Start or fix the others, or lower `sites`")
 
 
 def test_waiting_for_anyone_in_vain_says_that_none_was_there() -> None:
     with pytest.raises(RunError, match=r"0 of 1 sites are connected after 0 s \(none\)"):
-        Sites(MemoryGrid({}), Order(config(), {})).wait(1, patience=0)
+        Sites(MemoryGrid({}), Order(config(), {}), clock=clock_of_sleep()).wait(1, patience=0)
 
 
 def test_a_node_that_does_not_say_who_it_is_is_waited_for_no_longer_than_patience() -> None:
-    sites = Sites(MemoryGrid({1: introduces(own("a")), 2: silent}), Order(config(), {}))
-    sites.wait(1, patience=0.1)
+    clock = clock_of_sleep()
+    sites = Sites(MemoryGrid({1: introduces(own("a")), 2: silent}), Order(config(), {}), clock=clock)
+    sites.wait(1, patience=600)
     assert sites.introductions == {1: own("a")}
+    assert 600 < clock.now() <= 600 + 2 * POLL
 
 
 def test_who_comes_and_who_fails_is_logged_at_once_and_only_once(log: pytest.LogCaptureFixture) -> None:
     grid = MemoryGrid({1: introduces(own("a")), 3: fails})
     with pytest.raises(RunError):
-        Sites(grid, Order(config(), {})).wait(2, patience=0.4)
+        Sites(grid, Order(config(), {}), clock=clock_of_sleep()).wait(2, patience=10)
     assert log.messages == [
         "site 'a' connected as node 1: 8 training and 2 test images",
         "node 3 cannot take part: InputError at the site. It is asked again every 30 s; "
@@ -161,8 +165,10 @@ def test_who_comes_and_who_fails_is_logged_at_once_and_only_once(log: pytest.Log
 def test_every_now_and_then_the_log_says_for_whom_a_run_waits_and_what_to_do(log: pytest.LogCaptureFixture) -> None:
     grid = MemoryGrid({1: introduces(own("a")), 3: fails, 4: silent})
     with pytest.raises(RunError):
-        Sites(grid, Order(config(), {}), remind=0.1).wait(4, patience=0.3)
-    reminder = log.text.partition("1 of 4 sites are connected (a), and the run waits 0 s more: ")[2]
+        Sites(grid, Order(config(), {}), clock=clock_of_sleep()).wait(4, patience=100)
+    waits = [message.rpartition(" waits ")[2].partition(":")[0] for message in log.messages if " waits " in message]
+    assert waits == ["70 s more", "40 s more", "9 s more"]
+    reminder = log.text.partition("1 of 4 sites are connected (a), and the run waits 70 s more: ")[2]
     assert "start the others, or stop it with `flwr stop` and start it with a lower `sites`" in reminder
     assert "node 4 has not answered yet" in reminder
     assert "node 3 still cannot take part: InputError at the site" in reminder
@@ -176,8 +182,8 @@ def test_a_site_that_is_mended_while_the_run_waits_takes_part_though_it_never_di
         return fails(message)
 
     grid.nodes[3] = mended
-    sites = Sites(grid, Order(config(), {}), remind=0.0)
-    sites.wait(2, patience=20)
+    sites = Sites(grid, Order(config(), {}), clock=clock_of_sleep())
+    sites.wait(2, patience=600)
     assert sites.introductions == {1: own("a"), 3: own("b")}
     assert not sites.failures
 

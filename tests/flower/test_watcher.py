@@ -15,7 +15,7 @@ import fedcir
 from fedcir.flower.watcher import end_abandoned
 
 HERE = Path(fedcir.__file__).parent / "flower"
-HURRY = 60
+HURRY = 300
 PARENT = """
 import os, subprocess, sys, time
 from pathlib import Path

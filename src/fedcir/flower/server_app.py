@@ -28,7 +28,7 @@ from fedcir.engine.session import Session, open_session
 from fedcir.flower.agreement import agree, roster_of
 from fedcir.flower.audit_log import AuditLog
 from fedcir.flower.keys import forget_keys
-from fedcir.flower.patience import SITES, TIMEOUT, WAIT
+from fedcir.flower.patience import SITES, TIMEOUT, WAIT, Clock
 from fedcir.flower.sites import Sites
 from fedcir.flower.state import state_folder
 from fedcir.flower.transport import GridTransport
@@ -113,7 +113,7 @@ def main(grid: Grid, context: Context) -> None:
 
 
 @contextmanager
-def open_deployment(grid: Grid, settings: Settings) -> Iterator[tuple[Session, Rounds]]:
+def open_deployment(grid: Grid, settings: Settings, clock: Clock | None = None) -> Iterator[tuple[Session, Rounds]]:
     """A run across the sites of a grid, and its rounds for the caller to go through."""
     config = settings.config
     algorithm = make_algorithm(config.algorithm)
@@ -122,7 +122,7 @@ def open_deployment(grid: Grid, settings: Settings) -> Iterator[tuple[Session, R
     audit = AuditLog(state_folder(), {"by": "server", "run": str(grid.run.run_id)})
     with folder.locked(), _noted(audit, settings), threads(config.run.threads):
         keep_memory()
-        sites = Sites(grid, Order(config, {}), audit=audit)
+        sites = Sites(grid, Order(config, {}), audit=audit, clock=clock or Clock())
         manifest = _saved_manifest(folder, settings.resume)
         if manifest is not None:
             forget_keys(manifest["clients"], settings.new_keys)

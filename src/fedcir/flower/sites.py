@@ -5,7 +5,6 @@ name belongs to the key of the node that used it first.
 """
 
 import logging
-import time
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +15,7 @@ from flwr.serverapp import Grid
 from fedcir.flower.audit_log import AuditLog
 from fedcir.flower.introduction import Introduction
 from fedcir.flower.keys import KEY, claim_fault, fingerprint, name_of
+from fedcir.flower.patience import Clock
 from fedcir.flower.wire import ANOTHERS, CONFIG, NO_REPLY, ORDER, Order, ask, is_answer, reason_of
 from fedcir.types import RunError
 
@@ -43,6 +43,7 @@ class Sites:
     """Nodes that could not introduce themselves, or as another only, and why."""
     keys: dict[int, str] = field(default_factory=dict)
     """The fingerprints of connected nodes' keys, empty where Flower tells none."""
+    clock: Clock = field(default_factory=Clock)
     remind: float = 30.0
     """Seconds of waiting after which the log says for whom, and nodes that failed are asked again."""
     _bound: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -89,11 +90,11 @@ class Sites:
 
     def wait(self, enough: int, patience: float) -> None:
         """Wait until enough sites are connected and every node has answered. The log tells how it goes."""
-        begun = reminded = time.monotonic()
+        begun = reminded = self.clock.now()
         while True:
             self.look()
             self._tell_news(f". It is asked again every {self.remind:g} s; {RESTART}")
-            now = time.monotonic()
+            now = self.clock.now()
             if len(self.introductions) >= enough and not self._asked:
                 return
             if now > begun + patience:
@@ -101,7 +102,7 @@ class Sites:
             if now > reminded + self.remind:
                 reminded = now
                 self._remind(enough, begun + patience - now)
-            time.sleep(POLL)
+            self.clock.sleep(POLL)
         if (there := len(self.introductions)) < enough:
             failed = "".join(f"; node {node}: {reason}" for node, reason in self.failures.items())
             raise RunError(

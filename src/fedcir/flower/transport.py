@@ -1,6 +1,5 @@
 """Carries a state to the nodes of a Flower federation and their replies back."""
 
-import time
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -92,7 +91,7 @@ class GridTransport:
         clients = {message: (numbers[asked.dst_node_id], asked) for message, asked in went.items()}
         reached = {client for client, _ in clients.values()}
         lost = dict.fromkeys(messages.keys() - reached, "its message could not be sent")
-        return Sent(round, clients, {**missing, **lost}, time.monotonic() + timeout)
+        return Sent(round, clients, {**missing, **lost}, self.sites.clock.now() + timeout)
 
     def messages(
         self,
@@ -124,11 +123,11 @@ class GridTransport:
             for message in self.sites.grid.pull_messages(list(waiting)):
                 if message.metadata.reply_to_message_id in waiting:
                     yield *sent.waiting.pop(message.metadata.reply_to_message_id), message
-            if time.monotonic() > sent.until:
+            if self.sites.clock.now() > sent.until:
                 for name in waiting.keys() & sent.waiting.keys():
                     yield *sent.waiting.pop(name), None
             elif waiting.keys() & sent.waiting.keys():
-                time.sleep(POLL)
+                self.sites.clock.sleep(POLL)
 
     def read(
         self, client: int, asked: Metadata, message: Message | None, template: Groups, part: What | None = None
@@ -142,9 +141,9 @@ class GridTransport:
 
     def _reach(self, cohort: Sequence[int]) -> tuple[dict[int, int], dict[int, str]]:
         """The cohort's nodes. Those that have just come back are given time to say who they are."""
-        until = time.monotonic() + self.patience
+        until = self.sites.clock.now() + self.patience
         while True:
             nodes, missing = self.sites.nodes([client for client in self.clients if client["id"] in cohort])
-            if not missing or not self.sites.expecting or time.monotonic() > until:
+            if not missing or not self.sites.expecting or self.sites.clock.now() > until:
                 return nodes, missing
-            time.sleep(POLL)
+            self.sites.clock.sleep(POLL)

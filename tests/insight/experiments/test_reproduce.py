@@ -1,5 +1,6 @@
 """`fedcir reproduce`: every table and figure at smoke scale, killed, resumed and refused."""
 
+import contextlib
 import csv
 import json
 import os
@@ -86,19 +87,28 @@ def test_methods_of_the_paper_that_settings_refuse_are_left_out(
     assert "6 runs in" in said.err
 
 
-def test_a_sweep_that_is_killed_is_resumed_to_the_same_bits(fedcir: Command, smoke: list[str], tmp_path: Path) -> None:
-    arguments = ["reproduce", "fig-risk", *smoke, "--rounds", "40", "--set", "server.checkpoint_every=1", "--no-report"]
+def test_a_sweep_that_is_killed_is_resumed_to_the_same_bits(
+    fedcir: Command, smoke: list[str], tmp_path: Path, signalling: Callable[..., dict[str, str]]
+) -> None:
+    """Its runs stop where they would put their third checkpoint into its place."""
+    arguments = ["reproduce", "fig-risk", *smoke, "--rounds", "5", "--set", "server.checkpoint_every=1", "--no-report"]
     command = [sys.executable, "-m", "fedcir", *arguments, "--out", str(tmp_path / "killed")]
-    process = subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-    until = time.monotonic() + 60
-    while not list(tmp_path.glob("killed/*/checkpoint/round-000002.safetensors")):
+    env = signalling("fedcir", "os.rename", "round-000003.safetensors", signal.SIGSTOP)
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env=env)
+    until = time.monotonic() + 300
+    stopped: list[psutil.Process] = []
+    while not stopped:
         assert time.monotonic() < until
         assert process.poll() is None
         time.sleep(0.02)
-    runs = psutil.Process(process.pid).children(recursive=True)
+        runs = psutil.Process(process.pid).children(recursive=True)
+        stopped = [run for run in runs if run.status() == psutil.STATUS_STOPPED]
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
-    psutil.wait_procs(runs, timeout=20)
+    for run in runs:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            run.resume()  # one that stands still cannot end
+    psutil.wait_procs(runs, timeout=300)
     assert not [run for run in runs if run.is_running() and run.status() != psutil.STATUS_ZOMBIE], "a run goes on"
     assert not (tmp_path / "killed" / "fig-risk.md").exists()
     for name in ("killed", "whole"):
