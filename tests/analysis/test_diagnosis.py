@@ -18,11 +18,11 @@ from torch.utils.data import TensorDataset
 from fedcir.analysis.alignment import alignment
 from fedcir.analysis.bootstrap import RESAMPLES, Interval
 from fedcir.analysis.bound import average_risk, bound, risks
-from fedcir.analysis.diagnose import Diagnosis, diagnose_data, diagnose_run, verdict
+from fedcir.analysis.diagnose import Diagnosis, diagnose_data, diagnose_run, shift_config, verdict
 from fedcir.analysis.divergence import Divergences
 from fedcir.analysis.views import View
 from fedcir.analysis.words import change_of_accuracy, change_of_distance
-from fedcir.config import Config
+from fedcir.config import Config, ModelConfig
 from fedcir.data.federation import deal
 from fedcir.engine.train import train as train_own
 from fedcir.models.task import image_task
@@ -101,7 +101,7 @@ def test_label_skew_is_the_total_variation_to_the_mean() -> None:
 
 @pytest.mark.parametrize(("value", "word"), [(0.2, "small"), (0.9, "moderate"), (1.8, "large")])
 def test_the_verdict_has_a_word_and_its_number(value: float, word: str) -> None:
-    first = verdict(found(value))[0]
+    first = verdict(replace(found(value), is_shift=True))[0]
     assert first.startswith(f"Feature shift is {word}: ")
     assert f"{value:.2f}" in first
 
@@ -239,7 +239,7 @@ def test_data_are_told_by_their_pixels(tiny: Tiny) -> None:
     assert made.pixels is not None
     assert all(0 < each.brightness < 1 for each in made.pixels.values())
     assert made.bound is None
-    assert (made.encoder, made.shared, list(made.labels)) == ("an untrained encoder", False, ["ink", "pen", "wax"])
+    assert (made.encoder, made.shared, list(made.labels)) == ("an untrained cnn", False, ["ink", "pen", "wax"])
     assert made.labels["pen"].tolist() == [8, 8, 8]
 
 
@@ -263,7 +263,34 @@ def test_a_domain_that_nobody_trains_on_has_no_label_skew(tiny: Tiny) -> None:
     assert list(made.skew) == ["ink", "wax"]
     one = replace(made, labels={"ink": made.labels["ink"]})
     assert verdict(one)[1] == "There is no label skew: ink is the only client that trains."
-    assert sorted(made.domains) == ["ink", "pen", "wax"]
+    assert made.domains == ["ink", "wax"]  # distances are between sites that train
+
+
+def test_feature_shift_is_one_measure_whatever_is_trained(tiny: Tiny) -> None:
+    plain = diagnose_data(replace(tiny(), model=ModelConfig()))
+    other = diagnose_data(shift_config(tiny("fedavg", "model.name=resnet18", "data.val_fraction=0.3", "local.lr=1")))
+    assert plain.is_shift
+    assert other.apart.pairs == plain.apart.pairs
+    assert other.skew == plain.skew
+    assert verdict(other) == verdict(plain)
+    assert verdict(plain)[0].startswith("Feature shift is ")
+    assert diagnose_data(tiny()).apart.pairs != plain.apart.pairs  # a cnn of width 2 is another representation
+
+
+def test_only_the_shared_measure_is_called_feature_shift(tiny: Tiny) -> None:
+    assert verdict(found(1.6, "mine"))[0].startswith(
+        "The distance of representations is large: under the model of mine, the mean proxy A-distance "
+    )
+    assert verdict(diagnose_data(tiny()))[0].startswith("The distance of representations is ")
+
+
+def test_feature_shift_does_not_look_at_test_images(tiny: Tiny, data_root: Path, tmp_path: Path) -> None:
+    for path in data_root.iterdir():
+        arrays = dict(np.load(path))
+        np.savez(tmp_path / path.name, **{**arrays, "x_test": np.zeros_like(arrays["x_test"])})
+    config = replace(tiny(), model=ModelConfig())
+    elsewhere = replace(config, data=replace(config.data, root=str(tmp_path)))
+    assert verdict(diagnose_data(elsewhere)) == verdict(diagnose_data(config))
 
 
 def test_a_given_encoder_is_named(tiny: Tiny, tmp_path: Path) -> None:
@@ -335,10 +362,10 @@ def test_data_that_are_too_few_are_refused_and_named(fedcir: Fedcir, write_domai
     refused(
         fedcir("diagnose", *data, tmp_path / "one", *out), "arrays has only one domain, 'ink': a distance needs two"
     )
-    write_domain(tmp_path / "one" / "pen.npz", test=6)
+    write_domain(tmp_path / "one" / "pen.npz", train=6)
     refused(
         fedcir("diagnose", *data, tmp_path / "one", *out),
-        "domain 'pen' has 6 test images, but a diagnosis needs at least 8",
+        "domain 'pen' has 6 training images, but a diagnosis needs at least 8",
     )
     assert not (tmp_path / "x.png").exists()
 

@@ -16,6 +16,8 @@ from fedcir.engine.simulate import open_run
 from fedcir.insight import choices
 from fedcir.insight.choices import Look, choose
 from fedcir.insight.comparison import _usual
+from fedcir.insight.diagnose import diagnose
+from fedcir.insight.recommend import recommend
 from fedcir.insight.starter import Starter, init
 from fedcir.types import InputError
 
@@ -105,6 +107,39 @@ def test_settings_follow_from_what_was_measured(
 ) -> None:
     monkeypatch.setattr(choices, "PRETRAINED_PACKAGE", "no_such_package")
     assert expected.items() <= chosen(look(**more)).items()
+
+
+def reason(look: Look) -> str:
+    return next(choice.why for choice in choose(look) if choice.place == "algorithm.name")
+
+
+def test_with_a_frozen_encoder_only_label_skew_speaks_for_fedcirplus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choices, "PRETRAINED_PACKAGE", "json")
+    even, skewed = look(shift=1.65, skew=0.05), look(shift=1.65, skew=0.13)
+    assert chosen(even)["algorithm.name"] == "fedavg"
+    assert reason(even).startswith("Plain averaging: the encoder is frozen, so no method can change its normalisation")
+    assert chosen(skewed)["algorithm.name"] == "fedcirplus"
+    assert reason(skewed).startswith("FedCiRPlus, because label skew is moderate (13%)")
+    assert "this is all that it changes about FedAvg" in reason(skewed)
+    for text in (reason(even), reason(skewed)):
+        assert "invariant" not in text
+        assert "shift" not in text  # a frozen encoder's features differ as they do, whatever the method
+
+
+def test_reasons_use_the_words_of_the_diagnosis(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choices, "PRETRAINED_PACKAGE", "no_such_package")
+    assert "because feature shift is large (1.50 of 2) and label skew is moderate (20%)" in reason(look())
+    assert "because feature shift is moderate (1.15 of 2)." in reason(look(shift=1.15, skew=0.05))
+    small = reason(look(shift=0.49, skew=0.05))
+    assert small == "Plain averaging, because feature shift is small (0.49 of 2) and label skew is small (5%)."
+
+
+def test_init_recommend_and_diagnose_agree_on_the_shift(photos: Path, starter: Starter) -> None:
+    options = {"dataset": "folders", "data_root": photos}
+    told = diagnose(**options, out=None).verdict
+    assert told == starter.findings
+    pilot = recommend(**options, pilot_rounds=1, seeds=(0, 1), set={"local.steps": 1, "model.width": 2}, workers=1)
+    assert list(pilot.findings) == starter.findings
 
 
 def test_images_are_set_aside_only_where_the_data_do_not_say_so_and_have_some_to_spare() -> None:

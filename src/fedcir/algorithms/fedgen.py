@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedcir.algorithms.algorithm import Algorithm, Batch
 from fedcir.config import Count, Decay, Rate, Weight, Width
@@ -18,22 +18,10 @@ from fedcir.losses import class_shares, decayed, distillation_kl, diversity, tea
 from fedcir.models.encoder import Classifier
 from fedcir.models.generator import Generator, logits_of_heads
 from fedcir.models.optim import Adam
+from fedcir.models.prototypes import LabelCounter
 from fedcir.models.task import Task
 from fedcir.models.tensors import snapshot
 from fedcir.types import Arrays, ClientReply, Groups, LocalContext, Losses, Modules, ServerContext, ServerState
-
-
-class LabelCounter(nn.Module):
-    """How many samples of each class a client has trained on in this round."""
-
-    counts: Tensor
-
-    def __init__(self, num_classes: int) -> None:
-        super().__init__()
-        self.register_buffer("counts", torch.zeros(num_classes))
-
-    def add(self, labels: Tensor) -> None:
-        self.counts += labels.bincount(minlength=len(self.counts))
 
 
 @dataclass(frozen=True)

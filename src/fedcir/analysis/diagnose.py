@@ -14,66 +14,89 @@ from fedcir.analysis.alignment import alignment
 from fedcir.analysis.bound import bound
 from fedcir.analysis.diagnosis import UNTRAINED, Diagnosis, Pixels
 from fedcir.analysis.divergence import LEAST, NOWHERE, divergences
-from fedcir.analysis.views import SEED, data_of_run, to_look, views_of, views_under
+from fedcir.analysis.views import SEED, data_of_run, drawn, to_look, views_of, views_under
 from fedcir.analysis.words import verdict
 from fedcir.config import OWN_MODELS, Config, ModelConfig
+from fedcir.data.catalogue import SOURCES
 from fedcir.data.domains import Domains
 from fedcir.data.federation import deal, federation_from
 from fedcir.data.partition.shares import Share
+from fedcir.data.pictures.decode import OnFile
 from fedcir.engine.store import ClientStore
 from fedcir.engine.trust import trusted
 from fedcir.runs.run import Source, as_run
 from fedcir.types import InputError
 
-__all__ = ["Diagnosis", "Pixels", "as_json", "diagnose_data", "diagnose_domains", "diagnose_run", "verdict"]
+__all__ = ["Diagnosis", "Pixels", "as_json", "diagnose_data", "diagnose_run", "shift_config", "verdict"]
 
 OnDistance = Callable[[int, int], None]
 
+SHIFT_PIXELS = 32
+"""Width and height of the images that feature shift is measured on."""
+SHIFT_SAMPLES = 1000
+"""Training images of each domain at most that it is measured on."""
 
-def diagnose_data(config: Config, limit: int | None = None, on_distance: OnDistance | None = None) -> Diagnosis:
-    """Data before any training, under an encoder that has learned nothing, or under model.weights."""
-    return diagnose_domains(config, *deal(config), limit, on_distance)
+
+def shift_config(config: Config) -> Config:
+    """The settings that the feature shift of some data is measured under, whatever is trained on them later.
+
+    An untrained `cnn` on images of 32 pixels, or of their own size where they come as arrays. No validation images are
+    set aside, so that the measure does not depend on their share.
+    """
+    size = SHIFT_PIXELS if SOURCES[config.data.name].pictures is not None else None
+    return replace(config, data=replace(config.data, image_size=size, val_fraction=0.0), model=ModelConfig())
 
 
-def diagnose_domains(
+def diagnose_data(
     config: Config,
-    domains: Domains,
-    shares: Sequence[Share],
-    limit: int | None = None,
+    limit: int | None = SHIFT_SAMPLES,
     on_distance: OnDistance | None = None,
+    on_file: OnFile | None = None,
 ) -> Diagnosis:
-    """The same of data that are opened and dealt out already."""
-    _check(domains)
-    federation = federation_from(config, domains, shares)
+    """Data before any training, on training images of the domains that clients train on.
+
+    It is the measure of feature shift that `init`, `recommend` and `diagnose` share, unless the config names an encoder
+    or an image size of its own.
+    """
+    is_shift = config.model == ModelConfig() and config.data.image_size in (None, SHIFT_PIXELS)
+    config = shift_config(config) if is_shift else config
     seed = config.run.seed
+    everything, shares = deal(config, on_file)
+    trained = {domain for share in shares for domain in share.rows}
+    domains = [replace(d, test=d.train, validation=None) for d in everything if d.name in trained]
+    measured = replace(everything, domains=tuple(domains))
+    _check(measured, "training")
+    federation = federation_from(config, measured, [share for share in shares if share.domain in trained])
     bench = to_look(config, Algorithm(), federation.task)
     views = views_of(bench, federation, limit, seed, {}, ClientStore(), 0)
     pixels = {}
     for domain in domains:
-        some = domain.test.pixels(np.arange(min(len(domain.test), 256))) / 255
+        some = domain.train.pixels(drawn(len(domain.train), 256, seed, domain.name)) / 255
         pixels[domain.name] = Pixels(float(some.mean()), float(some.std(axis=(1, 2, 3)).mean()))
     apart = divergences({view.domain: view.z for view in views}, seed, on_distance)
-    names, labels = _by_client(domains, shares)
+    names, labels = _by_client(everything, shares)
     return Diagnosis(
         config.data.name,
-        domains.classes,
+        everything.classes,
         views,
         apart,
         labels,
         pixels,
-        encoder=_encoder(config.model),
-        notes=_notes(domains, names),
+        encoder=UNTRAINED if is_shift else _encoder(config),
+        is_shift=is_shift,
+        notes=_shared(measured, names, "distances are those of the domains, on their training images"),
         seed=seed,
         domain_of=names,
         sample=views,
-        unseen=federation.unseen,
     )
 
 
-def _encoder(model: ModelConfig) -> str:
+def _encoder(config: Config) -> str:
+    model, size = config.model, config.data.image_size
+    pixels = "" if size is None else f" at {size} pixels"
     if model.weights is None and model.name in OWN_MODELS:
-        return UNTRAINED
-    return f"the encoder of {model.weights or model.name}"
+        return f"an untrained {model.name}{pixels}"
+    return f"the encoder of {model.weights or model.name}{pixels}"
 
 
 def diagnose_run(
@@ -91,7 +114,7 @@ def diagnose_run(
     run = as_run(source, trust_code)
     run = replace(run, config=trusted(run.config, run.path, run.trust_code))
     config, domains, shares = data_of_run(run, data_root)
-    _check(domains)
+    _check(domains, "test")
     federation = federation_from(config, domains, shares)
     state = run.state()
     shared = {} if state is None else state.shared
@@ -134,23 +157,29 @@ def _by_client(domains: Domains, shares: Sequence[Share]) -> tuple[dict[str, str
     )
 
 
-def _check(domains: Domains) -> None:
+def _check(domains: Domains, part: str) -> None:
     if len(domains) < 2:
         raise InputError(f"{domains.name} has only one domain, {domains.names[0]!r}: a distance needs two")
     for domain in domains:
         if len(domain.test) < 2 * LEAST:
             raise InputError(
-                f"domain {domain.name!r} has {len(domain.test)} test images, but a diagnosis needs at least {2 * LEAST}"
+                f"domain {domain.name!r} has {len(domain.test)} {part} images, "
+                f"but a diagnosis needs at least {2 * LEAST}"
             )
 
 
+def _shared(domains: Domains, clients: Mapping[str, str], others: str) -> tuple[str, ...]:
+    """A note where clients are not the domains: label skew is of clients, and the `others` are of domains."""
+    if all(client == domain for client, domain in clients.items()):
+        return ()
+    return (
+        f"{len(clients)} clients share the training images of {len(domains)} domains: label skew is that of these "
+        f"clients; {others}",
+    )
+
+
 def _notes(domains: Domains, clients: Mapping[str, str]) -> tuple[str, ...]:
-    notes = []
-    if any(client != domain for client, domain in clients.items()):
-        notes.append(
-            f"{len(clients)} clients share the training images of {len(domains)} domains: label skew is that of these "
-            "clients; distances and accuracies are those of the domains, on their test images"
-        )
+    notes = [*_shared(domains, clients, "distances and accuracies are those of the domains, on their test images")]
     single = []
     for domain in domains:
         tested, trained = (

@@ -31,7 +31,7 @@ class Diagnosis:
     name: str
     classes: tuple[str, ...]
     views: list[View]
-    """Of a run, all test images, as its accuracies are; of data before any, the sample."""
+    """Of a run, all test images, as its accuracies are; of data before any, a sample of the training images."""
     apart: Divergences
     """Without any pair where the network gives no representations."""
     labels: dict[str, NDArray[np.int64]]
@@ -43,6 +43,8 @@ class Diagnosis:
     aligned: Alignment | None = None
     encoder: str = UNTRAINED
     """What gave the representations, in words."""
+    is_shift: bool = False
+    """Whether distances are the measure of feature shift that `init`, `recommend` and `diagnose` share."""
     notes: tuple[str, ...] = ()
     """What its reader should know of the data."""
     seed: int = 0

@@ -16,6 +16,16 @@ NEAR = ((0.1, "close to"), (0.5, "some way from"), (float("inf"), "far from"))
 """Words for a KL in nats for each dimension of z, where a mean that is off by one standard deviation is 0.5."""
 
 
+def shift_word(distance: float) -> str:
+    """Small, moderate or large, for a mean proxy A-distance between domains."""
+    return _word(distance, SHIFT)
+
+
+def skew_word(skew: float) -> str:
+    """Small, moderate or large, for a mean total variation between label distributions."""
+    return _word(skew, SKEW)
+
+
 def verdict(found: Diagnosis, other: Diagnosis | None = None) -> list[str]:
     """Sentences on one diagnosis, and on what changed from it to a second run on the same data."""
     said = apart_in_words(found)
@@ -41,8 +51,9 @@ def apart_in_words(found: Diagnosis) -> list[str]:
         return [_skew(found)]
     shift, far = found.apart.mean_pair, found.apart.to_mixture[found.furthest]
     under = f"the model of {found.name}" if found.of_run else found.encoder
+    measure = "Feature shift" if found.is_shift else "The distance of representations"
     said = [
-        f"Feature shift is {_word(shift.value, SHIFT)}: under {under}, the mean proxy A-distance between two domains "
+        f"{measure} is {shift_word(shift.value)}: under {under}, the mean proxy A-distance between two domains "
         f"is {shift:.2f}. At 0 a classifier cannot tell two domains apart; at 2 it always can.",
         _skew(found),
         f"{found.furthest} is furthest from the mixture of all domains: {far:.2f}.",
@@ -65,7 +76,7 @@ def _skew(found: Diagnosis) -> str:
     mean = float(np.mean(list(skew.values())))
     who = f"client {most} of {found.domain_of[most]}" if found.shared else most
     return (
-        f"Label skew is {_word(mean, SKEW)}: to match the average of all {len(skew)} clients, a client would have to "
+        f"Label skew is {skew_word(mean)}: to match the average of all {len(skew)} clients, a client would have to "
         f"change {mean:.0%} of its training labels on average. The most skewed is {who}, with {skew[most]:.0%}."
     )
 

@@ -28,7 +28,7 @@ def diagnose(
     clients: Annotated[int | None, option("clients")] = None,
     beta: Annotated[float | None, option("beta")] = None,
     seed: Annotated[int | None, option("seed")] = None,
-    samples: Annotated[int, typer.Option(help="Test images per domain to measure distances on.")] = 1000,
+    samples: Annotated[int, typer.Option(help="Images per domain to measure distances on.")] = 1000,
     projection: Annotated[str, typer.Option(help="How to draw features in two dimensions: pca, tsne or umap.")] = "pca",
     out: Annotated[Path, typer.Option("--out", "-o", help="File to write the picture to.")] = Path("diagnosis.png"),
     trust_code: TrustCode = False,

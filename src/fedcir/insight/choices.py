@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
+from fedcir.analysis.words import shift_word, skew_word
 from fedcir.config import DEFAULT_ALGORITHM
 
 PRETRAINED = "efficientnet-lite0"
@@ -30,7 +31,7 @@ class Look:
     side: int
     """The shorter side in pixels, the median of all images."""
     shift: float | None = None
-    """The mean proxy A-distance between two domains, from 0 to 2; None where there are too few images."""
+    """Feature shift: the mean proxy A-distance between two domains, from 0 to 2; None where images are too few."""
     skew: float | None = None
     """The mean share of labels that a client would have to change to have the average's, from 0 to 1."""
     has_test: bool = False
@@ -127,31 +128,43 @@ def _model(look: Look) -> list[Choice]:
 
 
 def _algorithm(look: Look) -> list[Choice]:
-    alike = look.shift is not None and look.shift < 0.5 and (look.skew or 0.0) < 0.1
-    if alike:
-        return [
-            Choice(
-                "algorithm.name",
-                "fedavg",
-                f"The domains look alike (distance {look.shift:.2f} of 2) and hold the classes in nearly the same "
-                f"shares ({look.skew or 0:.0%} differ): plain averaging is enough.",
-            )
-        ]
-    reasons = []
-    if look.shift is not None:
-        reasons.append(f"the domains look different (distance {look.shift:.2f} of 2)")
-    if look.skew is not None and look.skew >= 0.1:
-        reasons.append(f"their labels differ ({look.skew:.0%} on average)")
-    because = f", because {' and '.join(reasons)}" if reasons else ", which we recommend in general"
-    if pretrained(look):
-        more = "It corrects each client's loss by its label shares (local.prior)."
-    else:
-        more = (
-            'It sets model.norm = "invariant", for a network without statistics of a site\'s images, and '
-            'local.prior = "client", for a loss corrected by each client\'s label shares. They are not set in this '
-            "file, so that `fedcir compare` runs FedAvg as it usually is, with BatchNorm."
+    name, why = _for_frozen(look) if pretrained(look) else _for_trained(look)
+    tried = "This follows from the data alone: `fedcir recommend` tries it against FedAvg."
+    return [Choice("algorithm.name", name, f"{why} {tried}" if name == DEFAULT_ALGORITHM else why)]
+
+
+def _for_frozen(look: Look) -> tuple[str, str]:
+    """The method for an encoder whose normalisation stays: all that FedCiRPlus changes then is the loss."""
+    if look.skew is None or skew_word(look.skew) == "small":
+        less = "" if look.skew is None else f", and label skew is small ({look.skew:.0%})"
+        return "fedavg", (
+            f"Plain averaging: the encoder is frozen, so no method can change its normalisation{less}. "
+            "FedCiRPlus would train nearly the same model."
         )
-    return [Choice("algorithm.name", DEFAULT_ALGORITHM, f"FedCiRPlus{because}. {more}")]
+    return DEFAULT_ALGORITHM, (
+        f"FedCiRPlus, because label skew is {skew_word(look.skew)} ({look.skew:.0%}): it corrects each client's loss "
+        "by its label shares (local.prior). The encoder is frozen, so this is all that it changes about FedAvg."
+    )
+
+
+def _for_trained(look: Look) -> tuple[str, str]:
+    """The method for an encoder that is trained with the rest."""
+    reasons: list[str] = []
+    small: list[str] = []
+    if look.shift is not None:
+        word = shift_word(look.shift)
+        (small if word == "small" else reasons).append(f"feature shift is {word} ({look.shift:.2f} of 2)")
+    if look.skew is not None:
+        word = skew_word(look.skew)
+        (small if word == "small" else reasons).append(f"label skew is {word} ({look.skew:.0%})")
+    if look.shift is not None and not reasons:
+        return "fedavg", f"Plain averaging, because {' and '.join(small)}."
+    because = f", because {' and '.join(reasons)}" if reasons else ", which we recommend in general"
+    return DEFAULT_ALGORITHM, (
+        f'FedCiRPlus{because}. It sets model.norm = "invariant", for a network without statistics of a site\'s images, '
+        'and local.prior = "client", for a loss corrected by each client\'s label shares. They are not set in this '
+        "file, so that `fedcir compare` runs FedAvg as it usually is, with BatchNorm."
+    )
 
 
 def _batch(look: Look) -> int:

@@ -45,8 +45,8 @@ def diagnose(
     """Measure how far clients are apart, as `fedcir diagnose` does: in a dataset before any training, or in runs.
 
     `runs` are one finished run, or two to compare. Without any, `options` say which data to look at, such as
-    dataset="pacs", clients=20 or seed=1. `samples` are the test images of each domain to measure on. The picture goes
-    into `out`; None draws none. `trust_code` lets code of a run's own run.
+    dataset="pacs", clients=20 or seed=1. `samples` are the images of each domain to measure on: test images of
+    a run, else training images. The picture goes into `out`; None draws none. `trust_code` lets a run's own code run.
     """
     paths = [Path(each) for each in ([runs] if isinstance(runs, str | Path) else runs)]
     given = [name for name, value in {**options, "set": set or None}.items() if value is not None]

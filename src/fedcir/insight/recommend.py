@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcir.algorithms import asked_config, make_algorithm
-from fedcir.analysis.diagnose import Diagnosis, diagnose_domains, verdict
+from fedcir.analysis.diagnose import Diagnosis, diagnose_data, shift_config, verdict
 from fedcir.config import Asked, Between, Config, dump_toml, merged, nested
 from fedcir.data.domains import Domains
 from fedcir.data.federation import deal, federation_from
@@ -22,9 +22,6 @@ from fedcir.types import InputError
 
 VALIDATION = 0.2
 """The share of the training images that the pilot is judged on, where the settings name none."""
-
-SAMPLES = 1000
-"""Of each domain at most, to measure distances on."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +41,9 @@ CANDIDATES = (
     Candidate("fedcir", "fedcir", {"model.norm": "batch"}, "the paper's method"),
 )
 """The simplest first: others are compared with it."""
+
+ON_FROZEN = {"fedavg": "plain averaging", "fedcirplus": "a loss corrected by each client's label shares"}
+"""What candidates are where the encoder keeps its norms: no candidate changes them."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,10 @@ class Recommendation:
         if len(self.trials) == 1:
             return f"Use {first}: it is the only candidate that goes with these settings."
         if chosen.difference is None or chosen.half_width is None:
-            return f"Use {first}: no other candidate beats it by more than chance, and it is the simplest."
+            return (
+                f"Use {first}: no other candidate beats it by more than chance, and it is the simplest. "
+                "Where `fedcir init` names another method, it goes by the data alone; this pilot has tried both."
+            )
         gain, half = 100 * chosen.difference.mean, 100 * chosen.half_width
         return (
             f"Use {chosen.candidate.name}: it beats {first} by {gain:.1f} points "
@@ -157,7 +160,7 @@ def recommend(
             candidates = _fitting(candidates, pilots, domains, shares, on_note)
             with suppress(InputError):  # one domain, or too few images
                 measuring = partial(on_work, what="measuring distances")
-                diagnosis = diagnose_domains(first, domains, shares, SAMPLES, measuring)
+                diagnosis = diagnose_data(shift_config(first), on_distance=measuring)
         for candidate in candidates:
             trying = _pilot(asked, candidate, seed, pilot_rounds)
             federation, algorithm = federation_from(trying, domains, shares), make_algorithm(trying.algorithm)
@@ -169,7 +172,8 @@ def recommend(
             accuracy = session.records[-1].accuracy
             assert accuracy is not None
             found.setdefault(candidate.name, []).append(accuracy)
-    trials = _trials(found)
+    described = {candidate.name: candidate for candidate in candidates}
+    trials = [replace(trial, candidate=described[trial.candidate.name]) for trial in _trials(found)]
     choice = max((trial for trial in trials if trial.better), key=lambda trial: trial.mean.mean, default=trials[0])
     findings = ["There are too few images to measure how far the domains are apart."]
     if diagnosis is not None:
@@ -199,7 +203,10 @@ def _candidates(asked: Asked) -> list[Candidate]:
     stays, norm = asked.config().model.keeps_norm, asked.tables().get("model", {}).get("norm")
     if norm is not None and not stays:
         raise InputError(f"recommend tries several norms, and model.norm={norm} leaves one: leave model.norm out")
-    return [each for each in CANDIDATES if not stays or each.settings.get("model.norm", "batch") == "batch"]
+    if not stays:
+        return list(CANDIDATES)
+    allowed = [candidate for candidate in CANDIDATES if candidate.settings.get("model.norm", "batch") == "batch"]
+    return [replace(candidate, about=ON_FROZEN.get(candidate.name, candidate.about)) for candidate in allowed]
 
 
 def _fitting(

@@ -11,21 +11,18 @@ from typing import Any
 
 import numpy as np
 
-from fedcir.analysis.diagnose import Diagnosis, diagnose_domains
+from fedcir.analysis.diagnose import Diagnosis, diagnose_data
+from fedcir.analysis.diagnosis import total_variation
 from fedcir.analysis.words import apart_in_words
 from fedcir.config import Config, DataConfig, RunConfig, dump_toml, nested
 from fedcir.data.catalogue import find
-from fedcir.data.federation import deal
 from fedcir.data.inspection import Findings, inspect_dataset
 from fedcir.engine.files import write
 from fedcir.engine.machine import pick_device
-from fedcir.insight.choices import Choice, Look, choose, image_size
-from fedcir.insight.recommend import VALIDATION, without_test_images
+from fedcir.insight.choices import Choice, Look, choose
 from fedcir.runs.batch import OnWork, unheard
 from fedcir.types import InputError
 
-SAMPLES = 400
-"""Of each domain at most, to measure distances on."""
 WIDTH = 100
 
 
@@ -88,7 +85,8 @@ def init(root: str | Path, *, dataset: str = "folders", on_work: OnWork = unhear
     """Look at some data and choose settings for them, as `fedcir init` does.
 
     `root` is the data's folder, DIR/<domain>/<class>/<image> unless `dataset` names another kind. Every image is read.
-    Distances between domains are measured on training images, under a network that has learned nothing.
+    Feature shift is measured as `recommend` and `diagnose` do: on training images, under a network that has learned
+    nothing.
     """
     data = DataConfig(dataset, str(root))
     try:
@@ -100,16 +98,17 @@ def init(root: str | Path, *, dataset: str = "folders", on_work: OnWork = unhear
     look = Look(
         counts={domain: sum(by_class.values()) for domain, by_class in found.counts.items()},
         classes=len(found.classes),
+        skew=_skew(found),
         side=int(np.median([min(size) for size, count in found.sizes.items() for _ in range(count)])),
         has_test="test" in parts,
         has_validation="validation" in parts,
         gpu=pick_device("auto").type != "cpu",
     )
-    diagnosis = _diagnosis(data, image_size(look), on_work)
+    diagnosis = _diagnosis(data, on_work)
     findings = ["There are too few images to measure how far the domains are apart."]
     if diagnosis is not None:
         look = replace(look, shift=diagnosis.apart.mean_pair.value, skew=float(np.mean(list(diagnosis.skew.values()))))
-        findings = apart_in_words(diagnosis)[:3]  # the fourth is on test images, which nobody has looked at
+        findings = apart_in_words(diagnosis)
     counts = {domain: {label: found.counts[domain][label] for label in found.classes} for domain in found.counts}
     return Starter(data, look, [*findings, *_notes(found)], counts, choose(look))
 
@@ -154,13 +153,19 @@ def _parts(data: DataConfig) -> set[str | None]:
     return {item.part for item in source.pictures(root, data).pictures.items}
 
 
-def _diagnosis(data: DataConfig, size: int, on_work: OnWork) -> Diagnosis | None:
-    """How far the domains are apart, on images that were set aside from those to train on."""
-    config = Config(data=replace(data, image_size=size, val_fraction=VALIDATION), run=RunConfig(device="cpu"))
-    with suppress(InputError):  # too few images
-        domains, shares = without_test_images(*deal(config, partial(on_work, what="decoding images")))
-        return diagnose_domains(config, domains, shares, SAMPLES, partial(on_work, what="measuring distances"))
+def _diagnosis(data: DataConfig, on_work: OnWork) -> Diagnosis | None:
+    """How far the domains are apart; None where there are too few images to measure it."""
+    config = Config(data=data, run=RunConfig(device="cpu"))
+    measuring = partial(on_work, what="measuring distances")
+    with suppress(InputError):
+        return diagnose_data(config, on_distance=measuring, on_file=partial(on_work, what="decoding images"))
     return None
+
+
+def _skew(found: Findings) -> float:
+    """Mean total variation of the domains' labels to their average, over all images."""
+    counts = {domain: np.array([by_class[c] for c in found.classes]) for domain, by_class in found.counts.items()}
+    return float(np.mean(list(total_variation(counts).values())))
 
 
 def _notes(found: Findings) -> list[str]:

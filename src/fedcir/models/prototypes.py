@@ -1,4 +1,4 @@
-"""Class prototypes: sums and means of features by class."""
+"""Class prototypes: sums and means of features by class; and counts of labels."""
 
 from collections.abc import Callable, Iterable
 
@@ -23,6 +23,19 @@ class Prototypes(nn.Module):
     def known(self) -> Tensor:
         """Which classes have one, (C,)."""
         return self.count > 0
+
+
+class LabelCounter(nn.Module):
+    """How many samples of each class a client has trained on in this round."""
+
+    counts: Tensor
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.register_buffer("counts", torch.zeros(num_classes))
+
+    def add(self, labels: Tensor) -> None:
+        self.counts += labels.bincount(minlength=len(self.counts))
 
 
 def class_sums(features: Callable[[Tensor], Tensor], data: Iterable[tuple[Tensor, Tensor]], like: Tensor) -> Arrays:

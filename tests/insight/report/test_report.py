@@ -70,7 +70,7 @@ def test_without_the_data_all_but_distances_is_told_and_a_root_brings_them_back(
     assert said.err.count("\n") == 1
     assert str(tmp_path) not in (tmp_path / "without.html").read_text()
     fedcir("report", tmp_path / "run", "-o", tmp_path / "with.html", "--data-root", tmp_path / "elsewhere")
-    assert "Feature shift is" in text_of(tmp_path / "with.html")
+    assert "The distance of representations is" in text_of(tmp_path / "with.html")
 
 
 def test_a_held_out_domain_is_marked_and_has_a_mean_of_its_own(
