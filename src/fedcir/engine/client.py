@@ -223,7 +223,7 @@ def evaluate(bench: Workbench, client: Client, received: Groups, kept: Groups, r
     if client.validation is not None:
         aside = _tested(bench, client.validation, ctx)
         metrics |= {f"validation/{name}": value for name, value in aside.items()}
-        if round == bench.total_rounds:
+        if round == bench.total_rounds and not bench.privacy.noise:  # these sums have no noise
             model, batches = bench.modules["model"], in_order(bench, client.validation)
             metrics |= calibration_sums((*judge(model, x), y) for x, y in batches)
     return ClientReply(client.id, len(client.test), {}, metrics)

@@ -1,6 +1,6 @@
 """What is relied on in the files of a run folder."""
 
-from typing import NotRequired, TypedDict
+from typing import Literal, NotRequired, TypedDict
 
 
 class Holder(TypedDict):
@@ -28,6 +28,18 @@ class Scores(TypedDict):
     accuracy: dict[str, float]
 
 
+class Guarantee(TypedDict):
+    """Differential privacy of a run with noise."""
+
+    epsilon: float
+    delta: float
+    unit: Literal["client", "example"]
+    place: Literal["server", "client"]
+    adjacency: NotRequired[Literal["zero-out", "replace-one"]]
+    """Not in runs of earlier versions, as the next."""
+    randomness: NotRequired[Literal["seed", "system"]]
+
+
 class Summary(TypedDict):
     """What is relied on in summary.json."""
 
@@ -38,6 +50,7 @@ class Summary(TypedDict):
     final: Scores | None
     best: Scores | None
     cost: dict[str, object]
+    privacy: NotRequired[Guarantee]
     model: NotRequired[str]
     """The checksum of model.safetensors, which cannot hold its own: equal models are equal files."""
 

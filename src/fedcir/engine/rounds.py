@@ -160,7 +160,8 @@ def _round(session: Session, transport: Transport) -> tuple[RoundRecord, ServerS
         risk=tests.risk or None,
         epsilon=epsilon,
     )
-    return record, state, Calibration.of(tests.sums, round)
+    calibration = None if session.config.privacy.noise else Calibration.of(tests.sums, round)
+    return record, state, calibration
 
 
 def _cost(session: Session, sent: ServerState, cohort: Sequence[int], collected: Collected) -> tuple[int, int, int]:

@@ -89,7 +89,8 @@ class Session:
             model["name"] = f"{file.name}:{self.config.model.name.rpartition(':')[2]}"
         method = self.config.algorithm
         about = {"model": model, "algorithm": {"name": Path(method.name).stem, **method.fields}}
-        return {**self.roster.card, **about}
+        guarantee = self.guarantee
+        return {**self.roster.card, **about, **({} if guarantee is None else {"privacy": guarantee})}
 
     @property
     def model(self) -> Arrays:

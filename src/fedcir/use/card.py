@@ -6,6 +6,7 @@ from typing import Any
 from fedcir.algorithms import algorithm_class, names
 from fedcir.analysis.metrics import wilson_interval
 from fedcir.config.display import escape_controls, escape_markdown, markdown_code
+from fedcir.use.guarantee import describe_guarantee, guarantee_of
 from fedcir.use.trained import Trained
 
 CARD = "MODEL_CARD.md"
@@ -15,6 +16,8 @@ def model_card(trained: Trained, file: str, format: str) -> str:
     """The text of MODEL_CARD.md. It names no path, no time and no version."""
     front = "\n".join(_front(trained, format))
     parts = [_model(trained), _data(trained), _method(trained), _accuracy(trained), _calibration(trained)]
+    if (guarantee := guarantee_of(trained.run)) is not None:
+        parts.insert(3, describe_guarantee(guarantee, trained.site))
     return "\n\n".join([f"---\n{front}\n---", *parts, _limits(trained), _use(trained, file, format)]) + "\n"
 
 
@@ -27,6 +30,10 @@ def _front(trained: Trained, format: str) -> list[str]:
         "library_name: fedcir",
         "pipeline_tag: image-classification",
         f"tags: {json.dumps(tags)}",
+    ]
+    if _is_private(trained):
+        return lines
+    lines += [
         "metrics: [accuracy]",
         "model-index:",
         f"- name: {_quoted(trained.run.path.resolve().name)}",
@@ -70,12 +77,16 @@ def _data(trained: Trained) -> str:
     for client in run.manifest["clients"]:
         held = client.get("train", 0)
         counts.setdefault(client["domain"], []).append(held if isinstance(held, int) else len(held))
-    tested = _tested(trained)
-    rows = [
-        f"| {_cell(name)} | {sum(1 for each in held if each)} | {sum(held):,} | {_count(tested.get(name))} |"
-        for name, held in counts.items()
-    ]
-    head = "| domain | clients that train | training images | test images |\n|---|---:|---:|---:|"
+    if _is_private(trained):
+        rows = [f"| {_cell(name)} | {sum(1 for each in held if each)} |" for name, held in counts.items()]
+        head = "| domain | clients that train |\n|---|---:|"
+    else:
+        tested = _tested(trained)
+        rows = [
+            f"| {_cell(name)} | {sum(1 for each in held if each)} | {sum(held):,} | {_count(tested.get(name))} |"
+            for name, held in counts.items()
+        ]
+        head = "| domain | clients that train | training images | test images |\n|---|---:|---:|---:|"
     return f"## Training data\n\nDataset: {markdown_code(run.config.data.name)}.\n\n{head}\n" + "\n".join(rows)
 
 
@@ -83,15 +94,18 @@ def _method(trained: Trained) -> str:
     config = trained.run.config
     fields = {name: value for name, value in trained.card["algorithm"].items() if name != "name"}
     given = f" ({escape_markdown(', '.join(f'{name} {value}' for name, value in fields.items()))})" if fields else ""
+    seed = "" if _is_private(trained) else f", with seed {config.run.seed}"  # the noise of an experiment is the seed's
     start = "from published weights" if config.model.weights else "from its usual initial weights"
     return (
         f"## Method\n\n{_cell(str(trained.card['algorithm']['name']))}{given}: {config.server.rounds} rounds of "
         f"{config.local.steps} local steps, batches of {config.local.batch_size}, learning rate {config.local.lr:g}. "
-        f"Training started {start}, with seed {config.run.seed}."
+        f"Training started {start}{seed}."
     )
 
 
 def _accuracy(trained: Trained) -> str:
+    if _is_private(trained):
+        return "## Accuracy\n\nAccuracies are not given: clients count them on their images without noise."
     final, tested = _final(trained), _tested(trained)
     unseen = final.get("unseen") or []
     rows = []
@@ -111,9 +125,11 @@ def _accuracy(trained: Trained) -> str:
 def _calibration(trained: Trained) -> str:
     known = trained.calibration
     if not trained.calibrated:
+        reason = "the clients set no images aside"
+        if _is_private(trained):
+            reason = "a temperature would be fitted on images of clients without noise"
         return (
-            "## Calibration\n\nProbabilities are not calibrated: the clients set no images aside. "
-            "Treat them as scores, not as frequencies."
+            f"## Calibration\n\nProbabilities are not calibrated: {reason}. Treat them as scores, not as frequencies."
         )
     return (
         f"## Calibration\n\nProbabilities are calibrated by a temperature of {known.temperature:.3g}, fitted on "
@@ -130,6 +146,8 @@ def _limits(trained: Trained) -> str:
         "`fedcir evaluate`.",
         "They are those of one training run; another seed gives other numbers.",
     ]
+    if _is_private(trained):
+        said[1:] = ["Evaluate it on your own images first: `fedcir evaluate`."]
     if len(final["accuracy"]) > 1:
         worst = min(final["accuracy"], key=lambda name: final["accuracy"][name])
         said.insert(
@@ -171,8 +189,8 @@ def _use(trained: Trained, file: str, format: str) -> str:
 
 
 def _final(trained: Trained) -> dict[str, Any]:
-    """The accuracies of the last round; none where nobody tests."""
-    summary = trained.run.summary or {}
+    """The accuracies of the last round; none where nobody tests, or where they may not be told."""
+    summary = {} if _is_private(trained) else trained.run.summary or {}
     return summary.get("final") or {"accuracy": {}, "accuracy_mean": None}
 
 
@@ -182,6 +200,10 @@ def _tested(trained: Trained) -> dict[str, int]:
     if "test" in manifest:
         return {name: len(ids) for name, ids in manifest["test"].items()}
     return {c["domain"]: int(c["test"]) for c in manifest["clients"] if isinstance(c.get("test"), int)}
+
+
+def _is_private(trained: Trained) -> bool:
+    return guarantee_of(trained.run) is not None
 
 
 def _quoted(text: str) -> str:

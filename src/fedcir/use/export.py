@@ -27,6 +27,7 @@ from fedcir.runs.run import Source
 from fedcir.types import InputError, RunError
 from fedcir.use.card import CARD, model_card
 from fedcir.use.deployed import Deployed
+from fedcir.use.guarantee import OWN_LAYERS, guarantee_of
 from fedcir.use.trained import Given, Trained, open_trained
 
 Format = Literal["onnx", "torch", "safetensors"]
@@ -106,7 +107,15 @@ def about(trained: Trained) -> dict[str, str]:
         "algorithm": str(card["algorithm"]["name"]),
         "input": "images: uint8 (batch, height, width, channels), RGB, resized to image_size; normalised inside",
         "output": "probabilities: float32 (batch, classes)",
+        **_privacy(trained),
     }
+
+
+def _privacy(trained: Trained) -> dict[str, str]:
+    """What the file says of differential privacy: one entry, as JSON; none if the run added no noise."""
+    if (guarantee := guarantee_of(trained.run)) is None:
+        return {}
+    return {"privacy": json.dumps(guarantee if trained.site is None else {"epsilon": None, "reason": OWN_LAYERS})}
 
 
 def _format(path: Path, asked: Format | None) -> Format:
@@ -161,6 +170,7 @@ def _torch(trained: Trained) -> tuple[bytes, Predict]:
 def _safetensors(trained: Trained) -> tuple[bytes, Predict]:
     arrays = {name: tensor.cpu() for name, tensor in trained.network.state_dict().items()}
     told = {**trained.card, "temperature": trained.calibration.temperature}
+    told |= {name: json.loads(value) for name, value in _privacy(trained).items()}
     data = save(unshared(arrays), {"fedcir": json.dumps(told, sort_keys=True, ensure_ascii=False)})
     read = copy.deepcopy(trained.network)
     read.load_state_dict(load(data))

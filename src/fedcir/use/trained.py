@@ -30,7 +30,7 @@ Given = Algorithm | type[Algorithm] | str | Path
 
 UNCALIBRATED = (
     "probabilities are not calibrated and `unlike` is not a share, because the run has no calibration.json: "
-    "set images aside in training with `--set data.val_fraction=0.1`"
+    "set images aside in training with `--set data.val_fraction=0.1`, and no privacy.noise, with which none is fitted"
 )
 
 
@@ -127,7 +127,8 @@ def open_trained(
     layout = torch.channels_last if run.config.run.layout == "channels_last" else torch.contiguous_format
     network = run.model(domain=site, algorithm=algorithm)
     network = network.to(place, memory_format=layout).requires_grad_(False)  # type: ignore[call-overload]
-    calibration = RunFolder(run.path).calibration() or Calibration()
+    known = None if run.config.privacy.noise else RunFolder(run.path).calibration()  # earlier versions fitted one
+    calibration = known or Calibration()
     return Trained(run, network, place, layout, calibration, site)
 
 

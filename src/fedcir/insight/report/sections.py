@@ -14,6 +14,7 @@ from fedcir.insight.report.tables import UNSEEN, difference, domain_header, doma
 from fedcir.runs.compare import Method, half_width
 from fedcir.runs.run import Run
 from fedcir.types import RoundRecord
+from fedcir.use.guarantee import guarantee_of
 
 
 def next_steps(study: Study, methods: Sequence[Method]) -> Section | None:
@@ -115,13 +116,15 @@ def privacy(study: Study) -> list[str]:
     said = []
     for algorithm, runs in study.runs.items():
         run = next(iter(runs.values()))
-        if about := (run.summary or {}).get("privacy"):
+        if about := guarantee_of(run):
             what = "Each upload of" if about["place"] == "client" else "The model of"
             of = "one image" if about["unit"] == "example" else "a whole client"
             bound = f"epsilon {about['epsilon']:.3g} at delta {about['delta']:g}"
-            said.append(f"{what} {algorithm} is differentially private: {bound}, for {of}.")
+            said.append(f"{what} {algorithm} is differentially private: {bound}, for {of} ({about['adjacency']}).")
             if "key" not in run.manifest:
                 said.append("Its noise comes from the run's seed: this is an experiment and protects nobody.")
+            else:
+                said.append("Its accuracies were counted without noise, and epsilon does not cover them.")
     return said
 
 
