@@ -28,14 +28,12 @@ def guarantee_of(run: Run) -> dict[str, Any] | None:
     config, saved = run.config, (run.summary or {}).get("privacy")
     if not config.privacy.noise or saved is None:
         return None
-    if "adjacency" in saved:
-        return dict(saved)
-    # Earlier versions named no adjacency, and counted too little where clients add the noise to their updates.
-    epsilon = saved["epsilon"]
-    if config.privacy.by_clients:
-        epsilon = max(epsilon, upload_epsilon(config.privacy, config.local, 1, len(run.records)))
     randomness = "system" if "key" in run.manifest else "seed"
-    return {**saved, "epsilon": epsilon, "adjacency": adjacency_of(config.privacy), "randomness": randomness}
+    guarantee = {"adjacency": adjacency_of(config.privacy), "randomness": randomness, **saved}
+    if "adjacency" not in saved and config.privacy.by_clients:  # where earlier versions counted too little
+        largest = upload_epsilon(config.privacy, config.local, 1, len(run.records))
+        guarantee["epsilon"] = max(saved["epsilon"], largest)
+    return guarantee
 
 
 def describe_guarantee(guarantee: dict[str, Any], site: str | None = None) -> str:
