@@ -143,7 +143,9 @@ class Said(NamedTuple):
 def fedcir(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Callable[..., Said]]:
     """The command, in this process: `fedcir("run", "--rounds", 3)` gives its exit code and what it said."""
     from fedcir.cli import main
+    from fedcir.cli.progress import Meter
 
+    monkeypatch.setattr(Meter, "PATIENCE", 3600.0)  # no progress is shown, however busy the machine is
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     for name in ("FORCE_COLOR", "TTY_COMPATIBLE", "COLUMNS"):
         monkeypatch.delenv(name, raising=False)
