@@ -14,12 +14,13 @@ from fedcir.algorithms.fedavg import FedAvg
 from fedcir.algorithms.fedcir import FedCiR
 from fedcir.config import Config
 from fedcir.data.federation import open_federation
-from fedcir.engine.calibration import BETAS, BINS, PREFIX, Calibration, calibration_sums, crossing, judge, loss_slopes
-from fedcir.engine.client import in_order
+from fedcir.engine.calibration import BETAS, BINS, PREFIX, Calibration, calibration_sums, crossing, loss_slopes
+from fedcir.engine.client import predictions, ready_to_test
 from fedcir.engine.folder import RunFolder
+from fedcir.engine.prediction import predict
 from fedcir.engine.session import open_session
 from fedcir.models.task import Task
-from fedcir.types import InputError
+from fedcir.types import InputError, LocalContext
 
 Tiny = Callable[..., Config]
 Train = Callable[..., Path]
@@ -124,13 +125,15 @@ def test_without_images_a_share_is_the_score_and_the_temperature_1() -> None:
 
 def test_an_image_is_unlike_where_its_features_point_away_from_every_class() -> None:
     task = Task(2, 2, 2, 0, torch.nn.Identity)
+    x = torch.tensor([[5.0, 0.0], [1.0, 1.0], [-1.0, -1.0]])
     for method in (FedAvg(), FedCiR()):
-        model = method.build(task)["model"]
+        modules = method.build(task)
         with torch.no_grad():
-            model.head.weight.copy_(torch.tensor([[1.0, 0.0], [0.0, 1.0]]))
-        logits, unlike = judge(model, torch.tensor([[5.0, 0.0], [1.0, 1.0], [-1.0, -1.0]]))
-        assert unlike.tolist() == pytest.approx([0.0, (1 - math.sqrt(0.5)) / 2, (1 + math.sqrt(0.5)) / 2], abs=1e-6)
-        assert torch.equal(logits, model(torch.tensor([[5.0, 0.0], [1.0, 1.0], [-1.0, -1.0]])))
+            modules["model"].head.weight.copy_(torch.tensor([[1.0, 0.0], [0.0, 1.0]]))  # type: ignore[union-attr]
+        output = predict(method, modules, x, LocalContext(1, 1, 2, 3, {}, torch.Generator()))
+        expected = [0.0, (1 - math.sqrt(0.5)) / 2, (1 + math.sqrt(0.5)) / 2]
+        assert output.novelty.tolist() == pytest.approx(expected, abs=1e-6)
+        assert torch.equal(output.logits, modules["model"](x))
 
 
 @pytest.fixture(scope="module")
@@ -142,10 +145,12 @@ def test_a_run_writes_what_all_clients_together_would(tiny: Tiny, run: Path) -> 
     config = tiny("fedavg", ASIDE)
     federation = open_federation(config)
     bench = open_session(config, FedAvg(), federation).workbench()
-    bench.modules["model"].load_state_dict(RunFolder(run).weights())
-    bench.modules["model"].eval()
-    model, aside = bench.modules["model"], [c.validation for c in federation.clients if c.validation is not None]
-    sums = [calibration_sums((*judge(model, x), y) for x, y in in_order(bench, each)) for each in aside]
+    sums = []
+    for client in federation.clients:
+        assert client.validation is not None
+        ctx = ready_to_test(bench, client, {"model": RunFolder(run).weights()}, {}, 3)
+        outputs = predictions(bench, client.validation, ctx)
+        sums.append(calibration_sums((output.logits, output.novelty, y) for output, y in outputs))
     expected, found = Calibration.of(sums, 3), RunFolder(run).calibration()
     assert found is not None
     assert expected is not None

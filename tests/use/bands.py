@@ -23,3 +23,12 @@ def write_pictures(
                 pixels[start : start + 4] += 25
                 Image.fromarray(pixels.astype(np.uint8)).save(folder / f"{image}.png")
     return root
+
+
+SAMPLING = ("algorithm.eval_samples=1", "algorithm.sigma_init=1.0", "local.steps=20", "local.lr=0.1")
+FURTHER_METHODS = {
+    "fedcir-sampling": ("fedcir", *SAMPLING),
+    "fedavg-local": ("fedavg", "model.batchnorm=local"),
+    "fedavg-frozen": ("fedavg", "model.freeze=true"),
+}
+"""Further runs: a method that samples, BatchNorm statistics of each client, and a frozen encoder."""

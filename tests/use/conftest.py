@@ -1,12 +1,14 @@
 """Pictures of three classes in two domains, and a finished run on them whose clients set images aside."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from bands import CLASSES, write_pictures
+from bands import CLASSES, FURTHER_METHODS, write_pictures
 
 from fedcir.config import Config, config_from, merged, parse_assignment
+from fedcir.runs.run import Run, load_run
 
 
 @pytest.fixture(scope="session")
@@ -61,3 +63,27 @@ def unfinished(
     settings: Callable[..., Config], train: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
     return train(settings(), tmp_path_factory.mktemp("runs") / "unfinished", until=1)
+
+
+@pytest.fixture(scope="session")
+def method_run(
+    tiny: Callable[..., Config],
+    write_domain: Callable[..., Path],
+    train: Callable[..., Path],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Callable[[str], Run]:
+    """A finished run of each method, trained once: two domains with 90 test images each."""
+    data = tmp_path_factory.mktemp("data")
+    for seed, domain in enumerate(("one", "two")):
+        write_domain(data / f"{domain}.npz", seed=5 * seed, train=40, test=90)
+    runs: dict[str, Run] = {}
+
+    def make(name: str) -> Run:
+        if name not in runs:
+            method, *further = FURTHER_METHODS.get(name, (name,))
+            common = (f"data.root={json.dumps(str(data))}", "data.val_fraction=0.25", "run.workers=1", "local.lr=0.05")
+            config = tiny(method, *common, "server.rounds=2", *further)
+            runs[name] = load_run(train(config, tmp_path_factory.mktemp("runs") / name))
+        return runs[name]
+
+    return make

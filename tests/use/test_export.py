@@ -3,6 +3,7 @@
 import io
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,11 @@ from safetensors import safe_open
 
 import fedcir
 from fedcir import InputError, RunError
+from fedcir.analysis.views import data_of_run
 from fedcir.config import Config
 from fedcir.data.federation import deal
 from fedcir.models.encoder import Classifier
+from fedcir.runs.run import Run
 from fedcir.use import export as exporting
 from fedcir.use.card import CARD
 from fedcir.use.export import export
@@ -172,3 +175,46 @@ def test_onnx_agrees_for_every_network_and_norm(
 
 def test_the_parts_of_a_network_are_where_the_score_looks(run: Path) -> None:
     assert isinstance(open_trained(run).network, Classifier)
+
+
+@pytest.mark.parametrize("ending", ["pt2", "onnx"])
+def test_a_file_of_fedproto_predicts_by_the_prototypes(
+    method_run: Callable[[str], Run], tmp_path: Path, ending: str
+) -> None:
+    if ending == "onnx":
+        pytest.importorskip("onnxscript")
+    run = method_run("fedproto")
+    made = export(run, tmp_path / f"model.{ending}", site="two")
+    assert made.note == ""
+    text = made.card.read_text(encoding="utf-8")
+    assert f"| two | {100 * run.final['accuracy']['two']:.1f} |" in text
+    assert "measured with this file" in text  # the other domain was tested with another model in the run
+
+
+@pytest.mark.parametrize(("name", "ending"), [("fedproto", "safetensors"), ("fedcir-sampling", "pt2")])
+def test_a_file_that_cannot_carry_the_methods_prediction_is_measured_and_says_so(
+    method_run: Callable[[str], Run], tmp_path: Path, name: str, ending: str
+) -> None:
+    run = method_run(name)
+    site = "two" if name == "fedproto" else None
+    made = export(run, tmp_path / f"model.{ending}", site=site)
+    assert "predicts in a way of its own" in made.note
+    network, domains = run.model(domain=site), data_of_run(run)[1]
+    text = made.card.read_text(encoding="utf-8")
+    for domain in domains:
+        inputs = open_trained(run, site=site, device="cpu").inputs(domain.test.pixels(np.arange(len(domain.test))))
+        with torch.inference_mode():
+            hits = (network(inputs).argmax(-1).numpy() == domain.test.labels).mean()
+        assert f"| {domain.name} | {100 * hits:.1f} |" in text
+    assert "measured with this file" in text
+    assert "The run's own accuracies do not hold for it" in text
+    assert "Probabilities are not calibrated: the run's temperature is that of its own predictions" in text
+
+
+def test_without_data_the_card_of_such_a_file_gives_no_accuracy(
+    method_run: Callable[[str], Run], tmp_path: Path
+) -> None:
+    run = method_run("fedproto")
+    gone = replace(run, config=replace(run.config, data=replace(run.config.data, root=str(tmp_path / "gone"))))
+    made = export(gone, tmp_path / "model.safetensors", site="two")
+    assert "Its accuracy was not measured" in made.card.read_text(encoding="utf-8")

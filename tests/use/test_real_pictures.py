@@ -10,10 +10,12 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import fedcir
+from fedcir.algorithms.fedavg import FedAvg
 from fedcir.analysis.metrics import auc
 from fedcir.config import config_from
 from fedcir.data.federation import deal
-from fedcir.engine.calibration import judge
+from fedcir.engine.prediction import predict
+from fedcir.types import LocalContext
 from fedcir.use.evaluate import evaluate_run
 from fedcir.use.export import export
 from fedcir.use.pictures import read_file
@@ -119,7 +121,8 @@ def test_images_of_a_class_that_the_model_never_saw_are_more_unlike(
         options = {"rounds": 10, "local_steps": 10, "lr": 0.02, "workers": 1, "algorithm": "fedavg"}
         model = fedcir.train(sites, encoder=nn.Identity(), num_classes=6, **options).model  # type: ignore[arg-type]
         with torch.no_grad():
-            low, high = (judge(model, torch.cat(each))[1] for each in (known, new))
+            ctx = LocalContext(1, 1, 6, 16, {}, torch.Generator())
+            low, high = (predict(FedAvg(), {"model": model}, torch.cat(each), ctx).novelty for each in (known, new))
         ranked[unknown] = auc([False] * len(low) + [True] * len(high), torch.cat([low, high]))
     assert min(ranked.values()) > 0.6
     assert np.mean(list(ranked.values())) > 0.7

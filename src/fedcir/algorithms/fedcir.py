@@ -4,9 +4,10 @@ Clients regularise towards the generator (more information on y in z) and toward
 information on the client in z). They upload their model and nothing else.
 """
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal, cast
+from typing import Annotated, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +16,7 @@ from torch import Tensor
 from fedcir.algorithms.algorithm import Algorithm
 from fedcir.config import Between, Count, Rate, Spread, Weight, Width
 from fedcir.losses import class_gaussians, gaussian_kl, mixture_nll
-from fedcir.models.encoder import GaussianClassifier, sample
+from fedcir.models.encoder import GaussianClassifier, sample, samples
 from fedcir.models.generator import Generator, all_classes, logits_of_heads
 from fedcir.models.optim import Adam
 from fedcir.models.task import Task
@@ -115,12 +116,13 @@ class FedCiR(Algorithm):
     def predict(self, modules: Modules, x: Tensor, ctx: LocalContext) -> Tensor:
         model = modules["model"]
         assert isinstance(model, GaussianClassifier)
+        logits: Tensor
         if not self.eval_samples:
-            logits: Tensor = model(x)
+            logits = model(x)
             return logits
         mu, sigma = model.encoder(x)
-        noise = torch.randn(self.eval_samples, *mu.shape, generator=ctx.rng).to(mu.device)
-        return cast(Tensor, model.head(mu + sigma * noise)).softmax(-1).mean(0).log()
+        logits = model.head(samples(mu, sigma, self.eval_samples, ctx.rng))  # (S, B, C)
+        return logits.log_softmax(-1).logsumexp(0) - math.log(self.eval_samples)
 
     def _teach(
         self, generator: Generator, heads: list[tuple[Tensor, Tensor]], optimizer_state: Arrays, ctx: ServerContext

@@ -69,11 +69,14 @@ class FedProto(Algorithm):
         assert isinstance(model, Classifier)
         assert isinstance(prototypes, Prototypes)
         features: Tensor = model.encoder(x)
-        if self.inference == "classifier" or not prototypes.known.any():
-            logits: Tensor = model.head(features)
+        logits: Tensor = model.head(features)
+        if self.inference == "classifier":
             return logits
-        squares = torch.cdist(features, prototypes.mean).square()  # (B, C)
-        return -torch.where(prototypes.known, squares, squares.max() + 1)  # no class is farther than one unknown
+        mean, known = prototypes.mean, prototypes.known
+        # Not by torch.cdist, which cannot be exported for batches of any size.
+        squares = features.square().sum(-1, keepdim=True) - 2 * features @ mean.T + mean.square().sum(-1)  # (B, C)
+        farthest = squares.where(known, 0.0).amax(-1, keepdim=True)  # of the known ones; an unknown one is farther
+        return torch.where(known.any(), -squares.where(known, farthest + 1), logits)
 
 
 def merged_prototypes(local: Iterable[Arrays], by_samples: bool) -> Arrays:

@@ -9,12 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcir.algorithms import make_algorithm
-from fedcir.algorithms.algorithm import Algorithm
 from fedcir.analysis.alignment import alignment
 from fedcir.analysis.bound import bound
 from fedcir.analysis.diagnosis import UNTRAINED, Diagnosis, Pixels
 from fedcir.analysis.divergence import LEAST, NOWHERE, divergences
-from fedcir.analysis.views import SEED, data_of_run, drawn, to_look, views_of, views_under
+from fedcir.analysis.views import SEED, data_of_run, drawn, untrained, views_of, views_under
 from fedcir.analysis.words import verdict
 from fedcir.config import OWN_MODELS, Config, ModelConfig
 from fedcir.data.catalogue import SOURCES
@@ -22,7 +21,6 @@ from fedcir.data.domains import Domains
 from fedcir.data.federation import deal, federation_from
 from fedcir.data.partition.shares import Share
 from fedcir.data.pictures.decode import OnFile
-from fedcir.engine.store import ClientStore
 from fedcir.engine.trust import trusted
 from fedcir.runs.run import Source, as_run
 from fedcir.types import InputError
@@ -67,8 +65,7 @@ def diagnose_data(
     measured = replace(everything, domains=tuple(domains))
     _check(measured, "training")
     federation = federation_from(config, measured, [share for share in shares if share.domain in trained])
-    bench = to_look(config, Algorithm(), federation.task)
-    views = views_of(bench, federation, limit, seed, {}, ClientStore(), 0)
+    views = views_of(untrained(config, federation.task), federation, limit, seed)
     pixels = {}
     for domain in domains:
         some = domain.train.pixels(drawn(len(domain.train), 256, seed, domain.name)) / 255
@@ -118,7 +115,7 @@ def diagnose_run(
     federation = federation_from(config, domains, shares)
     state = run.state()
     shared = {} if state is None else state.shared
-    views = views_under(run, config, federation, shared)
+    views = views_under(run, config, federation)
     sample = [view.sample(limit, SEED) for view in views]
     measured = all(view.z.size for view in views)
     has_bound = measured and make_algorithm(config.algorithm).one_model  # it bounds the risk of one model for all

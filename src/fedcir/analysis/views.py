@@ -1,7 +1,6 @@
 """What a network makes of every domain's test images: representations, predictions, losses."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,15 +18,16 @@ from fedcir.data.domains import Domains
 from fedcir.data.federation import Federation, deal
 from fedcir.data.partition.manifest import manifest_of
 from fedcir.data.partition.shares import Share
-from fedcir.engine.client import EVALUATION_BATCH, Workbench, ready_to_test
-from fedcir.engine.files import RESTORE
+from fedcir.engine.client import EVALUATION_BATCH
 from fedcir.engine.machine import threads
+from fedcir.engine.prediction import predict
 from fedcir.engine.session import workbench
 from fedcir.engine.store import ClientStore
 from fedcir.models.task import Task
 from fedcir.rng import numpy_rng
+from fedcir.runs.restore import Restored, restore
 from fedcir.runs.run import Run
-from fedcir.types import Groups, InputError
+from fedcir.types import InputError
 
 Numbers = NDArray[np.float32]
 Labels = NDArray[np.int64]
@@ -106,91 +106,39 @@ def data_of_run(run: Run, data_root: str | None = None) -> tuple[Config, Domains
     return config, domains, shares
 
 
-def views_under(run: Run, config: Config, federation: Federation, shared: Groups) -> list[View]:
-    """What a finished run predicts on all test images of the federation that it ran on, as its last round tested it.
-
-    `shared` is what the server held at the end.
-    """
-    algorithm = make_algorithm(config.algorithm)
-    bench = to_look(config, algorithm, federation.task)
-    received, kept = {}, run.path / "clients"
-    if algorithm.one_model:
-        model, weights = bench.modules["model"], run.weights()
-        if federation.task.frozen is not None:  # the federation has its features
-            weights = {name: tensor for name, tensor in weights.items() if name in model.state_dict()}
-        own = {name: tensor for name, tensor in model.state_dict().items() if name in bench.own and kept.is_dir()}
-        run.fitting(model, {**own, **weights})
-        received = {"model": weights}
-    for name in algorithm.trains:
-        if name not in received and name not in shared:
-            raise InputError(f"{run.path}/checkpoint lacks {name}, which the run needs to predict; {RESTORE}")
-        received.setdefault(name, shared.get(name, {}))
-    store, round = ClientStore(kept), len(run.records)
-    return views_of(bench, federation, None, SEED, received, store, round)
+def views_under(run: Run, config: Config, federation: Federation) -> list[View]:
+    """What a finished run predicts on all test images of the federation that it ran on, as the run tested them."""
+    restored = restore(run, config, make_algorithm(config.algorithm), federation.task)
+    return views_of(restored, federation, None, SEED)
 
 
-def to_look(config: Config, algorithm: Algorithm, task: Task) -> Workbench:
-    """The networks of a method on this machine's CPU, with the same BatchNorm statistics for all, but for FedBN."""
-    plain = replace(config.run, layout="contiguous", compile=False)
-    alike = replace(config, model=replace(config.model, batchnorm="average"), run=plain)
-    return workbench(alike, algorithm, task, "cpu")
+def untrained(config: Config, task: Task) -> Restored:
+    """FedAvg's networks on this machine's CPU, with their first weights."""
+    model, run = replace(config.model, batchnorm="average"), replace(config.run, layout="contiguous", compile=False)
+    bench = workbench(replace(config, model=model, run=run), Algorithm(), task, "cpu")
+    return Restored(bench, {}, ClientStore(), 0)
 
 
-def views_of(
-    bench: Workbench,
-    federation: Federation,
-    limit: int | None,
-    seed: int,
-    received: Groups,
-    store: ClientStore,
-    round: int,
-) -> list[View]:
+def views_of(restored: Restored, federation: Federation, limit: int | None, seed: int) -> list[View]:
     """Every domain under one method's networks, at most `limit` images of each, drawn at random."""
-    views = []
-    with threads(1), torch.inference_mode(), _outputs_of(bench.modules["model"]) as outputs:
+    views, bench = [], restored.bench
+    with threads(1), torch.inference_mode():
         for number, domain in federation.evaluators.items():
             client = federation.clients[number]
             assert client.test is not None
-            ctx = ready_to_test(bench, client, received, store.load(number, round + 1), round)
+            ctx = restored.load(client)
             rows = drawn(len(client.test), limit, seed, domain)
             parts = []
             for start in range(0, len(rows), EVALUATION_BATCH):
                 x, y = client.test.batch(rows[start : start + EVALUATION_BATCH], bench.device, bench.layout)
-                outputs.clear()
-                logits = bench.algorithm.predict(bench.modules, x, ctx)
-                losses = F.cross_entropy(logits, y, reduction="none")
-                parts.append((*_representations(outputs, len(x)), y, logits.argmax(-1), losses))
+                output = predict(bench.algorithm, bench.modules, x, ctx)
+                losses = F.cross_entropy(output.logits, y, reduction="none")
+                nothing = output.logits.new_empty(len(x), 0)
+                z, sigma = (nothing if part is None else part.float() for part in (output.z, output.sigma))
+                parts.append((z, sigma, y, output.logits.argmax(-1), losses))
             z, sigma, labels, predicted, lost = (_joined([part[k] for part in parts]) for k in range(5))
             views.append(View(domain, z, sigma if sigma.size else None, labels, predicted, lost))
     return views
-
-
-@contextmanager
-def _outputs_of(model: torch.nn.Module) -> Iterator[list[Any]]:
-    """What the part of a network that is called `encoder`, if there is one, gives while the network is used."""
-    outputs: list[Any] = []
-    encoder = getattr(model, "encoder", None)
-    if not isinstance(encoder, torch.nn.Module):
-        yield outputs
-        return
-    handle = encoder.register_forward_hook(lambda module, inputs, output: outputs.append(output))
-    try:
-        yield outputs
-    finally:
-        handle.remove()
-
-
-def _representations(outputs: Sequence[Any], count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """z and sigma of a batch: the first output that is (B, Z), or two of these. Without columns if there is none."""
-    nothing = torch.empty(count, 0)
-    for output in outputs:
-        parts = output if isinstance(output, tuple) else (output,)
-        fit = all(isinstance(part, torch.Tensor) and part.ndim == 2 and len(part) == count for part in parts)
-        if fit and len(parts) == 1:
-            return parts[0].float(), nothing
-        if fit and len(parts) == 2 and parts[0].shape == parts[1].shape:
-            return parts[0].float(), parts[1].float()
-    return nothing, nothing
 
 
 def drawn(count: int, limit: int | None, seed: int, domain: str) -> Labels:

@@ -35,6 +35,8 @@ def export(
     print(f"checked on {images}: probabilities differ by at most {made.difference:.1g}")
     if not made.real:
         print("note: the run's data could not be opened; name their folder with --data-root to check on real images")
+    if made.note:
+        print(f"note: {made.note}")
     print(f"wrote {made.path} and {made.card}" if made.new_card else f"wrote {made.path}")
     if not made.new_card:
         print(f"note: {made.card} was there already and is kept; delete it to get a new one")

@@ -12,14 +12,12 @@ the temperature does not depend on who holds which of them.
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Self, TypedDict, cast
+from typing import Any, Self, TypedDict
 
 import numpy as np
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from fedcir.models.encoder import Classifier, GaussianClassifier
 from fedcir.types import InputError
 
 BETAS = tuple(float(beta) for beta in np.geomspace(1 / 16, 8, 29))
@@ -41,21 +39,6 @@ class Saved(TypedDict):
     temperature: float
     images: int
     unlike: list[int]
-
-
-def judge(model: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Logits (B, C) of a batch, and from 0 to 1 how unlike anything seen each image is (B,).
-
-    That is how far the features point away from the weights of every class. Of the scores that need no further
-    statistics of clients, it ranked images of an unknown class best (docs/use.md).
-    """
-    if not isinstance(model, Classifier | GaussianClassifier):
-        logits: Tensor = model(x)
-        return logits, 1 - logits.softmax(-1).amax(-1)
-    encoded = model.encoder(x)
-    z = encoded[0] if isinstance(encoded, tuple) else encoded  # (B, Z)
-    nearest = (F.normalize(z, dim=-1) @ F.normalize(model.head.weight, dim=-1).T).amax(-1)
-    return cast(Tensor, model.head(z)), ((1 - nearest) / 2).clamp(0, 1)
 
 
 @torch.inference_mode()

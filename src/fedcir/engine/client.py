@@ -16,9 +16,10 @@ from fedcir.config import LocalConfig, PrivacyConfig
 from fedcir.data.examples.augment import augment
 from fedcir.data.examples.images import Examples
 from fedcir.data.federation import Client
-from fedcir.engine.calibration import calibration_sums, judge
+from fedcir.engine.calibration import calibration_sums
 from fedcir.engine.cost import step_flops
 from fedcir.engine.dpsgd import poisson_batch, private_gradients
+from fedcir.engine.prediction import Output, predict
 from fedcir.engine.privacy import PrivateMean
 from fedcir.engine.store import ClientStore
 from fedcir.engine.uploads import ROUNDING, Upload, encoded
@@ -224,14 +225,17 @@ def evaluate(bench: Workbench, client: Client, received: Groups, kept: Groups, r
         aside = _tested(bench, client.validation, ctx)
         metrics |= {f"validation/{name}": value for name, value in aside.items()}
         if round == bench.total_rounds and not bench.privacy.noise:  # these sums have no noise
-            model, batches = bench.modules["model"], in_order(bench, client.validation)
-            metrics |= calibration_sums((*judge(model, x), y) for x, y in batches)
+            outputs = predictions(bench, client.validation, ctx)
+            metrics |= calibration_sums((output.logits, output.novelty, y) for output, y in outputs)
     return ClientReply(client.id, len(client.test), {}, metrics)
 
 
 def ready_to_test(bench: Workbench, client: Client, received: Groups, kept: Groups, round: int) -> LocalContext:
-    """Load the networks as this client tests them; gives what `predict` is told."""
-    ctx = _receive(bench, client, received, kept, round, torch_rng(bench.seed, "evaluate", round, client.id))
+    """Load the networks as this client tests them; gives the context of `predict`.
+
+    Its random numbers do not depend on the client, so that the model for all predicts alike everywhere.
+    """
+    ctx = _receive(bench, client, received, kept, round, torch_rng(bench.seed, "evaluate", round))
     if BATCHNORM in bench.first and BATCHNORM not in kept:
         _estimate_statistics(bench, client)
     for module in bench.modules.values():
@@ -241,11 +245,16 @@ def ready_to_test(bench: Workbench, client: Client, received: Groups, kept: Grou
 
 def _tested(bench: Workbench, data: Examples, ctx: LocalContext) -> dict[str, float]:
     correct, loss = 0, 0.0
-    for x, y in in_order(bench, data):
-        logits = bench.algorithm.predict(bench.modules, x, ctx)
-        correct += int((logits.argmax(-1) == y).sum())
-        loss += float(F.cross_entropy(logits, y, reduction="sum"))
+    for output, y in predictions(bench, data, ctx):
+        correct += int((output.logits.argmax(-1) == y).sum())
+        loss += float(F.cross_entropy(output.logits, y, reduction="sum"))
     return {"correct": float(correct), "count": float(len(data)), "loss": loss / len(data)}
+
+
+def predictions(bench: Workbench, data: Examples, ctx: LocalContext) -> Iterator[tuple[Output, torch.Tensor]]:
+    """Predict all data in batches, each with its labels. The networks must be loaded by `ready_to_test`."""
+    for x, y in in_order(bench, data):
+        yield predict(bench.algorithm, bench.modules, x, ctx), y
 
 
 def in_order(bench: Workbench, data: Examples) -> Iterator[Batch]:

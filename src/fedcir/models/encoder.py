@@ -74,6 +74,15 @@ def sample(mu: Tensor, sigma: Tensor, rng: torch.Generator) -> Tensor:
     return mu + sigma * torch.randn(mu.shape, generator=rng).to(mu.device)
 
 
+def samples(mu: Tensor, sigma: Tensor, count: int, rng: torch.Generator) -> Tensor:
+    """Several z of each Gaussian (S, B, Z), for inference.
+
+    All images share the noise, so that what is predicted of one does not depend on the others of its batch.
+    """
+    noise = torch.randn(count, 1, mu.shape[-1], generator=rng).to(mu.device)
+    return mu + sigma * noise
+
+
 class GaussianClassifier(nn.Module):
     """A Gaussian encoder under a linear head. Its forward pass is inference: the head on z = mu."""
 

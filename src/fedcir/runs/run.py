@@ -59,6 +59,11 @@ class Run:
         return found
 
     @property
+    def saved_round(self) -> int:
+        """The round whose model it saved."""
+        return len(self.records)
+
+    @property
     def peak_memory(self) -> int:
         """Bytes that all processes of the machine held at most; 0 until it is finished."""
         return 0 if self.summary is None else int(self.summary["cost"]["peak_memory"])
@@ -100,7 +105,7 @@ class Run:
         fedcir.train needs an `encoder` like the one that it was given. A run whose model is a callable of another
         package or file must be loaded with `trust_code`.
         """
-        arrays, method = self.weights(), self._method(algorithm)
+        arrays, method = self.weights(), self.configured_method(algorithm)
         if domain is not None:
             arrays |= self._own(domain)
         elif not method.one_model:
@@ -108,7 +113,7 @@ class Run:
                 f"{self.path} has no model for all clients: name a domain, "
                 f"as in run.model(domain={self.manifest['clients'][0]['domain']!r})"
             )
-        network = method.build(self._task(arrays, encoder))["model"]
+        network = method.build(self.task(arrays, encoder))["model"]
         network.load_state_dict(self.fitting(network, arrays))
         return network.eval()
 
@@ -132,17 +137,19 @@ class Run:
         return arrays
 
     def state(self) -> ServerState | None:
-        """What the server held at its last checkpoint."""
-        return RunFolder(self.path).load_checkpoint()
+        """What the server held after the round whose model it saved; None if no checkpoint of it reads back whole."""
+        states = RunFolder(self.path).states()
+        return next((state for state, _ in states if state.round == self.saved_round), None)
 
     def _own(self, domain: str) -> Arrays:
         """What the first client of a domain kept of the model."""
         first = {client["domain"]: client["id"] for client in reversed(self.manifest["clients"])}
         if domain not in first:
             raise InputError(f"no domain {domain!r} in {self.path}; {nearest(domain, first)}")
-        return own_part(ClientStore(self.path / "clients").load(first[domain], len(self.records) + 1))
+        return own_part(ClientStore(self.path / "clients").load(first[domain], self.saved_round + 1))
 
-    def _method(self, given: Algorithm | type[Algorithm] | str | Path | None) -> Algorithm:
+    def configured_method(self, given: Algorithm | type[Algorithm] | str | Path | None = None) -> Algorithm:
+        """The method that trained it, with the fields that it had."""
         values = {name: value for name, value in self.card["algorithm"].items() if name != "name"}
         method = self.method(given)
         return method if isinstance(given, Algorithm) else build(type(method), values, "algorithm")
@@ -157,7 +164,8 @@ class Run:
             )
         return named_algorithm(trusted_algorithm(name, self.path, self.trust_code) if given is None else given)[1]
 
-    def _task(self, arrays: Arrays, encoder: nn.Module | None) -> Task:
+    def task(self, arrays: Arrays, encoder: nn.Module | None = None) -> Task:
+        """What its network is built from, for these weights: on images, or with the caller's encoder."""
         classes, seed = len(self.card["classes"]), self.config.run.seed
         if "channels" in self.card:
             if encoder is not None:

@@ -15,7 +15,7 @@ from fedcir.algorithms import make_algorithm
 from fedcir.algorithms.algorithm import Algorithm
 from fedcir.analysis.inversion import invert, nearest, psnr
 from fedcir.analysis.membership import Membership, membership
-from fedcir.analysis.views import SEED, data_of_run, to_look, views_under
+from fedcir.analysis.views import SEED, data_of_run, views_under
 from fedcir.config import Config
 from fedcir.data.domains import Domains
 from fedcir.data.examples.images import Normalisation
@@ -24,12 +24,13 @@ from fedcir.data.partition.schemes import capped
 from fedcir.data.partition.shares import Share
 from fedcir.engine.client import Workbench, ready_to_test
 from fedcir.engine.machine import threads
+from fedcir.engine.prediction import predict
 from fedcir.engine.session import open_session
-from fedcir.engine.store import ClientStore
 from fedcir.engine.trust import trusted
 from fedcir.models.tensors import snapshot, tensor_bytes
 from fedcir.rng import numpy_rng, torch_rng
 from fedcir.runs.batch import OnWork, unheard
+from fedcir.runs.restore import restore
 from fedcir.runs.run import Run, Source, as_run
 from fedcir.types import Groups, InputError
 
@@ -139,10 +140,8 @@ def _membership(
     some = federation_from(config, domains, [capped(share, labels, samples, SEED) for share in whole])
     train = {client.domain: client.train for client in some.clients}
     clients = tuple(replace(client, test=train.get(client.domain)) for client in federation.clients)
-    state = run.state()
-    shared = {} if state is None else state.shared
     trained, tested = (
-        {view.domain: view.losses for view in views_under(run, config, each, shared)}
+        {view.domain: view.losses for view in views_under(run, config, each)}
         for each in (replace(federation, clients=clients), federation)
     )
     return tuple(membership(domain, losses, tested[domain]) for domain, losses in trained.items())
@@ -164,13 +163,13 @@ def _inversions(
     run: Run, config: Config, algorithm: Algorithm, federation: Federation, images: int, steps: int
 ) -> tuple[Inverted, ...]:
     """The attack on one client's step from the first weights, and from the last."""
-    bench = to_look(config, algorithm, federation.task)
+    plain = replace(config, run=replace(config.run, layout="contiguous"))
+    restored = restore(run, plain, algorithm, federation.task)
+    bench, rounds = restored.bench, restored.round
     client = next(client for client in federation.clients if client.train is not None)
-    first, last = snapshot(bench.modules["model"]), run.weights()
-    kept, rounds = ClientStore(run.path / "clients").load(client.id, len(run.records) + 1), len(run.records)
     cases: dict[str, tuple[Groups, Groups, int]] = {
-        "round 1": ({"model": first}, {}, 0),
-        "the last round": ({"model": last}, kept, rounds),
+        "round 1": ({"model": snapshot(bench.modules["model"])}, {}, 0),
+        "the last round": (restored.received, restored.store.load(client.id, rounds + 1), rounds),
     }
     with threads(1):
         return tuple(_inverted(when, bench, client, federation, case, images, steps) for when, case in cases.items())
@@ -194,7 +193,7 @@ def _inverted(
     uploaded = [p for name, p in model.named_parameters() if name not in bench.own and p.requires_grad]
 
     def gradient(images: Tensor) -> list[Tensor]:
-        loss = F.cross_entropy(bench.algorithm.predict(bench.modules, images, ctx), y)
+        loss = F.cross_entropy(predict(bench.algorithm, bench.modules, images, ctx).logits, y)
         parts = torch.autograd.grad(loss, uploaded, create_graph=True, allow_unused=True)
         return [part for part in parts if part is not None]
 

@@ -12,18 +12,22 @@ from fedcir.use.trained import Trained
 CARD = "MODEL_CARD.md"
 
 
-def model_card(trained: Trained, file: str, format: str) -> str:
-    """The text of MODEL_CARD.md. It names no path, no time and no version."""
-    front = "\n".join(_front(trained, format))
-    parts = [_model(trained), _data(trained), _method(trained), _accuracy(trained), _calibration(trained)]
+def model_card(trained: Trained, file: str, format: str, tested: dict[str, Any], note: str = "") -> str:
+    """The text of MODEL_CARD.md. It names no path, no time and no version.
+
+    `tested` holds the accuracies of the file, and `note` why it predicts in another way than the run, where it does.
+    """
+    front = "\n".join(_front(trained, format, tested))
+    parts = [_model(trained), _data(trained), _method(trained)]
     if (guarantee := guarantee_of(trained.run)) is not None:
-        parts.insert(3, describe_guarantee(guarantee, trained.site))
-    return "\n\n".join([f"---\n{front}\n---", *parts, _limits(trained), _use(trained, file, format)]) + "\n"
+        parts.append(describe_guarantee(guarantee, trained.site))
+    parts += [_accuracy(trained, tested, note), _calibration(trained, note), _limits(trained, tested)]
+    return "\n\n".join([f"---\n{front}\n---", *parts, _use(trained, file, format)]) + "\n"
 
 
-def _front(trained: Trained, format: str) -> list[str]:
+def _front(trained: Trained, format: str, tested: dict[str, Any]) -> list[str]:
     """YAML, in which every text is written as JSON, so that no name can be misread."""
-    config, final = trained.run.config, _final(trained)
+    config = trained.run.config
     tags = ["image-classification", "federated-learning", "fedcir", str(trained.card["algorithm"]["name"]), format]
     lines = [
         "license: unknown  # fill in the licence under which you give the model to others",
@@ -39,7 +43,7 @@ def _front(trained: Trained, format: str) -> list[str]:
         f"- name: {_quoted(trained.run.path.resolve().name)}",
         "  results:",
     ]
-    shown = {"mean over domains": final["accuracy_mean"], **final["accuracy"]}
+    shown = {"mean over domains": tested["accuracy_mean"], **tested["accuracy"]}
     for name, value in shown.items():
         if value is not None:
             lines += [
@@ -81,7 +85,7 @@ def _data(trained: Trained) -> str:
         rows = [f"| {_cell(name)} | {sum(1 for each in held if each)} |" for name, held in counts.items()]
         head = "| domain | clients that train |\n|---|---:|"
     else:
-        tested = _tested(trained)
+        tested = _test_images(trained)
         rows = [
             f"| {_cell(name)} | {sum(1 for each in held if each)} | {sum(held):,} | {_count(tested.get(name))} |"
             for name, held in counts.items()
@@ -103,29 +107,34 @@ def _method(trained: Trained) -> str:
     )
 
 
-def _accuracy(trained: Trained) -> str:
+def _accuracy(trained: Trained, tested: dict[str, Any], note: str) -> str:
     if _is_private(trained):
         return "## Accuracy\n\nAccuracies are not given: clients count them on their images without noise."
-    final, tested = _final(trained), _tested(trained)
-    unseen = final.get("unseen") or []
+    counts, unseen = _test_images(trained), tested.get("unseen") or []
     rows = []
-    for name, value in final["accuracy"].items():
+    for name, value in tested["accuracy"].items():
         mark = " (not trained on)" if name in unseen else ""
         interval = ""
-        if count := tested.get(name):
+        if count := counts.get(name):
             ends = wilson_interval(round(value * count), count)
             interval = f"{100 * ends.low:.1f} to {100 * ends.high:.1f}"
         rows.append(f"| {_cell(name)}{mark} | {100 * value:.1f} | {interval} |")
-    if final["accuracy_mean"] is not None:
-        rows.append(f"| mean over domains{' trained on' if unseen else ''} | {100 * final['accuracy_mean']:.1f} | |")
+    if tested["accuracy_mean"] is not None:
+        rows.append(f"| mean over domains{' trained on' if unseen else ''} | {100 * tested['accuracy_mean']:.1f} | |")
     table = "| domain | test accuracy (%) | 95 % interval (Wilson) |\n|---|---:|---|\n" + "\n".join(rows)
-    return "## Accuracy\n\n" + (table if final["accuracy"] else "The run was not tested.")
+    how = [f"Note: {escape_markdown(note)}. The run's own accuracies do not hold for it."] if note else []
+    if tested["accuracy"]:
+        measured = "These accuracies were measured with this file, on the run's test images."
+        return "\n\n".join(["## Accuracy", *how, *([measured] if tested.get("measured") else []), table])
+    if note or trained.site:
+        how.append("Its accuracy was not measured, because the run's data could not be opened.")
+    return "\n\n".join(["## Accuracy", *(how or ["The run was not tested."])])
 
 
-def _calibration(trained: Trained) -> str:
+def _calibration(trained: Trained, note: str) -> str:
     known = trained.calibration
     if not trained.calibrated:
-        reason = "the clients set no images aside"
+        reason = "the run's temperature is that of its own predictions" if note else "the clients set no images aside"
         if _is_private(trained):
             reason = "a temperature would be fitted on images of clients without noise"
         return (
@@ -137,8 +146,7 @@ def _calibration(trained: Trained) -> str:
     )
 
 
-def _limits(trained: Trained) -> str:
-    final = _final(trained)
+def _limits(trained: Trained, tested: dict[str, Any]) -> str:
     said = [
         "It always answers with one of its classes, whatever the image shows. fedcir's own predictor also tells how "
         "unlike anything seen an image is.",
@@ -148,11 +156,9 @@ def _limits(trained: Trained) -> str:
     ]
     if _is_private(trained):
         said[1:] = ["Evaluate it on your own images first: `fedcir evaluate`."]
-    if len(final["accuracy"]) > 1:
-        worst = min(final["accuracy"], key=lambda name: final["accuracy"][name])
-        said.insert(
-            1, f"Its weakest domain is {_cell(worst)}, with {100 * final['accuracy'][worst]:.1f} % test accuracy."
-        )
+    if len(accuracy := tested["accuracy"]) > 1:
+        worst = min(accuracy, key=lambda name: accuracy[name])
+        said.insert(1, f"Its weakest domain is {_cell(worst)}, with {100 * accuracy[worst]:.1f} % test accuracy.")
     return "## Limits\n\n" + "\n".join(f"- {each}" for each in said)
 
 
@@ -188,13 +194,7 @@ def _use(trained: Trained, file: str, format: str) -> str:
     return f"## How to use it\n\n```python\n{codes[format]}\n```{how}"
 
 
-def _final(trained: Trained) -> dict[str, Any]:
-    """The accuracies of the last round; none where nobody tests, or where they may not be told."""
-    summary = {} if _is_private(trained) else trained.run.summary or {}
-    return summary.get("final") or {"accuracy": {}, "accuracy_mean": None}
-
-
-def _tested(trained: Trained) -> dict[str, int]:
+def _test_images(trained: Trained) -> dict[str, int]:
     """Test images by domain, where the run knows."""
     manifest = trained.run.manifest
     if "test" in manifest:

@@ -1,8 +1,11 @@
 """A trained network with everything that belongs to it inside: bytes of pictures in, probabilities out."""
 
+import copy
+
 import torch
 from torch import Tensor, nn
 
+from fedcir.models.taps import leave_taps
 from fedcir.use.trained import Trained
 
 
@@ -11,7 +14,14 @@ class Deployed(nn.Module):
 
     def __init__(self, trained: Trained) -> None:
         super().__init__()
-        self.network = trained.network
+        used = {"model", *trained.algorithm.trains, *trained.algorithm.keeps}
+        modules = {name: copy.deepcopy(module) for name, module in trained.modules.items() if name in used}
+        for module in modules.values():
+            leave_taps(module)
+            module.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+        self.network = modules.pop("model")
+        self.others = nn.ModuleDict(modules)
+        self.algorithm, self.ctx = trained.algorithm, trained.ctx
         self.temperature = trained.calibration.temperature
         self.scale: Tensor
         self.shift: Tensor
@@ -20,5 +30,6 @@ class Deployed(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         x = images.permute(0, 3, 1, 2).to(torch.float32, memory_format=torch.contiguous_format)
-        logits: Tensor = self.network(x * self.scale + self.shift)
+        modules = {"model": self.network, **self.others}
+        logits = self.algorithm.predict(modules, x * self.scale + self.shift, self.ctx)
         return (logits / self.temperature).softmax(-1)

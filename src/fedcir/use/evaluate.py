@@ -12,9 +12,14 @@ from torch import Tensor
 from fedcir.analysis.views import data_of_run, drawn
 from fedcir.config import config_from, config_tables, merged, nearest, parse_assignment
 from fedcir.data.domains import Domain, Domains, Split
+from fedcir.data.examples.images import Examples
+from fedcir.data.federation import Client, federation_from
 from fedcir.data.opening import open_dataset
 from fedcir.data.pictures.decode import OnFile
 from fedcir.data.pictures.square import GREY
+from fedcir.engine.client import EVALUATION_BATCH
+from fedcir.engine.machine import threads
+from fedcir.engine.store import ClientStore
 from fedcir.runs.run import Run, Source, as_run
 from fedcir.types import InputError
 from fedcir.use.adapt import adapted, statistics_layers
@@ -23,6 +28,7 @@ from fedcir.use.overlap import Which, select_images
 from fedcir.use.trained import UNCALIBRATED, Given, Trained, has_own_parts, open_trained
 
 BATCH = 64
+"""Images of a batch that BatchNorm statistics are taken from."""
 ADAPTED_ON = 1024
 """Images of a domain that its statistics are taken from, at most."""
 
@@ -54,8 +60,13 @@ def evaluate_run(
     run = as_run(source, trust_code)
     own = has_own_parts(run, run.method(algorithm)) and site is None
     here = {client["domain"] for client in run.manifest["clients"] if client.get("train")}
-    first = open_trained(run, site=min(here) if own else site, algorithm=algorithm, device=device)
-    first = first.with_cached_features()
+
+    def open_site(name: str | None) -> Trained:
+        train = _train_images(run, name) if own and dataset is data_root is None and not set else None
+        trained = open_trained(run, site=name, algorithm=algorithm, device=device, train=train)
+        return trained.with_cached_features()
+
+    first = open_site(min(here) if own else site)
     domains = _data(run, first, dataset, data_root, set, on_file)
     numbers = np.array([first.classes.index(name) for name in _known(domains, first)])
     selected, overlap = select_images(run, domains, split)
@@ -74,9 +85,10 @@ def evaluate_run(
     for number, domain in enumerate(domains, start=1):
         trained = first
         if own:
-            trained = open_trained(run, site=domain.name, algorithm=algorithm, device=device).with_cached_features()
+            trained = open_site(domain.name)
         if (images := selected.get(domain.name)) is not None:
-            tested.append(_tested(trained, domain, images, numbers, adapt, split, domain.name in here))
+            with threads(run.config.run.threads):  # as in the run's own tests, bit by bit
+                tested.append(_tested(trained, domain, images, numbers, adapt, split, domain.name in here))
         if on_domain is not None:
             on_domain(number, len(domains))
     if not tested:
@@ -84,6 +96,15 @@ def evaluate_run(
     temperature = first.calibration.temperature if first.calibrated else None
     name = run.path.resolve().name
     return Evaluation(name, domains.name, split, first.classes, tuple(tested), temperature, tuple(notes), overlap)
+
+
+def _train_images(run: Run, domain: str | None) -> Examples | None:
+    """The training images of a domain's first client, if it never trained: its test needs them."""
+    number = next(client["id"] for client in run.manifest["clients"] if client["domain"] == domain)
+    if ClientStore(run.path / "clients").load(number, run.saved_round + 1):
+        return None
+    client: Client = federation_from(*data_of_run(run)).clients[number]
+    return client.train
 
 
 def _data(
@@ -152,7 +173,7 @@ def _inputs(trained: Trained, images: Split) -> Iterator[Tensor]:
 
 def _probabilities(trained: Trained, images: Split) -> Any:
     parts = [
-        trained.judged(images.pixels(np.arange(start, min(start + BATCH, len(images)))))[0]
-        for start in range(0, len(images), BATCH)
+        trained.judged(images.pixels(np.arange(start, min(start + EVALUATION_BATCH, len(images)))))[0]
+        for start in range(0, len(images), EVALUATION_BATCH)
     ]
     return torch.cat(parts).numpy()

@@ -7,8 +7,8 @@ import logging
 import os
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -21,6 +21,8 @@ from torch.export import Dim, ExportedProgram
 
 from fedcir.analysis.views import data_of_run
 from fedcir.config import nearest
+from fedcir.data.domains import Domains, Split
+from fedcir.engine.calibration import Calibration
 from fedcir.engine.files import unshared, write
 from fedcir.rng import numpy_rng
 from fedcir.runs.run import Source
@@ -54,6 +56,8 @@ class Exported:
     images: int
     real: bool
     """Whether these were images of the run's data, and not random ones."""
+    note: str = ""
+    """Why the file predicts in another way than the run, where it does."""
 
 
 def export(
@@ -82,15 +86,71 @@ def export(
     ):
         raise InputError(f"format onnx needs {missing}: pip install 'fedcir[onnx]'")
     trained = open_trained(run, site=site, algorithm=algorithm, device="cpu", trust_code=trust_code)
-    data, predict = {"onnx": _onnx, "torch": _torch, "safetensors": _safetensors}[format](trained)
-    images, real = _to_check_on(trained, data_root)
-    difference = _compare(trained, predict, images)
-    write(path, data)
+    images, domains = _images_to_check(trained, data_root)
+    file = _make_file(trained, format, images)
+    write(path, file.data)
     card = path.parent / CARD
     new = not card.exists()
     if new:
-        write(card, model_card(trained, path.name, format))
-    return Exported(path, card, new, difference, len(images), real)
+        text = model_card(file.trained, path.name, format, _accuracies(file, domains), file.note)
+        write(card, text)
+    return Exported(path, card, new, file.difference, len(images), domains is not None, file.note)
+
+
+@dataclass(frozen=True)
+class _File:
+    """The content of a file, and what predicts as it does."""
+
+    data: bytes
+    predict: Predict
+    trained: Trained
+    difference: float
+    note: str = ""
+
+
+def _make_file(trained: Trained, format: Format, images: Pixels) -> _File:
+    """Make a file that predicts as the run does, or else as its plain network does."""
+    make = {"onnx": _onnx, "torch": _torch, "safetensors": _safetensors}[format]
+    plain = trained.plain()
+    if float((trained.judged(images)[0] - plain.judged(images)[0]).abs().max()) <= TOLERANCE:
+        data, predict = make(plain)
+        return _File(data, predict, plain, _compare(plain, predict, images))
+    if format != "safetensors":  # which holds a network and no rule
+        with suppress(Exception):  # a method's own code need not be one that torch can export
+            data, predict = make(trained)
+            return _File(data, predict, trained, _compare(trained, predict, images))
+    plain = replace(plain, calibration=Calibration())
+    data, predict = make(plain)
+    name = trained.card["algorithm"]["name"]
+    note = f"{name} predicts in a way of its own, which a file of format {format} does not carry: it holds the network"
+    return _File(data, predict, plain, _compare(plain, predict, images), note)
+
+
+def _accuracies(file: _File, domains: Domains | None) -> dict[str, Any]:
+    """Accuracies of what a file predicts: those of the run where both are the same, or measured on its test images."""
+    run, site = file.trained.run, file.trained.site
+    if run.config.privacy.noise:  # accuracies have no noise
+        return {"accuracy": {}, "accuracy_mean": None}
+    tested = (run.summary or {}).get("final") or {"accuracy": {}, "accuracy_mean": None}
+    if not file.note and site is None:
+        return tested
+    if domains is None:
+        known = {name: value for name, value in tested["accuracy"].items() if name == site and not file.note}
+        return {"accuracy": known, "accuracy_mean": None}
+    accuracy = {domain.name: _accuracy(file.predict, domain.test) for domain in domains}
+    unseen = tested.get("unseen") or []
+    seen = [value for name, value in accuracy.items() if name not in unseen]
+    mean = float(np.mean(seen)) if seen else None
+    return {"accuracy": accuracy, "accuracy_mean": mean, "unseen": unseen, "measured": True}
+
+
+def _accuracy(predict: Predict, images: Split) -> float:
+    correct = 0
+    for start in range(0, len(images), CHECKED):
+        rows = np.arange(start, min(start + CHECKED, len(images)))
+        predicted = predict(np.ascontiguousarray(images.pixels(rows))).argmax(-1)
+        correct += int((predicted == images.labels[rows]).sum())
+    return correct / len(images)
 
 
 def about(trained: Trained) -> dict[str, str]:
@@ -180,10 +240,8 @@ def _safetensors(trained: Trained) -> tuple[bytes, Predict]:
 
 def _program(trained: Trained) -> ExportedProgram:
     example = torch.zeros(2, trained.size, trained.size, trained.channels, dtype=torch.uint8)
-    network = copy.deepcopy(trained.network).to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
-    plain = Deployed(trained.with_network(network))
     with _quietly():
-        return torch.export.export(plain.eval(), (example,), dynamic_shapes=({0: Dim("batch")},))
+        return torch.export.export(Deployed(trained).eval(), (example,), dynamic_shapes=({0: Dim("batch")},))
 
 
 @contextmanager
@@ -200,21 +258,21 @@ def _quietly() -> Iterator[None]:
         logger.setLevel(before)
 
 
-def _to_check_on(trained: Trained, data_root: str | Path | None) -> tuple[Pixels, bool]:
-    """Test images of the run, some of each domain; random ones if the data cannot be opened."""
+def _images_to_check(trained: Trained, data_root: str | Path | None) -> tuple[Pixels, Domains | None]:
+    """Test images of the run, some of each domain, and its data; random images if the data cannot be opened."""
     try:
         _, domains, _ = data_of_run(trained.run, None if data_root is None else str(data_root))
     except (InputError, OSError):
         if data_root is not None:
             raise
         shape = CHECKED, trained.size, trained.size, trained.channels
-        return numpy_rng(0, "export").integers(0, 256, shape, dtype=np.uint8), False
+        return numpy_rng(0, "export").integers(0, 256, shape, dtype=np.uint8), None
     each = -(-CHECKED // len(domains))
     some = [
         domain.test.pixels(np.linspace(0, len(domain.test) - 1, min(each, len(domain.test))).astype(np.int64))
         for domain in domains
     ]
-    return np.concatenate(some)[:CHECKED], True
+    return np.concatenate(some)[:CHECKED], domains
 
 
 def _compare(trained: Trained, predict: Predict, images: Pixels) -> float:

@@ -12,18 +12,22 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedcir.algorithms.algorithm import Algorithm
-from fedcir.config import ModelConfig, build
+from fedcir.config import ModelConfig, build, nearest
 from fedcir.data.domains import Split
 from fedcir.data.examples.features import FeatureCache
-from fedcir.data.examples.images import ImageExamples, Normalisation
-from fedcir.engine.calibration import Calibration, judge
+from fedcir.data.examples.images import Examples, ImageExamples, Normalisation
+from fedcir.data.federation import Client
+from fedcir.engine.calibration import Calibration
+from fedcir.engine.client import own_part
 from fedcir.engine.folder import RunFolder
 from fedcir.engine.machine import pick_device
 from fedcir.engine.own import own_batchnorm
+from fedcir.engine.prediction import predict
 from fedcir.engine.trust import trusted_model
 from fedcir.models.frozen import FrozenEncoder
+from fedcir.runs.restore import restore
 from fedcir.runs.run import Run, Source, as_run
-from fedcir.types import InputError
+from fedcir.types import InputError, LocalContext, Modules
 
 Given = Algorithm | type[Algorithm] | str | Path
 """A method that fedcir does not bring, as its user names it."""
@@ -36,16 +40,23 @@ UNCALIBRATED = (
 
 @dataclass(frozen=True)
 class Trained:
-    """A network in evaluation mode, with its model card and what its clients' validation images told."""
+    """The networks of a run, ready to predict as the run's own tests do, with its model card and its calibration."""
 
     run: Run
-    network: nn.Module
+    algorithm: Algorithm
+    modules: Modules
+    """In evaluation mode."""
+    ctx: LocalContext
     device: torch.device
     layout: torch.memory_format
     calibration: Calibration
     site: str | None = None
     features: FeatureCache | None = None
     """Where features of a frozen encoder are kept, if they are used in place of images."""
+
+    @property
+    def network(self) -> nn.Module:
+        return self.modules["model"]
 
     @property
     def card(self) -> dict[str, Any]:
@@ -82,12 +93,16 @@ class Trained:
     @torch.inference_mode()
     def judged(self, images: NDArray[np.uint8]) -> tuple[Tensor, Tensor]:
         """Calibrated probabilities (B, C) of squares, and what share of the images set aside is less unlike (B,)."""
-        logits, unlike = judge(self.network, self.inputs(images))
-        probabilities = (logits.double() / self.calibration.temperature).softmax(-1)
-        return probabilities.cpu(), self.calibration.share(unlike.cpu())
+        output = predict(self.algorithm, self.modules, self.inputs(images), self.ctx)
+        probabilities = (output.logits.double() / self.calibration.temperature).softmax(-1)
+        return probabilities.cpu(), self.calibration.share(output.novelty.cpu())
+
+    def plain(self) -> "Trained":
+        """The same without the method's own way to predict: the answer is what the network gives."""
+        return replace(self, algorithm=Algorithm())
 
     def with_network(self, network: nn.Module) -> "Trained":
-        return replace(self, network=network, features=None)
+        return replace(self, modules={**self.modules, "model": network}, features=None)
 
     def with_cached_features(self) -> "Trained":
         """The same with features of a frozen encoder, where it has one, kept in the cache that training uses."""
@@ -107,8 +122,13 @@ def open_trained(
     algorithm: Given | None = None,
     device: str = "auto",
     trust_code: bool = False,
+    train: Examples | None = None,
 ) -> Trained:
-    """The network of a finished run on images. Where each client has a part of its own, `site` says whose to take."""
+    """The network of a finished run on images. Where each client has a part of its own, `site` says whose to take.
+
+    `train` holds the training images of that client, for one that never trained: the run tests it on the first weights,
+    with BatchNorm statistics of these images.
+    """
     run = as_run(source, trust_code)
     if not run.finished:
         raise InputError(f"{run.path} holds no finished run: resume it to finish it")
@@ -116,20 +136,31 @@ def open_trained(
         raise InputError(
             f"{run.path} was trained by fedcir.train on Datasets of its caller: use load_run(...).model(encoder=...)"
         )
-    method = run.method(algorithm)
+    method = run.configured_method(algorithm)
     if site is None and has_own_parts(run, method):
         domains = dict.fromkeys(client["domain"] for client in run.manifest["clients"])
         raise InputError(
             f"with {own_batchnorm(run.config, method) or run.config.algorithm.name} each client has a model of its "
             f"own: choose one as site, from {', '.join(domains)}"
         )
-    place = pick_device(device)
-    layout = torch.channels_last if run.config.run.layout == "channels_last" else torch.contiguous_format
-    network = run.model(domain=site, algorithm=algorithm)
-    network = network.to(place, memory_format=layout).requires_grad_(False)  # type: ignore[call-overload]
+    restored = restore(run, run.config, method, run.task(run.weights()), str(pick_device(device)))
+    client = replace(_client(run, site), train=train)
+    own = own_part(restored.store.load(client.id, restored.round + 1))
+    if site is not None and train is None and not own and has_own_parts(run, method):
+        raise InputError(f"no client of {site!r} has trained in {run.path}, so it has no model: choose another site")
+    ctx, bench = restored.load(client), restored.bench
+    for module in bench.modules.values():
+        module.requires_grad_(False)
     known = None if run.config.privacy.noise else RunFolder(run.path).calibration()  # earlier versions fitted one
-    calibration = known or Calibration()
-    return Trained(run, network, place, layout, calibration, site)
+    return Trained(run, method, bench.modules, ctx, bench.device, bench.layout, known or Calibration(), site)
+
+
+def _client(run: Run, site: str | None) -> Client:
+    """The client whose own parts of the model are taken: the first of a site."""
+    first = {client["domain"]: client["id"] for client in reversed(run.manifest["clients"])}
+    if site is not None and site not in first:
+        raise InputError(f"no domain {site!r} in {run.path}; {nearest(site, first)}")
+    return Client(first[site] if site is not None else 0, site or "", None, None)
 
 
 def has_own_parts(run: Run, method: Algorithm) -> bool:
