@@ -8,9 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
-from fedcir.config import config_from
+from fedcir.config import Config, config_from
 from fedcir.config.tables import read_toml
+from fedcir.data.domains import Domains
+from fedcir.data.federation import Federation, deal, federation_from
 from fedcir.insight.recommend import CANDIDATES, Recommendation, _trials, recommend
 from fedcir.types import InputError
 
@@ -35,6 +38,30 @@ def test_other_test_images_change_nothing(data_root: Path, tried: Recommendation
         np.savez(tmp_path / path.name, **arrays)
     assert found(tmp_path).to_rows() == tried.to_rows()
     assert found(tmp_path).findings == tried.findings
+
+
+def test_no_pilot_of_any_seed_looks_at_test_images_of_the_run_that_follows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the seed draws the test images, all pilots leave out those of seed 0, which the file is run with."""
+    rng = np.random.default_rng(0)
+    for number in range(24):
+        path = tmp_path / "ab"[number % 2] / "xy"[number // 2 % 2] / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)).save(path)
+    looked_at: list[set[str]] = []
+
+    def record(config: Config, domains: Domains, shares: Any) -> Federation:
+        looked_at.append({name for domain in domains for part in (domain.train, domain.test) for name in part.ids})
+        return federation_from(config, domains, shares)
+
+    monkeypatch.setattr("fedcir.insight.recommend.federation_from", record)
+    found(tmp_path, dataset="folders", image_size=8)
+    own = deal(config_from({"data": {"name": "folders", "root": str(tmp_path), "image_size": 8}}))[0]
+    tested = {name for domain in own for name in domain.test.ids}
+    assert len(tested) == 4
+    assert [len(names) for names in looked_at] == [20] * len(looked_at)
+    assert not any(names & tested for names in looked_at)
 
 
 def test_a_gain_beyond_chance_is_chosen_and_the_simplest_otherwise() -> None:

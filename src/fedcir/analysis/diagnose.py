@@ -13,6 +13,7 @@ from fedcir.analysis.alignment import alignment
 from fedcir.analysis.bound import bound
 from fedcir.analysis.diagnosis import UNTRAINED, Diagnosis, Pixels
 from fedcir.analysis.divergence import LEAST, NOWHERE, divergences
+from fedcir.analysis.overlap import unseen_tests
 from fedcir.analysis.views import SEED, data_of_run, drawn, untrained, views_of, views_under
 from fedcir.analysis.words import verdict
 from fedcir.config import OWN_MODELS, Config, ModelConfig
@@ -111,6 +112,7 @@ def diagnose_run(
     run = as_run(source, trust_code)
     run = replace(run, config=trusted(run.config, run.path, run.trust_code))
     config, domains, shares = data_of_run(run, data_root)
+    domains, overlap = unseen_tests(run, domains)
     _check(domains, "test")
     federation = federation_from(config, domains, shares)
     state = run.state()
@@ -130,7 +132,7 @@ def diagnose_run(
         bound=bound([v for v in views if v.domain not in federation.unseen], apart, SEED) if has_bound else None,
         aligned=alignment(sample, shared["gaussians"], SEED) if "gaussians" in shared else None,
         encoder="its model",
-        notes=_notes(domains, names),
+        notes=(*overlap.notes, *_notes(domains, names)),
         seed=SEED,
         domain_of=names,
         sample=sample,

@@ -190,10 +190,10 @@ class Federation:
         return None if self.dataset_and_shares is None else image_hashes(*self.dataset_and_shares)
 
 
-def deal(config: Config, on_file: OnFile | None = None) -> tuple[Domains, Shares]:
-    """The configured dataset, and who holds what of it."""
+def deal(config: Config, on_file: OnFile | None = None, test_seed: int | None = None) -> tuple[Domains, Shares]:
+    """The configured dataset, and who holds what of it. `test_seed` draws the test images instead of the run's seed."""
     seed = config.run.seed
-    domains = open_dataset(config.data, seed, on_file)
+    domains = open_dataset(config.data, seed, on_file, test_seed=test_seed)
     held_out = config.partition.hold_out
     if held_out in domains.names:  # nothing is picked on it
         kept = tuple(replace(d, validation=None) if d.name == held_out else d for d in domains)

@@ -30,21 +30,31 @@ HELD: ContextVar[tuple[DataConfig, int, Domains] | None] = ContextVar("held", de
 """The dataset that a process holds open, for itself and for those that are forked from it."""
 
 
-def open_dataset(data: DataConfig, seed: int, on_file: OnFile | None = None, to_train: bool = True) -> Domains:
-    """The configured dataset, checked to be one that can be trained on unless it is only looked at."""
+def open_dataset(
+    data: DataConfig,
+    seed: int,
+    on_file: OnFile | None = None,
+    to_train: bool = True,
+    test_seed: int | None = None,
+) -> Domains:
+    """The configured dataset, checked to be one that can be trained on unless it is only looked at.
+
+    Test images are drawn by `test_seed`, or by `seed` if it is not given; all else is drawn by `seed`.
+    """
+    test_seed = seed if test_seed is None else test_seed
     held = HELD.get()
-    if to_train and held is not None and held[:2] == (data, seed):
+    if to_train and test_seed == seed and held is not None and held[:2] == (data, seed):
         return held[2]
     with without_collection():
-        return _open(data, seed, on_file, to_train)
+        return _open(data, seed, on_file, to_train, test_seed)
 
 
-def _open(data: DataConfig, seed: int, on_file: OnFile | None, to_train: bool) -> Domains:
+def _open(data: DataConfig, seed: int, on_file: OnFile | None, to_train: bool, test_seed: int) -> Domains:
     source, root = find(data)
     if source.pictures is not None:
         pictures, notes, _ = pictures_of(source, root, data)
         prepared = _prepared(data.name, root, pictures, data, on_file)
-        domains = split_items(data.name, pictures.items, prepared, Splitting(data.test_fraction, seed))
+        domains = split_items(data.name, pictures.items, prepared, Splitting(data.test_fraction, test_seed))
         domains = replace(domains, notes=(*notes, *domains.notes))
     else:
         assert source.arrays is not None

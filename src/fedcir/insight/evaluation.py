@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcir.analysis.bootstrap import Interval
+from fedcir.analysis.overlap import Which
 from fedcir.engine.files import write
 from fedcir.insight.charts import Bars, Chart, Heat, Lines, Series
 from fedcir.insight.report.page import Figure, Section, Table, Words, page, sentence
@@ -19,7 +20,6 @@ from fedcir.runs.run import Source, as_run
 from fedcir.types import InputError
 from fedcir.use.evaluate import evaluate_run
 from fedcir.use.evaluation import Evaluation, Figures
-from fedcir.use.overlap import Which
 from fedcir.use.trained import Given
 
 UNTRAINED = "not trained on"

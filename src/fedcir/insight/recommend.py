@@ -149,18 +149,20 @@ def recommend(
         raise InputError("recommend needs at least two seeds, to tell a gain from chance: try 0,1,2")
     asked = Asked.of(options, preset, config, set, without=("algorithm", "seed", "norm", "prior"))
     candidates = _candidates(asked)
+    test_seed = asked.config().run.seed  # of the run that follows: no pilot looks at its test images
     found: dict[str, list[Mapping[str, float]]] = {}
     diagnosis: Diagnosis | None = None
     done = 0
     for seed in numbers:
         first = _pilot(asked, candidates[0], seed, pilot_rounds)  # the data are the same for all
-        domains, shares = without_test_images(*deal(first))
+        domains, shares = without_test_images(*deal(first, test_seed=test_seed))
         if seed == numbers[0]:
             pilots = [_pilot(asked, candidate, seed, pilot_rounds) for candidate in candidates]
             candidates = _fitting(candidates, pilots, domains, shares, on_note)
             with suppress(InputError):  # one domain, or too few images
                 measuring = partial(on_work, what="measuring distances")
-                diagnosis = diagnose_data(shift_config(first), on_distance=measuring)
+                following = replace(first, run=replace(first.run, seed=test_seed))
+                diagnosis = diagnose_data(shift_config(following), on_distance=measuring)
         for candidate in candidates:
             trying = _pilot(asked, candidate, seed, pilot_rounds)
             federation, algorithm = federation_from(trying, domains, shares), make_algorithm(trying.algorithm)

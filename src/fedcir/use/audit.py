@@ -15,6 +15,7 @@ from fedcir.algorithms import make_algorithm
 from fedcir.algorithms.algorithm import Algorithm
 from fedcir.analysis.inversion import invert, nearest, psnr
 from fedcir.analysis.membership import Membership, membership
+from fedcir.analysis.overlap import unseen_tests
 from fedcir.analysis.views import SEED, data_of_run, views_under
 from fedcir.config import Config
 from fedcir.data.domains import Domains
@@ -115,11 +116,13 @@ def audit_run(
     method = Path(run.config.algorithm.name).stem
     run = replace(run, config=trusted(run.config, run.path, run.trust_code))
     config, domains, shares = data_of_run(run, None if data_root is None else str(data_root))
+    domains, overlap = unseen_tests(run, domains)
     algorithm, federation = make_algorithm(config.algorithm), federation_from(config, domains, shares)
     told = _membership(run, config, domains, shares, federation, samples)
     on_work(1, 2 if steps else 1, what="attacking the run")
     notes = [note for note in (_not_inverted(algorithm, federation), _pooled(algorithm, method)) if note]
     inverted = () if notes or not steps else _inversions(run, config, algorithm, federation, images, steps)
+    notes += overlap.notes
     secret = "key" in run.manifest and config.privacy.by_server
     if secret:
         notes.append("who took part in a round is secret in this run: the sites' audit logs hold what each has sent")

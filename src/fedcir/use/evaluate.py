@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedcir.analysis.overlap import Which, select_images
 from fedcir.analysis.views import data_of_run, drawn
 from fedcir.config import config_from, config_tables, merged, nearest, parse_assignment
 from fedcir.data.domains import Domain, Domains, Split
@@ -24,7 +25,6 @@ from fedcir.runs.run import Run, Source, as_run
 from fedcir.types import InputError
 from fedcir.use.adapt import adapted, statistics_layers
 from fedcir.use.evaluation import Evaluation, Judged
-from fedcir.use.overlap import Which, select_images
 from fedcir.use.trained import UNCALIBRATED, Given, Trained, has_own_parts, open_trained
 
 BATCH = 64

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from fedcir.analysis import metrics
 from fedcir.analysis.bootstrap import Interval, mean_of
-from fedcir.use.overlap import Overlap
+from fedcir.analysis.overlap import Overlap
 
 Numbers = NDArray[np.float64]
 Labels = NDArray[np.int64]

@@ -14,8 +14,12 @@ from PIL import Image
 
 import fedcir
 from fedcir import InputError
+from fedcir.analysis.overlap import unseen_tests
+from fedcir.analysis.views import data_of_run
 from fedcir.config import Config, config_from
+from fedcir.data.hashes import hash_samples, image_hashes
 from fedcir.engine.folder import IMAGE_HASHES, RunFolder
+from fedcir.use.audit import audit_run
 from fedcir.use.evaluate import evaluate_run
 from fedcir.use.evaluation import Evaluation
 
@@ -196,6 +200,24 @@ def test_of_a_deployed_run_a_line_says_that_nothing_can_be_checked(
     run = replace(run, manifest={"clients": counts, "hash": "", "key": "0"})
     found = evaluate_run(run, data_root=noise, device="cpu")
     assert found.notes[0].endswith("could not be checked: sites do not tell the server which images they hold")
+
+
+def test_an_audit_and_a_diagnosis_compare_with_images_that_the_run_has_not_seen(
+    memorised: Path, noise: Path, tmp_path: Path
+) -> None:
+    """Hashes of a run say that it trained on two of its test images too, as those of a damaged split would."""
+    shutil.copytree(memorised, tmp_path / "run")
+    run = fedcir.load_run(tmp_path / "run")
+    _, domains, shares = data_of_run(run)
+    hashes = image_hashes(domains, shares)
+    more = hash_samples(domains["a"].test, "file")[:2]  # type: ignore[index]
+    RunFolder(run.path).create(run.config, run.manifest, replace(hashes, train=np.sort([*hashes.train, *more])))
+    clean, overlap = unseen_tests(run, domains)
+    assert [len(domain.test) for domain in clean] == [6, 8, 8, 8]
+    assert overlap.trained == 2
+    found = audit_run(run, samples=10, steps=0)
+    assert [each.others for each in found.membership] == [6, 8, 8, 8]
+    assert found.notes == tuple(overlap.notes)
 
 
 def test_files_cannot_be_compared_with_arrays_and_a_line_says_so(memorised: Path, tmp_path: Path) -> None:

@@ -90,6 +90,13 @@ def select_images(run: Run, domains: Domains, which: Which) -> tuple[dict[str, S
     return selected, overlap
 
 
+def unseen_tests(run: Run, domains: Domains) -> tuple[Domains, Overlap]:
+    """A dataset whose test images are those that the run has not seen, and what was left out of them."""
+    selected, overlap = select_images(run, domains, "test")
+    tested = (replace(domain, test=selected.get(domain.name, domain.test.take([]))) for domain in domains)
+    return (replace(domains, domains=tuple(tested)) if overlap.seen else domains), overlap
+
+
 def _parts(domain: Domain, which: Which) -> list[Split]:
     parts = {"train": domain.train, "val": domain.validation, "test": domain.test}
     return [part for name, part in parts.items() if which in (name, "all") and part is not None]
