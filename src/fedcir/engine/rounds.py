@@ -176,9 +176,10 @@ def _cost(session: Session, sent: ServerState, cohort: Sequence[int], collected:
 
 
 def _leave_out_training(seconds: dict[str, float]) -> None:
-    """Remove what depends on the number of clients that trained."""
-    for phase in ("train", "server"):
-        seconds["total"] -= seconds.pop(phase, 0.0)
+    """Remove what depends on the number of clients that trained; the total is that of the other phases."""
+    for phase in ("train", "server", "total"):
+        del seconds[phase]
+    seconds["total"] = sum(seconds.values())
 
 
 def _timed(replies: Iterable[ClientReply | Dropped], seconds: dict[str, float]) -> Iterator[ClientReply | Dropped]:
