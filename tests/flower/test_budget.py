@@ -99,6 +99,8 @@ def test_a_request_that_comes_again_gets_the_same_bytes_and_is_not_counted(pictu
     assert all(torch.equal(first[name], second[name]) for name in first)
     reconnected = arrays(node(altered(request, lambda order: replace(order, clients={1: 0, 2: 7}))))
     assert all(torch.equal(first[name], reconnected[name]) for name in first)
+    modes = {stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "site" / "state").rglob("*") if path.is_dir()}
+    assert modes == {0o700}
     trained = [line for line in lines(tmp_path / "site") if line["event"] == "trained"]
     assert [line.get("upload") for line in trained] == [1, None, None, None]
     assert [line.get("repeated") for line in trained] == [None, True, True, True]

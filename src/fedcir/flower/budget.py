@@ -169,8 +169,9 @@ class ReplyStore:
         request = {"digest": torch.tensor(list(digest)), "examples": torch.tensor(reply.num_examples)}
         metrics = {name: torch.tensor(value, dtype=torch.double) for name, value in reply.metrics.items()}
         path = self._path(reply.client_id, round)
-        with writing(self.folder):
-            private_folder(path.parent)
+        with writing(self.folder.parent):
+            for folder in (self.folder, path.parent):
+                private_folder(folder)
             write(path, pack({"reply": reply.arrays, "about": {"metrics": metrics, "request": request}}, round))
             for other in path.parent.glob("round-*"):
                 number = ROUND_FILE.fullmatch(other.name)

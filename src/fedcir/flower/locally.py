@@ -99,8 +99,8 @@ def _watch(
         raise RunError(why[-1])
     if not folder.finished and not _serves(flower):
         code = flower.superlink.returncode if flower.superlink is not None else 0
-        why = f"signal {-code}" if code < 0 else flower.last_words("superlink")
-        raise RunError(f"Flower's SuperLink has ended: {why}{'; continue with --resume' if folder.exists else ''}")
+        reason = f"signal {-code}" if code < 0 else flower.last_words("superlink")
+        raise RunError(f"Flower's SuperLink has ended: {reason}{'; continue with --resume' if folder.exists else ''}")
     if not folder.finished:
         raise RunError(f"Flower's run ended early: {flower.last_words('run')}")
 
