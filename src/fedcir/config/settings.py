@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from fedcir.config.bounds import Between, Count, Rate, Share, Weight, check_bounds
+from fedcir.config.bounds import Between, Count, Rate, Share, Weight, check_bounds, shown
 from fedcir.config.nearest import nearest
 from fedcir.types import InputError
 
@@ -127,7 +127,7 @@ class ModelConfig:
         check_bounds(self, "model")
         if not self.foreign:
             if self.name not in MODELS:
-                raise InputError(f"model.name cannot be {self.name!r}; {nearest(self.name, (*MODELS, FORM))}")
+                raise InputError(f"model.name cannot be {shown(self.name)}; {nearest(self.name, (*MODELS, FORM))}")
             if self.name in OWN_MODELS and self.arguments:
                 raise InputError(f"{self.name} takes no model.arguments: leave them out")
         if self.name not in OWN_MODELS and self.width is not None:

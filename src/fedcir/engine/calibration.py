@@ -18,11 +18,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedcir.config import Between
 from fedcir.types import InputError
 
 BETAS = tuple(float(beta) for beta in np.geomspace(1 / 16, 8, 29))
 BINS = 50
 """Of the score, equal ones from 0 to 1. With the slopes they stay below what a Flower message may hold of metrics."""
+TEMPERATURES = Between(0.01, 100)
+"""Wider than what BETAS can give."""
 PREFIX = "calibration/"
 SUMS = (
     *(f"{PREFIX}slope/{number}" for number in range(len(BETAS))),
@@ -96,8 +99,9 @@ class Calibration:
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
         temperature, counts = values["temperature"], tuple(values["unlike"])
-        if not (math.isfinite(temperature) and temperature > 0) or len(counts) != BINS or min(counts) < 0:
-            raise InputError("temperature or unlike is not as a run writes it")
+        TEMPERATURES.check("temperature", temperature)
+        if len(counts) != BINS or min(counts) < 0:
+            raise InputError("unlike is not as a run writes it")
         return cls(temperature, counts, values["round"])
 
     def to_json(self) -> dict[str, Any]:

@@ -44,7 +44,7 @@ from fedcir.engine.files import (
     unshared,
     write,
 )
-from fedcir.engine.formats import Card, Manifest, Summary
+from fedcir.engine.formats import Card, Manifest, Summary, check_card
 from fedcir.engine.lock import LOCK_PATIENCE, take_lock
 from fedcir.engine.store import GENERATIONS, NAME
 from fedcir.types import Arrays, InputError, RoundRecord, ServerState
@@ -190,6 +190,7 @@ class RunFolder:
         """What its model's file says of the model."""
         with reading(self.path / "model.safetensors", REMAKE):
             found: dict[str, Any] = typed(self._card(), Card, "card")
+            check_card(found)
         return found
 
     def _card(self) -> Any:

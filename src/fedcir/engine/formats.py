@@ -1,6 +1,10 @@
 """What is relied on in the files of a run folder."""
 
-from typing import Literal, NotRequired, TypedDict
+from collections.abc import Mapping
+from typing import Any, Literal, NotRequired, TypedDict
+
+from fedcir.config import LARGEST, Between, ModelConfig, build
+from fedcir.types import InputError
 
 
 class Holder(TypedDict):
@@ -55,9 +59,40 @@ class Summary(TypedDict):
     """The checksum of model.safetensors, which cannot hold its own: equal models are equal files."""
 
 
+class CardMethod(TypedDict):
+    name: str
+
+
 class Card(TypedDict):
     """What is relied on in the metadata of model.safetensors."""
 
     classes: list[str]
     model: dict[str, object]
-    algorithm: dict[str, object]
+    algorithm: CardMethod
+    image_size: NotRequired[int]
+    channels: NotRequired[int]
+    mean: NotRequired[list[float]]
+    std: NotRequired[list[float]]
+
+
+IMAGES = ("image_size", "channels", "mean", "std")
+"""Fields of a card of a model on images; runs of fedcir.train have none of them."""
+
+
+def check_card(card: Mapping[str, Any]) -> None:
+    """Refuse a card whose values are of the right types, but not those of any model."""
+    if len(set(card["classes"])) < max(1, len(card["classes"])):
+        raise InputError("card.classes must name each class once, and at least one")
+    given = [name for name in IMAGES if name in card]
+    if not given:
+        return
+    if missing := sorted(set(IMAGES) - set(given)):
+        raise InputError(f"card.{missing[0]} is missing")
+    for name in ("image_size", "channels"):
+        Between(1, LARGEST).check(f"card.{name}", card[name])
+    for name, between in (("mean", Between(-1_000, 1_000)), ("std", Between(0, 1_000, above=True))):
+        if len(card[name]) != card["channels"]:
+            raise InputError(f"card.{name} must have a number for each of {card['channels']} channels")
+        for value in card[name]:
+            between.check(f"card.{name}", value)
+    build(ModelConfig, card["model"], "card.model")

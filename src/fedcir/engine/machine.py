@@ -43,8 +43,9 @@ def pick_device(name: str) -> torch.device:
             return torch.device("cuda")
         return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
     usable = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-    kind, _, number = name.partition(":")
-    if not usable.get(kind) or (number and not number.isdigit()):
+    kind, colon, number = name.partition(":")
+    count = torch.cuda.device_count() if kind == "cuda" else 1
+    if not usable.get(kind) or (colon and number not in map(str, range(count))):
         raise InputError(
             f"run.device {name!r} is not available here: use {' or '.join(k for k, v in usable.items() if v)}"
         )

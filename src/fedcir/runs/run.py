@@ -18,7 +18,7 @@ from fedcir.engine.folder import REWRITE, RunFolder
 from fedcir.engine.store import ClientStore
 from fedcir.engine.trust import trusted_algorithm, trusted_model
 from fedcir.models.task import Task, image_task
-from fedcir.models.tensors import batchnorm_names, difference
+from fedcir.models.tensors import batchnorm_names, difference, not_finite
 from fedcir.types import Arrays, InputError, RoundRecord, ServerState
 
 NESTED = ("losses", "accuracy", "validation", "risk", "seconds")
@@ -134,6 +134,8 @@ class Run:
             )
         if fault := difference({"model": arrays}, {"model": dict(own)}):
             raise InputError(f"{self.path}/model.safetensors does not belong to this run: {fault}; {REWRITE}")
+        if (name := not_finite({"model": arrays})) is not None:
+            raise InputError(f"{self.path}/model.safetensors is no model: {name} is not finite; {REWRITE}")
         return arrays
 
     def state(self) -> ServerState | None:

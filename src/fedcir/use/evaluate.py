@@ -25,10 +25,8 @@ from fedcir.runs.run import Run, Source, as_run
 from fedcir.types import InputError
 from fedcir.use.adapt import adapted, statistics_layers
 from fedcir.use.evaluation import Evaluation, Judged
-from fedcir.use.trained import UNCALIBRATED, Given, Trained, has_own_parts, open_trained
+from fedcir.use.trained import BATCH, UNCALIBRATED, Given, Trained, has_own_parts, open_trained
 
-BATCH = 64
-"""Images of a batch that BatchNorm statistics are taken from."""
 ADAPTED_ON = 1024
 """Images of a domain that its statistics are taken from, at most."""
 
@@ -146,7 +144,7 @@ def _known(domains: Domains, trained: Trained) -> tuple[str, ...]:
         many = "classes" if len(unknown) > 1 else "class"
         raise InputError(
             f"the model does not know the {many} {', '.join(map(repr, unknown[:5]))} of {domains.name}; it knows "
-            f"{', '.join(trained.classes)}: leave the others out with data.classes"
+            f"{', '.join(name[:100] for name in trained.classes[:100])}: leave the others out with data.classes"
         )
     return domains.classes
 

@@ -14,9 +14,8 @@ from fedcir.config import Between, cores
 from fedcir.runs.run import Source
 from fedcir.types import InputError
 from fedcir.use.pictures import Pixels, one_by_one, read_file, squared
-from fedcir.use.trained import Given, Trained, open_trained
+from fedcir.use.trained import BATCH, Given, Trained, open_trained
 
-BATCH = 64
 UNFAMILIAR = 0.9
 """From this value of `unlike` on, check an image by eye: one in ten of the images set aside in training has it."""
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedcir.algorithms.algorithm import Algorithm
-from fedcir.config import ModelConfig, build, nearest
+from fedcir.config import ModelConfig, build, check_memory, nearest
 from fedcir.data.domains import Split
 from fedcir.data.examples.features import FeatureCache
 from fedcir.data.examples.images import Examples, ImageExamples, Normalisation
@@ -23,6 +23,7 @@ from fedcir.engine.folder import RunFolder
 from fedcir.engine.machine import pick_device
 from fedcir.engine.own import own_batchnorm
 from fedcir.engine.prediction import predict
+from fedcir.engine.transports.processes import too_little_memory
 from fedcir.engine.trust import trusted_model
 from fedcir.models.frozen import FrozenEncoder
 from fedcir.runs.restore import restore
@@ -31,6 +32,9 @@ from fedcir.types import InputError, LocalContext, Modules
 
 Given = Algorithm | type[Algorithm] | str | Path
 """A method that fedcir does not bring, as its user names it."""
+
+BATCH = 64
+"""Images that a model is given at a time."""
 
 UNCALIBRATED = (
     "probabilities are not calibrated and `unlike` is not a share, because the run has no calibration.json: "
@@ -93,8 +97,16 @@ class Trained:
     @torch.inference_mode()
     def judged(self, images: NDArray[np.uint8]) -> tuple[Tensor, Tensor]:
         """Calibrated probabilities (B, C) of squares, and what share of the images set aside is less unlike (B,)."""
-        output = predict(self.algorithm, self.modules, self.inputs(images), self.ctx)
+        try:
+            output = predict(self.algorithm, self.modules, self.inputs(images), self.ctx)
+        except RuntimeError as error:  # by torch, of images that are too small for the network
+            if self.run.config.model.foreign or too_little_memory(error):
+                raise
+            why = " ".join(str(error).split())[:200]
+            raise InputError(f"the model of {self.run.path} takes no {self.size}x{self.size} images: {why}") from error
         probabilities = (output.logits.double() / self.calibration.temperature).softmax(-1)
+        if not probabilities.isfinite().all():
+            raise InputError(f"the model of {self.run.path} gives no numbers for some images: train it again")
         return probabilities.cpu(), self.calibration.share(output.novelty.cpu())
 
     def plain(self) -> "Trained":
@@ -136,6 +148,8 @@ def open_trained(
         raise InputError(
             f"{run.path} was trained by fedcir.train on Datasets of its caller: use load_run(...).model(encoder=...)"
         )
+    size, channels = run.card["image_size"], run.card["channels"]
+    check_memory(5 * BATCH * size * size * channels, f"image_size={size} of {run.path} for {BATCH} images")
     method = run.configured_method(algorithm)
     if site is None and has_own_parts(run, method):
         domains = dict.fromkeys(client["domain"] for client in run.manifest["clients"])
