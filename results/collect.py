@@ -7,8 +7,12 @@ import json
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
-from fedcir.runs.run import load_run
+import numpy as np
+
+from fedcir.runs.intervals import RunAccuracy
+from fedcir.runs.run import Run, load_run
 
 
 def publish(folder: Path, target: Path) -> None:
@@ -19,7 +23,15 @@ def publish(folder: Path, target: Path) -> None:
         config["data"].pop(name, None)
     curve = {at: round(accuracy, 4) for at, accuracy in zip(*run.curve("accuracy_mean"), strict=True)}
     published = {"summary": run.summary, "accuracy_mean": curve, "config": config, "manifest": run.manifest["hash"]}
+    published["test"] = tested(run)
     target.write_text(json.dumps(published, indent=1) + "\n", encoding="utf-8")
+
+
+def tested(run: Run) -> dict[str, Any]:
+    """How many test images there were by domain, which set they are, and the packed bits of those that were right."""
+    accuracy = RunAccuracy.from_run(run)
+    hits = {name: np.packbits(correct).tobytes().hex() for name, correct in accuracy.hits.items()}
+    return {"images": dict(accuracy.images), "set": accuracy.test_set, **({"hits": hits} if hits else {})}
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from collect import publish
-from table import percent
+from published import percent
 
 from fedcir.config import config_from, merged
 from fedcir.engine.simulate import open_run

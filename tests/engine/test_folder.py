@@ -37,6 +37,7 @@ def test_a_finished_run_holds_the_files_of_the_contract_and_no_others(finished: 
         "image_hashes.safetensors",
         "rounds.jsonl",
         "summary.json",
+        "hits.json",
         "model.safetensors",
         "checkpoint",
         "checkpoint/round-000006.safetensors",

@@ -15,6 +15,7 @@ from fedcir.config.tables import read_toml
 from fedcir.data.domains import Domains
 from fedcir.data.federation import Federation, deal, federation_from
 from fedcir.insight.recommend import CANDIDATES, Recommendation, _trials, recommend
+from fedcir.runs.intervals import RunAccuracy
 from fedcir.types import InputError
 
 TINY: dict[str, Any] = {"dataset": "arrays", "pilot_rounds": 1, "seeds": (0, 1), "workers": 1}
@@ -66,13 +67,15 @@ def test_no_pilot_of_any_seed_looks_at_test_images_of_the_run_that_follows(
 
 def test_a_gain_beyond_chance_is_chosen_and_the_simplest_otherwise() -> None:
     def trials(*gains: float) -> list[bool]:
-        base = {"ink": 0.5, "wax": 0.7}
-        by_seed = [{name: value + gain for name, value in base.items()} for gain in gains]
+        images = {"ink": 100_000, "wax": 100_000}
+        base = RunAccuracy({"ink": 0.5, "wax": 0.7}, images)
+        by_seed = [RunAccuracy({"ink": 0.5 + gain, "wax": 0.7 + gain}, images) for gain in gains]
         others = {candidate.name: [base] * len(gains) for candidate in CANDIDATES}
         return [trial.better for trial in _trials({**others, CANDIDATES[2].name: by_seed})]
 
     assert trials(0.04, 0.05, 0.06) == [False, False, True, False]  # 0.05 +- 0.025
     assert trials(0.0, 0.05, 0.1) == [False, False, False, False]  # 0.05 +- 0.124
+    assert trials(0.05, 0.05) == [False, False, False, False]  # two seeds are no verdict
 
 
 def test_the_written_file_is_what_run_takes(data_root: Path, tried: Recommendation, tmp_path: Path) -> None:
@@ -89,7 +92,8 @@ def test_rows_hold_every_candidate_and_one_choice(tried: Recommendation) -> None
     rows = tried.to_rows()
     assert [row["candidate"] for row in rows] == [candidate.name for candidate in CANDIDATES]
     assert sum(row["chosen"] for row in rows) == 1
-    assert tried.reason.startswith(f"Use {tried.choice.candidate.name}: ")
+    assert tried.reason.startswith("No recommendation: 2 seeds cannot tell a gain from chance, try `--seeds 0,1,2`.")
+    assert replace(tried, seeds=(0, 1, 2)).reason.startswith(f"Use {tried.choice.candidate.name}: ")
 
 
 def test_a_held_out_domain_is_not_looked_at(data_root: Path, tmp_path: Path) -> None:

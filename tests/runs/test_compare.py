@@ -1,12 +1,14 @@
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from fedcir.config import Config
-from fedcir.runs.compare import Estimate, Method, ToTarget, compare, half_width
+from fedcir.engine.hits import DomainHits, Hits
+from fedcir.runs.compare import Estimate, Method, ToTarget, compare
+from fedcir.runs.intervals import half_width
 from fedcir.runs.run import Run
 from fedcir.types import RoundRecord
 
@@ -33,18 +35,6 @@ def test_an_estimate_has_the_standard_deviation_of_a_sample() -> None:
 
 def test_an_estimate_of_one_value_has_no_deviation() -> None:
     assert Estimate.of([0.5]) == Estimate(0.5, None)
-
-
-@pytest.mark.parametrize("confidence", [0.9, 0.95])
-@pytest.mark.parametrize("values", [[0.01, 0.03], [0.02, -0.01, 0.04, 0.0, 0.03]])
-def test_half_width_is_that_of_students_interval(values: list[float], confidence: float) -> None:
-    low, high = stats.t.interval(confidence, len(values) - 1, loc=np.mean(values), scale=stats.sem(values))
-    assert half_width(values, confidence) == pytest.approx((high - low) / 2)
-
-
-def test_half_width_of_three_seeds_by_the_table() -> None:
-    # The table's t for 2 degrees of freedom is 4.303; the standard error of 1, 2, 3 is 1 / sqrt(3).
-    assert half_width([1.0, 2.0, 3.0]) == pytest.approx(4.303 / 3**0.5, rel=1e-3)
 
 
 @pytest.fixture
@@ -100,6 +90,54 @@ def test_one_seed_has_a_difference_without_an_interval(tmp_path: Path) -> None:
     runs = {"fedavg": {0: run(tmp_path / "a", [0.5])}, "fedcir": {0: run(tmp_path / "b", [0.75])}}
     ours = compare(runs, "fedavg")[1]
     assert (ours.difference, ours.half_width) == (Estimate(0.25, None), None)
+
+
+def with_hits(path: Path, correct: np.ndarray, labels: tuple[int, ...]) -> Run:
+    """A finished run in one domain with these test images right."""
+    mean = float(correct.mean())
+    found = run(path, [mean])
+    assert found.summary is not None
+    final = {**found.summary["final"], "accuracy_worst": mean, "accuracy": {"a": mean}}
+    made = replace(found, manifest={"test": {"a": [str(i) for i in range(len(correct))]}})
+    made = replace(made, summary={**found.summary, "final": final})
+    object.__setattr__(made, "hits", Hits(1, {"a": DomainHits(correct, labels)}))
+    return made
+
+
+@pytest.mark.parametrize("seeds", [2, 3])
+def test_seeds_that_differ_by_the_same_two_images_are_not_better_than_chance(tmp_path: Path, seeds: int) -> None:
+    correct = np.arange(2000) < 1600
+    more = np.arange(2000) < 1602
+    runs = {
+        name: {seed: with_hits(tmp_path / f"{name}-{seed}", hits, (1000, 1000)) for seed in range(seeds)}
+        for name, hits in (("fedavg", correct), ("decay", more))
+    }
+    decay = compare(runs, "fedavg")[1]
+    assert decay.difference == Estimate(pytest.approx(0.001), pytest.approx(0.0))
+    assert decay.half_width == pytest.approx(1.96 * (0.001 * 0.999 / 2000) ** 0.5, rel=1e-4)  # two ones of 2000
+    assert decay.half_width > decay.difference.mean
+    assert not decay.better
+
+
+def test_two_seeds_are_no_verdict_however_large_the_difference(tmp_path: Path) -> None:
+    runs = {
+        name: {seed: run(tmp_path / f"{name}-{seed}", [value]) for seed in range(2)}
+        for name, value in (("fedavg", 0.2), ("fedcir", 0.8))
+    }
+    ours = compare(runs, "fedavg")[1]
+    assert ours.difference is not None
+    assert ours.difference.mean == pytest.approx(0.6)
+    assert not ours.better
+    assert not ours.is_beyond_chance
+
+
+def test_an_accuracy_that_one_answer_to_all_images_reaches_is_at_chance(tmp_path: Path) -> None:
+    # 60 % of the images are of one class, so 62 of 100 right are within 1.96 * sqrt(0.62 * 0.38 / 100) = 9.5 of it.
+    correct = np.arange(100) < 62
+    (method,) = compare({"fedavg": {0: with_hits(tmp_path / "a", correct, (60, 40))}}, "fedavg")
+    assert (method.chance, method.at_chance) == (pytest.approx(0.6), True)
+    (method,) = compare({"fedavg": {0: with_hits(tmp_path / "b", correct, (50, 50))}}, "fedavg")
+    assert (method.chance, method.at_chance) == (pytest.approx(0.5), False)
 
 
 def test_domains_that_nobody_trains_on_are_named_with_their_mean(tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ def recommend(
     """Find out what to run on your data. Tries each candidate for a few rounds and never looks at a test image."""
     from fedcir.cli.progress import Watch
     from fedcir.insight.recommend import recommend as find
+    from fedcir.runs.intervals import COVERS
     from fedcir.types import InputError
 
     if out is not None and out.exists():
@@ -64,7 +65,8 @@ def recommend(
     for sentence in found.findings:
         print(sentence)
     print()
-    header = ["candidate", "what it is", "mean", "worst", f"difference to {found.trials[0].candidate.name} (95 %)"]
+    first = found.trials[0].candidate.name
+    header = ["candidate", "what it is", "mean", "worst", f"difference to {first} ({COVERS})"]
     title = f"accuracy on validation images (%), rounds: {pilot_rounds}, seeds: {len(found.seeds)}"
     print_table([header, *(_row(trial) for trial in found.trials)], title)
     print(found.reason)

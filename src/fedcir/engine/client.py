@@ -19,6 +19,7 @@ from fedcir.data.federation import Client
 from fedcir.engine.calibration import calibration_sums
 from fedcir.engine.cost import step_flops
 from fedcir.engine.dpsgd import poisson_batch, private_gradients
+from fedcir.engine.hits import pack_hits
 from fedcir.engine.prediction import Output, predict
 from fedcir.engine.privacy import PrivateMean
 from fedcir.engine.store import ClientStore
@@ -217,17 +218,23 @@ def _private_steps(bench: Workbench, data: Examples, ctx: LocalContext, changes:
 
 @torch.inference_mode()
 def evaluate(bench: Workbench, client: Client, received: Groups, kept: Groups, round: int) -> ClientReply:
-    """Test the received model on the client's test set; the reply carries counts, so that they can be added."""
+    """Test the received model on the client's test set; the reply carries counts, so that they can be added.
+
+    After the last round it also carries one bit for each test image, unless this is a site or privacy is set.
+    """
     assert client.test is not None
     ctx = ready_to_test(bench, client, received, kept, round)
-    metrics = _tested(bench, client.test, ctx)
+    metrics, correct, labels = _tested(bench, client.test, ctx)
+    arrays: Groups = {}
+    if round == bench.total_rounds and not bench.deployed and bench.privacy.clip is None:
+        arrays = pack_hits(correct, labels, bench.num_classes)
     if client.validation is not None:
-        aside = _tested(bench, client.validation, ctx)
+        aside, _, _ = _tested(bench, client.validation, ctx)
         metrics |= {f"validation/{name}": value for name, value in aside.items()}
         if round == bench.total_rounds and not bench.privacy.noise:  # these sums have no noise
             outputs = predictions(bench, client.validation, ctx)
             metrics |= calibration_sums((output.logits, output.novelty, y) for output, y in outputs)
-    return ClientReply(client.id, len(client.test), {}, metrics)
+    return ClientReply(client.id, len(client.test), arrays, metrics)
 
 
 def ready_to_test(bench: Workbench, client: Client, received: Groups, kept: Groups, round: int) -> LocalContext:
@@ -243,12 +250,15 @@ def ready_to_test(bench: Workbench, client: Client, received: Groups, kept: Grou
     return ctx
 
 
-def _tested(bench: Workbench, data: Examples, ctx: LocalContext) -> dict[str, float]:
-    correct, loss = 0, 0.0
+def _tested(bench: Workbench, data: Examples, ctx: LocalContext) -> tuple[dict[str, float], torch.Tensor, torch.Tensor]:
+    """Counts and mean loss; for each image whether its class was predicted (N,), and its label (N,)."""
+    correct, labels, loss = [], [], 0.0
     for output, y in predictions(bench, data, ctx):
-        correct += int((output.logits.argmax(-1) == y).sum())
+        correct.append(output.logits.argmax(-1) == y)
+        labels.append(y)
         loss += float(F.cross_entropy(output.logits, y, reduction="sum"))
-    return {"correct": float(correct), "count": float(len(data)), "loss": loss / len(data)}
+    hits = torch.cat(correct)
+    return {"correct": float(hits.sum()), "count": float(len(data)), "loss": loss / len(data)}, hits, torch.cat(labels)
 
 
 def predictions(bench: Workbench, data: Examples, ctx: LocalContext) -> Iterator[tuple[Output, torch.Tensor]]:

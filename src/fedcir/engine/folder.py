@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -45,6 +45,7 @@ from fedcir.engine.files import (
     write,
 )
 from fedcir.engine.formats import Card, Manifest, Summary, check_card
+from fedcir.engine.hits import Hits, SavedHits
 from fedcir.engine.lock import LOCK_PATIENCE, take_lock
 from fedcir.engine.store import GENERATIONS, NAME
 from fedcir.types import Arrays, InputError, RoundRecord, ServerState
@@ -60,6 +61,7 @@ REWRITE = "delete summary.json there and resume the run, which writes the summar
 REMAKE = "resume the run, which writes it again from the last checkpoint"
 DROP = "delete it, and probabilities are not calibrated"
 HASH_AGAIN = "delete it, and resume the run, which writes it again"
+DROP_HITS = "delete it, and intervals rest on counts of test images"
 REDO = "delete this line and all lines after it and resume the run, which repeats their rounds"
 
 
@@ -319,6 +321,21 @@ class RunFolder:
         with reading(path, DROP):
             found = Calibration.from_json(values)
         return found if found.round == self.summary()["rounds"] else None  # or of a run that was extended
+
+    def save_hits(self, hits: Hits) -> None:
+        write(self.path / "hits.json", json.dumps(sealed(hits.to_json()), indent=1, ensure_ascii=False) + "\n")
+
+    def hits(self) -> Hits | None:
+        """Results of the last test image by image; None where they were not kept."""
+        path = self.path / "hits.json"
+        if not path.exists():
+            return None
+        values = read_json(path, SavedHits, DROP_HITS)
+        with reading(path, DROP_HITS):
+            hits = Hits.from_json(cast(SavedHits, values))
+        return (
+            hits if self.finished and hits.round == self.summary()["rounds"] else None
+        )  # or of a run that was extended
 
     def has_model(self) -> bool:
         """Whether the model is there and whole."""

@@ -113,6 +113,8 @@ class Tests:
     """Mean loss on the test images."""
     sums: list[Mapping[str, float]] = field(default_factory=list)
     """What each client told, sums for the calibration among it."""
+    arrays: dict[str, Groups] = field(default_factory=dict)
+    """Tensors of the replies by domain."""
 
     def accuracy(self) -> dict[str, float]:
         return {domain: correct / count for domain, (correct, count) in self.counts.items()}
@@ -148,4 +150,5 @@ def tally(roster: Roster, replies: Iterable[ClientReply | Dropped], dropped: dic
         if "validation/count" in metrics:
             tests.aside[domain] = int(metrics["validation/correct"]), int(metrics["validation/count"])
         tests.sums.append(metrics)
+        tests.arrays[domain] = reply.arrays
     return tests

@@ -10,6 +10,7 @@ import torch
 from fedcir.engine.best import best_of
 from fedcir.engine.calibration import Calibration
 from fedcir.engine.cost import ledger
+from fedcir.engine.hits import Hits
 from fedcir.engine.replies import Collected, Tests, tally
 from fedcir.engine.session import PRIVACY, Session
 from fedcir.models.tensors import clone, not_finite, tensor_bytes
@@ -41,7 +42,7 @@ def run(session: Session, transport: Transport) -> Rounds:
     try:
         while not session.finished and not session.stop_requested:
             started = time.perf_counter()
-            record, state, calibration = _round(session, transport)
+            record, state, tests = _round(session, transport)
             writing = time.perf_counter()
             due = state.round % server.checkpoint_every == 0 or state.round == server.rounds
             if folder is not None and (due or (record.epsilon is not None and session.deployed)):  # a repeat costs more
@@ -54,9 +55,13 @@ def run(session: Session, transport: Transport) -> Rounds:
                 _leave_out_training(record.seconds)
             else:
                 session.peak_memory = max(session.peak_memory, transport.peak_memory())
+            session.hits = None if session.deployed else Hits.from_replies(tests.arrays, state.round)
             if folder is not None:
+                calibration = None if session.config.privacy.noise else Calibration.of(tests.sums, state.round)
                 if calibration is not None:
                     folder.save_calibration(calibration)
+                if session.hits is not None:
+                    folder.save_hits(session.hits)
                 folder.append(record)
             session.state = state
             session.records.append(record)
@@ -129,7 +134,7 @@ def take_step(
     return state, collected
 
 
-def _round(session: Session, transport: Transport) -> tuple[RoundRecord, ServerState, Calibration | None]:
+def _round(session: Session, transport: Transport) -> tuple[RoundRecord, ServerState, Tests]:
     server, before = session.config.server, session.state
     round = before.round + 1
     epsilon, cohort = session.spend(), session.cohort(round)
@@ -160,8 +165,7 @@ def _round(session: Session, transport: Transport) -> tuple[RoundRecord, ServerS
         risk=tests.risk or None,
         epsilon=epsilon,
     )
-    calibration = None if session.config.privacy.noise else Calibration.of(tests.sums, round)
-    return record, state, calibration
+    return record, state, tests
 
 
 def _cost(session: Session, sent: ServerState, cohort: Sequence[int], collected: Collected) -> tuple[int, int, int]:

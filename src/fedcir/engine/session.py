@@ -21,6 +21,7 @@ from fedcir.engine.cost import step_flops
 from fedcir.engine.dpsgd import check_examples
 from fedcir.engine.files import checksum
 from fedcir.engine.folder import RunFolder
+from fedcir.engine.hits import Hits
 from fedcir.engine.norms import Screen
 from fedcir.engine.own import own_tensors, upload_of
 from fedcir.engine.privacy import PrivateMean, check_private
@@ -78,6 +79,8 @@ class Session:
     """Whether the run ends after this round, as if it were the last."""
     coming: ServerState | None = None
     """The state that the next round starts from, while it is tested."""
+    hits: Hits | None = None
+    """Results of the last test image by image, where they are kept."""
     _step_flops: dict[tuple[str, ...], int] = field(default_factory=dict)
     """FLOPs of a local step by the groups that clients receive."""
 

@@ -1,6 +1,5 @@
 """What to run on these data: a diagnosis and a short pilot, neither of which looks at a test image."""
 
-import statistics
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -17,7 +16,8 @@ from fedcir.data.partition.shares import Share
 from fedcir.engine.files import write
 from fedcir.engine.simulate import check_run, open_rounds
 from fedcir.runs.batch import OnNote, OnWork, chosen_seeds, unheard
-from fedcir.runs.compare import Estimate, half_width
+from fedcir.runs.compare import Estimate
+from fedcir.runs.intervals import MIN_SEEDS, MeanInterval, RunAccuracy, hash_test_set, mean_interval
 from fedcir.types import InputError
 
 VALIDATION = 0.2
@@ -55,15 +55,18 @@ class Trial:
     """The plain mean over domains."""
     worst: Estimate
     """The worst domain of each seed."""
-    difference: Estimate | None
-    """Of the means to those of the first candidate, seed by seed; None for that one."""
-    half_width: float | None
-    """Half of the difference's 95 % interval, by Student's t."""
+    difference: MeanInterval | None
+    """To the means of the first candidate, seed by seed, over seeds and validation images; None for that one."""
 
     @property
     def better(self) -> bool:
-        """Whether it beats the first candidate by more than chance between seeds."""
-        return self.difference is not None and self.half_width is not None and self.difference.mean > self.half_width
+        """Whether it beats the first candidate by more than chance, over at least three seeds."""
+        return self.difference is not None and self.difference.is_beyond_chance and self.difference.mean > 0
+
+    @property
+    def half_width(self) -> float | None:
+        """Half of the difference's 95 % interval."""
+        return None if self.difference is None else self.difference.half_width
 
 
 @dataclass(frozen=True)
@@ -87,6 +90,11 @@ class Recommendation:
         first, chosen = self.trials[0].candidate.name, self.choice
         if len(self.trials) == 1:
             return f"Use {first}: it is the only candidate that goes with these settings."
+        if len(self.seeds) < MIN_SEEDS:
+            return (
+                f"No recommendation: {len(self.seeds)} seeds cannot tell a gain from chance, try `--seeds 0,1,2`. "
+                f"The settings are those of {first}, the simplest candidate."
+            )
         if chosen.difference is None or chosen.half_width is None:
             return (
                 f"Use {first}: no other candidate beats it by more than chance, and it is the simplest. "
@@ -150,7 +158,7 @@ def recommend(
     asked = Asked.of(options, preset, config, set, without=("algorithm", "seed", "norm", "prior"))
     candidates = _candidates(asked)
     test_seed = asked.config().run.seed  # of the run that follows: no pilot looks at its test images
-    found: dict[str, list[Mapping[str, float]]] = {}
+    found: dict[str, list[RunAccuracy]] = {}
     diagnosis: Diagnosis | None = None
     done = 0
     for seed in numbers:
@@ -173,7 +181,11 @@ def recommend(
                     on_work(done, total, f"trying {candidate.name}")
             accuracy = session.records[-1].accuracy
             assert accuracy is not None
-            found.setdefault(candidate.name, []).append(accuracy)
+            hits = {} if session.hits is None else {name: d.correct for name, d in session.hits.domains.items()}
+            names = federation.manifest["test"]
+            images = {name: len(ids) for name, ids in names.items()}
+            score = RunAccuracy(accuracy, images, hash_test_set(names), hits)
+            found.setdefault(candidate.name, []).append(score)
     described = {candidate.name: candidate for candidate in candidates}
     trials = [replace(trial, candidate=described[trial.candidate.name]) for trial in _trials(found)]
     choice = max((trial for trial in trials if trial.better), key=lambda trial: trial.mean.mean, default=trials[0])
@@ -232,18 +244,14 @@ def _fitting(
     return [candidate for candidate in candidates if candidate.name not in refused]
 
 
-def _trials(found: Mapping[str, Sequence[Mapping[str, float]]]) -> list[Trial]:
-    means = {name: [statistics.fmean(each.values()) for each in by_seed] for name, by_seed in found.items()}
+def _trials(found: Mapping[str, Sequence[RunAccuracy]]) -> list[Trial]:
     candidates = [candidate for candidate in CANDIDATES if candidate.name in found]
     trials = []
     for candidate in candidates:
-        own, first = means[candidate.name], means[candidates[0].name]
-        worst = Estimate.of([min(accuracy.values()) for accuracy in found[candidate.name]])
-        trial = Trial(candidate, Estimate.of(own), worst, None, None)
-        if candidate is not candidates[0]:
-            paired = [one - other for one, other in zip(own, first, strict=True)]
-            trial = replace(trial, difference=Estimate.of(paired), half_width=half_width(paired))
-        trials.append(trial)
+        own, first = found[candidate.name], found[candidates[0].name]
+        worst = Estimate.of([min(score.accuracy.values()) for score in own])
+        difference = None if candidate is candidates[0] else mean_interval(own, first)
+        trials.append(Trial(candidate, Estimate.of([score.mean for score in own]), worst, difference))
     return trials
 
 

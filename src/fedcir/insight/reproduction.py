@@ -109,6 +109,7 @@ class Plan:
         runs, failures = batch.run_all(jobs, self.workers, self.resume, self.track, on_progress)
         results = Results(self.cases, runs, self.target)
         id, title, outcome = self.id, self.experiment.title, self.experiment.outcome(results)
+        outcome = replace(outcome, notes=[*outcome.notes, *results.chance_notes()])
         _write(id, title, outcome, self.out)
         page = self.out / "report.html" if report else None
         if page is not None:

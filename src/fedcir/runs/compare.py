@@ -5,9 +5,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from scipy.stats import t as student
-
 from fedcir.engine.cost import to_target
+from fedcir.runs.intervals import MIN_SEEDS, RunAccuracy, chance_level, is_at_chance, mean_interval
 from fedcir.runs.run import Run
 from fedcir.types import InputError
 
@@ -50,18 +49,35 @@ class Method:
     difference: Estimate | None
     """Paired by seed, to the baseline; None for the baseline."""
     half_width: float | None
-    """Half of the difference's 95 % interval, by Student's t; None with one seed."""
+    """Half of the difference's 95 % interval over seeds and test images; None with one seed."""
     unseen: tuple[str, ...] = ()
     """The domains that nobody trains on."""
     unseen_mean: Estimate | None = None
     """Plain, over them."""
     pools: bool = False
     """Whether it trains on all data in one place: a ceiling for the others, and no federated method."""
+    paired_seeds: int = 0
+    """Seeds of the difference."""
+    image_half_width: float = 0.0
+    """The part of the difference's half width that comes from the test images."""
+    mean_half_width: float | None = None
+    """Half of the mean's 95 % interval over seeds and test images, with one seed over test images."""
+    chance: float | None = None
+    """Accuracy of one answer to all test images, where it is known."""
+    at_chance: bool = False
+    """Whether its accuracy cannot be told from that."""
 
     @property
     def better(self) -> bool:
-        """Whether it is above the baseline by more than chance between seeds."""
-        return self.difference is not None and self.half_width is not None and self.difference.mean > self.half_width
+        """Whether it is above the baseline by more than chance, over at least three seeds."""
+        return self.is_beyond_chance and self.difference is not None and self.difference.mean > 0
+
+    @property
+    def is_beyond_chance(self) -> bool:
+        """Whether it differs from the baseline by more than chance, over at least three seeds."""
+        if self.difference is None or self.half_width is None or self.paired_seeds < MIN_SEEDS:
+            return False
+        return abs(self.difference.mean) > self.half_width
 
     @property
     def interval(self) -> str:
@@ -84,15 +100,19 @@ def compare(runs: Mapping[str, Mapping[int, Run]], baseline: str, target: float 
     baseline's last round, or their mean where the baseline lacks that seed.
     """
     reference = {seed: run.final["accuracy_mean"] for seed, run in runs[baseline].items()}
+    scores = {
+        name: {seed: RunAccuracy.from_run(run) for seed, run in by_seed.items()} for name, by_seed in runs.items()
+    }
     usual = statistics.fmean(reference.values())
     methods = []
     for name, by_seed in runs.items():
         final = [run.final for run in by_seed.values()]
-        paired = [
-            own["accuracy_mean"] - reference[seed]
-            for seed, own in zip(by_seed, final, strict=True)
-            if seed in reference
-        ]
+        common = [seed for seed in by_seed if seed in reference and name != baseline]
+        paired = [by_seed[seed].final["accuracy_mean"] - reference[seed] for seed in common]
+        own, others = ([scores[which][seed] for seed in common] for which in (name, baseline))
+        change = mean_interval(own, others) if len(common) > 1 else None
+        mean = mean_interval(list(scores[name].values()))
+        chance = chance_level(next(iter(by_seed.values())))
         costs = [
             to_target(run.records, reference.get(seed, usual) if target is None else target)
             for seed, run in by_seed.items()
@@ -112,22 +132,21 @@ def compare(runs: Mapping[str, Mapping[int, Run]], baseline: str, target: float 
                     reached=sum(cost is not None for cost in costs),
                     flops=_median([math.inf if cost is None else cost.flops for cost in costs]),
                 ),
-                difference=Estimate.of(paired) if paired and name != baseline else None,
-                half_width=half_width(paired) if len(paired) > 1 and name != baseline else None,
+                difference=Estimate.of(paired) if paired else None,
+                half_width=None if change is None else change.half_width,
                 unseen=tuple(dict.fromkeys(domain for each in final for domain in each.get("unseen", ()))),
                 unseen_mean=Estimate.of(unseen)
                 if (unseen := [each["accuracy_unseen"] for each in final if "accuracy_unseen" in each])
                 else None,
                 pools=_pools(by_seed),
+                paired_seeds=len(paired),
+                image_half_width=(change.image_half_width or 0.0) if change is not None else 0.0,
+                mean_half_width=mean.half_width,
+                chance=chance,
+                at_chance=is_at_chance(mean, chance),
             )
         )
     return methods
-
-
-def half_width(values: Sequence[float], confidence: float = 0.95) -> float:
-    """Half of the confidence interval of a mean, by Student's t."""
-    spread = statistics.stdev(values) / len(values) ** 0.5
-    return float(student.ppf((1 + confidence) / 2, len(values) - 1) * spread)
 
 
 def _pools(by_seed: Mapping[int, Run]) -> bool:

@@ -15,6 +15,7 @@ from fedcir.algorithms.algorithm import Algorithm
 from fedcir.config import Config, ModelConfig, build, nearest
 from fedcir.engine.client import own_part
 from fedcir.engine.folder import REWRITE, RunFolder
+from fedcir.engine.hits import Hits
 from fedcir.engine.store import ClientStore
 from fedcir.engine.trust import trusted_algorithm, trusted_model
 from fedcir.models.task import Task, image_task
@@ -47,6 +48,11 @@ class Run:
     def card(self) -> dict[str, Any]:
         """What a user of its model must know: classes, image size, normalisation, network and algorithm."""
         return RunFolder(self.path).card()
+
+    @cached_property
+    def hits(self) -> Hits | None:
+        """Results of its last test image by image; None where they were not kept, as across sites."""
+        return RunFolder(self.path).hits()
 
     @property
     def final(self) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fedcir.engine.folder import RunFolder
-from fedcir.insight.report.sections import mean_interval
+from fedcir.runs.intervals import RunAccuracy, mean_interval
 from fedcir.runs.run import load_run
 
 Command = Callable[..., Any]
@@ -200,8 +200,9 @@ def test_the_interval_of_one_run_is_that_of_its_test_images(
     run = load_run(tmp_path / "run")
     accuracies = run.final["accuracy"].values()
     mean = sum(accuracies) / 3
-    half = 1.96 * sum(p * (1 - p) / 12 for p in accuracies) ** 0.5 / 3  # twelve test images a domain
-    assert mean_interval([run]) == (pytest.approx(max(0, mean - half)), pytest.approx(min(1, mean + half)))
+    half = 1.959964 * sum(p * (1 - p) / 12 for p in accuracies) ** 0.5 / 3  # twelve test images a domain
+    interval = mean_interval([RunAccuracy.from_run(run)])
+    assert (interval.mean, interval.half_width) == (pytest.approx(mean), pytest.approx(half))
 
 
 def test_a_bar_of_one_run_has_wilsons_interval_of_its_domains_test_images(

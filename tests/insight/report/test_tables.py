@@ -28,7 +28,7 @@ METHODS = [
 
 def test_rows_show_per_cent_with_deviation_and_the_difference_with_its_interval() -> None:
     header, fedavg, fedcir = comparison_rows(METHODS, "fedavg", seeds=3)
-    assert header[-1] == "difference to fedavg (95 %)"
+    assert header[-1] == "difference to fedavg (95 %, seeds and test images)"
     assert fedavg == ["fedavg", "50.0 ± 1.0", "50.0 ± 1.0", "40.0 ± 2.0", "9", "2 MB", ""]
     assert fedcir == ["fedcir", "60.0 ± 3.0", "60.0 ± 3.0", "50.0 ± 0.0", "1 of 3 seeds", "", "+10.00 ± 3.45"]
 

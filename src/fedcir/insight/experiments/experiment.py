@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from fedcir.insight.charts import Chart
+from fedcir.insight.report.advice import chance_sentence
 from fedcir.insight.report.tables import Rows
 from fedcir.runs.compare import Estimate
+from fedcir.runs.intervals import RunAccuracy, chance_level, is_at_chance, mean_interval
 from fedcir.runs.run import Run
 from fedcir.types import InputError
 
@@ -113,6 +115,21 @@ class Results:
         runs = self.runs(dataset, algorithm, point).values()
         final = [100 * run.final["accuracy_mean"] for run in runs]
         return Estimate.of(final) if final else None
+
+    def chance_notes(self) -> list[str]:
+        """Sentences on methods whose accuracy cannot be told from chance level, by dataset and point."""
+        notes = []
+        for dataset in self.datasets:
+            for point in self.points:
+                at_chance: dict[str, float | None] = {}
+                for algorithm in self.algorithms:
+                    if runs := list(self.runs(dataset, algorithm, point).values()):
+                        level = chance_level(runs[0])
+                        if is_at_chance(mean_interval([RunAccuracy.from_run(run) for run in runs]), level):
+                            at_chance[algorithm] = level
+                place = ", ".join(filter(None, (dataset if len(self.datasets) > 1 else "", point)))
+                notes += [f"{place}: {note}" if place else note for note in chance_sentence(at_chance)]
+        return notes
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count, islice
+from math import hypot
 from statistics import fmean
 
 from scipy.stats import kendalltau
@@ -10,6 +11,7 @@ from scipy.stats import t as student
 
 from fedcir.insight.charts import accuracy, curve
 from fedcir.runs.compare import Method
+from fedcir.runs.intervals import MIN_SEEDS
 from fedcir.runs.run import Run
 
 Runs = Mapping[str, Mapping[int, Run]]
@@ -36,6 +38,7 @@ def advice(
     taken = take(federated, baseline)
     one = next(iter(runs[taken.algorithm].values()))
     return [
+        *chance_sentence({method.algorithm: method.chance for method in methods if method.at_chance}),
         *_choice(methods, taken, baseline, runs),
         *_rounds(runs, federated),
         *_seeds(federated, runs),
@@ -58,18 +61,34 @@ def _choice(methods: Sequence[Method], taken: Method, baseline: str, runs: Runs)
         return [] if simple or " " in name else [only]
     if taken.difference is not None:
         points = f"{100 * taken.difference.mean:.1f} points above {baseline}"
-        return [f"Use {name}: it is {points}, more than chance between seeds ({taken.interval})."]
+        return [f"Use {name}: it is {points}, more than chance ({taken.interval})."]
     why = f", and {name} is the simplest" if simple else ""
-    if len(runs[name]) == 1:
+    if _count_seeds(runs) < MIN_SEEDS:
         best = max(federated, key=lambda method: method.mean.mean)
+        if best.at_chance:
+            return []
         if best.mean.mean > taken.mean.mean:
             return [_first(best, taken, [method for method in methods if method.pools])]
-        return [f"Use {name} for now: no other federated method is above it, but one seed is little to go by."]
-    return [f"Use {name}: no other federated method is better by more than chance{why}."]
+        return [f"No other federated method came out above {name}."]
+    return [] if taken.at_chance else [f"Use {name}: no other federated method is better by more than chance{why}."]
+
+
+def chance_sentence(chance: Mapping[str, float | None]) -> list[str]:
+    """Say which methods cannot be told from chance level, by their names."""
+    if not chance:
+        return []
+    level = max(value for value in chance.values() if value is not None)
+    verb = "is" if len(chance) == 1 else "are"
+    same = "what the same answer to every test image reaches"
+    return [f"{', '.join(chance)} {verb} at chance level ({100 * level:.1f} %, {same}): nothing can be read from that."]
+
+
+def _count_seeds(runs: Runs) -> int:
+    return len({seed for by_seed in runs.values() for seed in by_seed})
 
 
 def _first(best: Method, plain: Method, ceilings: Sequence[Method]) -> str:
-    """What one seed says of its best method."""
+    """What too few seeds for a verdict say of their best method."""
     gain = best.mean.mean - plain.mean.mean
     told = f"{best.algorithm} came first: {100 * gain:.1f} points above {plain.algorithm}"
     ceiling = max(ceilings, key=lambda method: method.mean.mean, default=plain)
@@ -127,13 +146,18 @@ def _rounds(runs: Runs, federated: Sequence[Method]) -> list[str]:
 def _seeds(federated: Sequence[Method], runs: Runs) -> list[str]:
     """How many it takes to tell the most promising difference from chance."""
     seeds = sorted({seed for each in runs.values() for seed in each})
-    if len(federated) > 1 and len(seeds) == 1:
-        return [f"Add seeds: with only one, any difference could be chance. Try `--seeds {_listed(seeds, 3)}`."]
+    if len(federated) > 1 and len(seeds) < MIN_SEEDS:
+        few = "one" if len(seeds) == 1 else "two"
+        return [
+            f"Add seeds: with only {few}, any difference could be chance. Try `--seeds {_listed(seeds, MIN_SEEDS)}`."
+        ]
     ahead = [m for m in federated if m.difference is not None and m.difference.mean > 0 and m.half_width is not None]
     if not ahead or any(method.better for method in ahead):
         return []
     best = max(ahead, key=lambda method: method.mean.mean)
     told = f"{best.algorithm} is ahead, but that could be chance ({best.interval})"
+    if best.difference is not None and best.image_half_width >= best.difference.mean:
+        return [f"{told}. More seeds would not tell, only more test images would: treat the two as equal."]
     needed = seeds_to_tell(best)
     if needed is None or needed > MANY:
         return [f"{told}. Confirming so small a difference would take more than {MANY} seeds: treat the two as equal."]
@@ -141,12 +165,16 @@ def _seeds(federated: Sequence[Method], runs: Runs) -> list[str]:
 
 
 def seeds_to_tell(method: Method, most: int = 100) -> int | None:
-    """The fewest seeds whose 95 % interval would leave 0 out, were the difference and its spread as they are now."""
+    """The fewest seeds whose 95 % interval would leave 0 out, were the difference and its spread as they are now.
+
+    The error of the test images stays as it is.
+    """
     assert method.difference is not None
     mean, std = method.difference.mean, method.difference.std
     if std is None:
         return None
-    return next((n for n in range(3, most + 1) if student.ppf(0.975, n - 1) * std / n**0.5 < abs(mean)), None)
+    halves = ((n, hypot(student.ppf(0.975, n - 1) * std / n**0.5, method.image_half_width)) for n in range(3, most + 1))
+    return next((n for n, half in halves if half < abs(mean)), None)
 
 
 def _listed(seeds: Sequence[int], number: int) -> str:

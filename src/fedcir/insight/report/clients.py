@@ -1,5 +1,6 @@
 """What a report tells of the clients: accuracy by domain and class, distances, representations, who holds what."""
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,8 @@ from fedcir.insight.report.page import Figure, Section, Table, Words, sentence
 from fedcir.insight.report.picture import in_the_plane
 from fedcir.insight.report.study import Study
 from fedcir.insight.report.tables import UNSEEN, domain_cell, domain_header, domains_of
-from fedcir.runs.compare import Method, half_width
+from fedcir.runs.compare import Method
+from fedcir.runs.intervals import MIN_SEEDS, half_width
 
 Diagnoses = Mapping[str, Mapping[int, Diagnosis]]
 """By method and seed."""
@@ -181,25 +183,31 @@ class Change:
 
     mean: float
     half: float | None
-    """Of its 95 % interval over seeds; None with one."""
+    """Of its 95 % interval over seeds and test images; None with one seed."""
+    seeds: int = 0
 
     @property
     def beyond_chance(self) -> bool:
-        return self.half is not None and abs(self.mean) > self.half
+        return self.seeds >= MIN_SEEDS and self.half is not None and abs(self.mean) > self.half
 
     def __str__(self) -> str:
         return f"{self.mean:+.2f}" if self.half is None else f"{self.mean:+.2f} ± {self.half:.2f}"
 
 
 def _changes(baseline: str, found: Diagnoses) -> dict[str, Change]:
+    """Compare every method with the baseline, paired by seed.
+
+    The errors of the test images under both methods are added as if they were independent, which is conservative.
+    """
     before = found[baseline]
     changes = {}
     for name, after in found.items():
-        each = [
-            after[seed].apart.mean_pair.value - before[seed].apart.mean_pair.value for seed in after if seed in before
-        ]
+        pairs = [(after[seed].apart.mean_pair, before[seed].apart.mean_pair) for seed in after if seed in before]
+        each = [ours.value - theirs.value for ours, theirs in pairs]
         if name != baseline and each:
-            changes[name] = Change(statistics.fmean(each), half_width(each) if len(each) > 1 else None)
+            images = statistics.fmean(math.hypot(o.high - o.low, t.high - t.low) / 2 for o, t in pairs)
+            half = math.hypot(half_width(each), images) if len(each) > 1 else None
+            changes[name] = Change(statistics.fmean(each), half, len(each))
     return changes
 
 
@@ -212,7 +220,7 @@ def _said(baseline: str, changes: Mapping[str, Change]) -> list[str]:
     }
     said = [
         f"Domains are {way} under {', '.join(f'{name} ({sure[name]})' for name in names)} than under {baseline}: "
-        "more than chance between seeds (95 %)."
+        "more than chance (95 %, seeds and test images)."
         for way, names in ways.items()
         if names
     ]

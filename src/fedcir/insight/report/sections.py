@@ -11,8 +11,8 @@ from fedcir.insight.report.page import Figure, Listing, Section, Table, Words, s
 from fedcir.insight.report.quantities import duration, flops, size, time_unit_of, unit_of
 from fedcir.insight.report.study import Study, shareable
 from fedcir.insight.report.tables import UNSEEN, difference, domain_header, domains_of, goal_cells, goal_header, percent
-from fedcir.runs.compare import Method, half_width
-from fedcir.runs.run import Run
+from fedcir.runs.compare import Method
+from fedcir.runs.intervals import COVERS, MIN_SEEDS
 from fedcir.types import RoundRecord
 from fedcir.use.guarantee import guarantee_of
 
@@ -29,38 +29,24 @@ def results(study: Study, methods: Sequence[Method], notes: Sequence[str]) -> Se
     unseen = any(method.unseen for method in methods)
     header = ["method", "seeds", "seen mean (%)" if unseen else "mean (%)", "95 % interval", "worst domain (%)"]
     header += ["unseen mean (%)"] if unseen else []
-    rows = [[*header, f"difference to {study.baseline} (points, 95 %)"] if several else header]
+    rows = [[*header, f"difference to {study.baseline} (points; {COVERS})"] if several else header]
     for method in methods:
-        runs = list(study.runs[method.algorithm].values())
-        ends = mean_interval(runs)
-        told = "" if ends is None else f"{100 * ends[0]:.1f} to {100 * ends[1]:.1f}"
-        row = [method.algorithm, str(len(runs)), percent(method.mean), told]
+        row = [method.algorithm, str(len(study.runs[method.algorithm])), percent(method.mean), _mean_interval(method)]
         row += [percent(method.worst), *([percent(method.unseen_mean)] if unseen else [])]
         rows.append([*row, *([difference(method)] if several else [])])
-    over = "seeds (Student's t), or over test images for a method with one seed" if several else "test images"
+    over = "seeds and test images, or over test images for a method with one seed" if several else "test images"
     mean = "mean over the domains trained on, and over those not trained on" if unseen else "mean over domains"
     spread = " ± is the standard deviation over seeds." if several else ""
     caption = f"Test accuracy after the last round, {mean}.{spread} Intervals are over {over}"
     return Section("Results", (Words((*findings(study, methods), *privacy(study), *notes)), Table(caption, rows)))
 
 
-def mean_interval(runs: Sequence[Run]) -> tuple[float, float] | None:
-    """Of the mean accuracy: over seeds by Student's t, or of one run over its test images by the binomial variance.
-
-    None where nothing tells how many test images there were.
-    """
-    final = [run.final for run in runs]
-    mean = statistics.fmean(each["accuracy_mean"] for each in final)
-    if len(runs) > 1:
-        half = half_width([each["accuracy_mean"] for each in final])
-    else:
-        tested = {name: len(ids) for name, ids in runs[0].manifest.get("test", {}).items()}
-        by_domain = {name: p for name, p in final[0]["accuracy"].items() if name not in final[0].get("unseen", ())}
-        if not all(tested.get(name) for name in by_domain):
-            return None
-        variance = sum(p * (1 - p) / tested[name] for name, p in by_domain.items())
-        half = 1.96 * variance**0.5 / len(by_domain)
-    return max(0.0, mean - half), min(1.0, mean + half)
+def _mean_interval(method: Method) -> str:
+    """Ends of the mean's interval in per cent; empty where nothing tells how many test images there are."""
+    if method.mean_half_width is None:
+        return ""
+    mean, half = method.mean.mean, method.mean_half_width
+    return f"{100 * max(0.0, mean - half):.1f} to {100 * min(1.0, mean + half):.1f}"
 
 
 def findings(study: Study, methods: Sequence[Method]) -> list[str]:
@@ -95,15 +81,16 @@ def findings(study: Study, methods: Sequence[Method]) -> list[str]:
 def _differences(study: Study, methods: Sequence[Method]) -> list[str]:
     """Which differences to the baseline could be chance, and which are more."""
     known = [method for method in methods if method.difference is not None]
-    if known and len(study.seeds) == 1:
-        return ["With one seed, every difference between methods could be chance."]
+    if known and len(study.seeds) < MIN_SEEDS:
+        seeds = "one seed" if len(study.seeds) == 1 else "two seeds"
+        return [f"With {seeds}, every difference between methods could be chance."]
     said, chance = [], []
     for method in known:
         if method.difference is not None and method.half_width is not None:
             change = 100 * method.difference.mean
-            if abs(change) > 100 * method.half_width:
+            if method.is_beyond_chance:
                 way = f"{abs(change):.1f} points {'above' if change > 0 else 'below'} {study.baseline}"
-                said.append(f"{method.algorithm} is {way} ({method.interval}): more than chance between seeds.")
+                said.append(f"{method.algorithm} is {way} ({method.interval}): more than chance.")
             else:
                 chance.append(f"{method.algorithm} ({method.interval})")
     if chance:

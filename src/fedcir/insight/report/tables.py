@@ -9,6 +9,7 @@ from fedcir.config.display import escape_markdown
 from fedcir.config.spreadsheet import safe_cell
 from fedcir.insight.report.quantities import flops, size
 from fedcir.runs.compare import Estimate, Method
+from fedcir.runs.intervals import COVERS
 
 Rows = list[list[str]]
 
@@ -20,7 +21,7 @@ def comparison_rows(methods: Sequence[Method], baseline: str, seeds: int, target
     means = ["seen mean", "worst", "unseen mean"] if unseen else ["mean", "worst"]
     header = ["method", *domain_header(methods), *means, *goal_header(baseline, target)[:2]]
     if seeds > 1:
-        header.append(f"difference to {baseline} (95 %)")
+        header.append(f"difference to {baseline} ({COVERS})")
     rows = [header]
     for method in methods:
         row = [method.algorithm, *(domain_cell(methods, method, d) for d in domains), percent(method.mean)]
