@@ -115,7 +115,7 @@ def test_the_best_federated_method_leads_and_centralized_training_is_a_ceiling(
         r"Centralized training, which moves all data to one place, reaches [\d.]+ %, (a ceiling|less than fed)", text
     )
     assert "With one seed, every difference between methods could be chance." in text
-    assert re.search("Use fedavg for now|fedprox came first", text)
+    assert re.search("No other federated method came out above fedavg|fedprox came first|at chance level", text)
 
 
 DAMAGE = {
