@@ -9,7 +9,7 @@ from typing import Any
 
 from fedcir.algorithms import algorithm_class, names
 from fedcir.insight.describe import describe, travels
-from fedcir.insight.report.tables import markdown
+from fedcir.insight.report.tables import markdown_table
 from fedcir.insight.settings import settings
 
 DOCS = Path(__file__).parent
@@ -57,14 +57,14 @@ def _command(command: Any, path: str, parent: Any) -> Iterator[str]:
     yield f"```\n{path} {usage}\n```\n"
     records = [param.get_help_record(context) for param in command.params]
     rows = [[f"`{term}`", text.replace("\\[", "[").replace("|", "\\|")] for term, text in filter(None, records)]
-    yield markdown([["", "meaning"], *rows]).replace("---:", "---")
+    yield markdown_table([["", "meaning"], *rows]).replace("---:", "---")
 
 
 def fields_table(name: str) -> str:
     fields = describe(algorithm_class(name))["fields"]
     rows = [["field", "takes", "default", "meaning"]]
     rows += [[f"`{f['name']}`", f["takes"], f"{f['default']}", f["doc"]] for f in fields]
-    return markdown(rows).replace("---:", "---") if fields else "None.\n"
+    return markdown_table(rows).replace("---:", "---") if fields else "None.\n"
 
 
 @cache
@@ -77,7 +77,7 @@ def travels_table(name: str) -> str:
     rows = [["", "group", "bytes"]]
     for way, groups in moved(name).items():
         rows += [[way, group, f"{size:,}"] for group, size in groups.items()]
-    return markdown(rows) if len(rows) > 1 else "Nothing: the data themselves do.\n"
+    return markdown_table(rows) if len(rows) > 1 else "Nothing: the data themselves do.\n"
 
 
 def bytes_table(which: str) -> str:
@@ -88,7 +88,7 @@ def bytes_table(which: str) -> str:
             down, up = moved(name)["down"], moved(name)["up"]
             others = ", ".join(f"`{group}` {size:,}" for group, size in up.items() if group != "model")
             rows.append([name, f"{sum(down.values()):,}", f"{sum(up.values()):,}", others or "nothing"])
-    return markdown(rows)
+    return markdown_table(rows)
 
 
 def settings_table(section: str) -> str:
@@ -96,7 +96,7 @@ def settings_table(section: str) -> str:
     for each in settings(section):
         name, default, option = (f"`{text}`" if text else "" for text in (each.name, each.default_text, each.option))
         rows.append([name, each.takes, default + each.made_for_text, option, each.meaning])
-    return markdown(rows).replace("---:", "---")
+    return markdown_table(rows).replace("---:", "---")
 
 
 def ranges_table(which: str) -> str:
@@ -107,7 +107,7 @@ def ranges_table(which: str) -> str:
             if field["tried"]:
                 setting = f"`algorithm.{field['name']}`"
                 rows.append([name, setting, f"{field['default']}", field["tried"].replace(",", ", ")])
-    return markdown(rows).replace("---:", "---")
+    return markdown_table(rows).replace("---:", "---")
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from published import percent
 
 from fedcir.config import config_from, merged
 from fedcir.engine.simulate import open_run
-from fedcir.insight.report.tables import markdown
+from fedcir.insight.report.tables import markdown_table
 
 PUBLISHED = Path(__file__).parent / "privacy"
 SEEDS = (0, 1, 2)
@@ -93,7 +93,7 @@ def table(which: str) -> str:
         for level, found in _levels(which):
             up = found[0]["cost"]["bytes_up"] / 1e6
             rows.append([f"`{level}`", f"{len(found)}", *_accuracies(found), f"{up:.1f}"])
-        return markdown(rows)
+        return markdown_table(rows)
     rows = [["clients", "privacy.noise", "epsilon", "seeds", "mean accuracy (%)", "worst (%)"]]
     for study in (which,) if which in STUDIES else (f"{which}-400", f"{which}-4"):
         for level, found in _levels(study):
@@ -101,7 +101,7 @@ def table(which: str) -> str:
             rows.append(
                 [study.rpartition("-")[2].replace("images", "4"), level, epsilon, f"{len(found)}", *_accuracies(found)]
             )
-    return markdown(rows)
+    return markdown_table(rows)
 
 
 def _accuracies(found: list[dict[str, Any]]) -> list[str]:

@@ -18,7 +18,7 @@ from typing import Any, get_args
 from fedcir.attacks import backdoor_success
 from fedcir.config import AttackConfig, ServerConfig, config_from, nested
 from fedcir.engine.simulate import open_run
-from fedcir.insight.report.tables import markdown
+from fedcir.insight.report.tables import markdown_table
 from fedcir.types import RunError
 
 PLACE = Path(__file__).parent / "robust"
@@ -93,7 +93,7 @@ def table(which: str) -> str:
     for attack in attacks:
         values = [[run[attack][each].get(name) for run in runs if each in run.get(attack, {})] for each in AGGREGATIONS]
         rows.append([attack, *(shown(each) for each in values)])
-    return markdown(rows)
+    return markdown_table(rows)
 
 
 def shown(values: list[float | None]) -> str:

@@ -23,7 +23,7 @@ from published import (
 )
 
 from fedcir.insight.experiments import paper
-from fedcir.insight.report.tables import markdown
+from fedcir.insight.report.tables import markdown_table
 from fedcir.runs.intervals import COVERS
 
 MAIN = ("fedavg", "fedcir", "fedgen", "fedbn", "fedcirplus", "centralized", "centralizedbatch")
@@ -96,7 +96,7 @@ def study_table(study: str, others: bool) -> str:
             shown += ["" if row == base else closed(row), "" if row == ceiling else signed(difference(row, ceiling))]
         shown.append(percent(row.finals("accuracy_worst")))
         cells.append([*shown, *(percent(row.domain(name)) for name in domains), *matched(row)])
-    return markdown(cells)
+    return markdown_table(cells)
 
 
 def paper_table(study: str) -> str:
@@ -112,7 +112,7 @@ def paper_table(study: str) -> str:
         printed = "" if theirs is None else f"{theirs[0]:.1f} ± {theirs[1]:.1f}"
         gain = "" if name == BASE else signed(difference(row, base, range(3)))
         cells.append([name, accuracy, printed, gain, distance, change])
-    return markdown(cells)
+    return markdown_table(cells)
 
 
 def align_table(study: str) -> str:
@@ -131,7 +131,7 @@ def align_table(study: str) -> str:
         row = Row(f"{study}{folder}", "fedcir")
         gain = signed(difference(row, Row(study, BASE)))
         cells.append([name, percent(row.finals("accuracy_mean")), gain, *distances[row.study]["fedcir"]])
-    return markdown(cells)
+    return markdown_table(cells)
 
 
 def shift_table(study: str) -> str:
@@ -146,7 +146,7 @@ def shift_table(study: str) -> str:
     for name, row in rows.items():
         by_domain = [percent(row.domain(domain)) for domain in domains]
         cells.append([name, *by_domain, percent(row.finals("accuracy_mean")), percent(row.finals("accuracy_worst"))])
-    return markdown(cells)
+    return markdown_table(cells)
 
 
 def norms_table(study: str) -> str:
@@ -161,7 +161,7 @@ def norms_table(study: str) -> str:
     cells = [["", "BatchNorm", "`--norm invariant`"]]
     for shown, name in names.items():
         cells.append([shown, *(percent(Row(study, name, norm).finals("accuracy_mean")) for norm in NORMS)])
-    return markdown(cells)
+    return markdown_table(cells)
 
 
 def gains_table(which: str) -> str:
@@ -179,7 +179,7 @@ def gains_table(which: str) -> str:
         both = [Row(study, CEILING, norm).finals("accuracy_mean") for norm in NORMS]
         ceiling = " / ".join(f"{100 * statistics.fmean(values):.1f}" for values in both)
         cells.append([*about, f"{len(seeds)}", *means, shown, ceiling])
-    return markdown(cells)
+    return markdown_table(cells)
 
 
 def fedcir_table(which: str) -> str:
@@ -188,7 +188,7 @@ def fedcir_table(which: str) -> str:
     for study, about in GAINS.items():
         row, base = Row(study, "fedcir"), Row(study, BASE)
         cells.append([*about, f"{len(common_seeds(row, base))}", signed(difference(row, base))])
-    return markdown(cells)
+    return markdown_table(cells)
 
 
 TABLES: dict[str, Callable[[str], str]] = {

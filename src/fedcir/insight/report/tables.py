@@ -2,6 +2,7 @@
 
 import csv
 import io
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -91,7 +92,13 @@ def percent(estimate: Estimate | None) -> str:
 
 
 def markdown(rows: Rows) -> str:
-    header, *body = [" | ".join(map(escape_markdown, row)) for row in rows]
+    """A table of cells that may hold any text, such as names of domains."""
+    return markdown_table([[escape_markdown(cell) for cell in row] for row in rows])
+
+
+def markdown_table(rows: Rows) -> str:
+    """A table of cells that are Markdown already, but for `|`, which would end them."""
+    header, *body = [" | ".join(re.sub(r"(?<!\\)\|", r"\\|", cell) for cell in row) for row in rows]
     rule = " | ".join(["---"] + ["---:"] * (len(rows[0]) - 1))
     return "".join(f"| {line} |\n" for line in [header, rule, *body])
 
