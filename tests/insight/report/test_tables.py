@@ -1,7 +1,15 @@
 import csv
 from dataclasses import replace
 
-from fedcir.insight.report.tables import as_text, comma_separated, comparison_numbers, comparison_rows, latex, markdown
+from fedcir.insight.report.tables import (
+    as_text,
+    comma_separated,
+    comparison_numbers,
+    comparison_rows,
+    latex,
+    markdown,
+    markdown_table,
+)
 from fedcir.runs.compare import Estimate, Method, ToTarget
 
 METHODS = [
@@ -82,4 +90,5 @@ def test_latex_and_markdown_escape_what_they_must() -> None:
         r"x|y & 1 $\pm$ 2 \\",
         r"\bottomrule",
     ]
-    assert markdown(rows) == "| method | a_b & 95 % |\n| --- | ---: |\n| x\\|y | 1 ± 2 |\n"
+    assert markdown(rows) == "| method | a_b &amp; 95 % |\n| --- | ---: |\n| x\\|y | 1 ± 2 |\n"
+    assert markdown_table([["`a`", "x|y"]]) == "| `a` | x\\|y |\n| --- | ---: |\n"
