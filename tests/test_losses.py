@@ -20,6 +20,7 @@ from fedcir.losses import (
     first_neighbours,
     gaussian_kl,
     l2_norm,
+    log_mean_probability,
     mixture_nll,
     prototype_contrast,
     prototype_distance,
@@ -223,6 +224,11 @@ def test_distillation_kl_gives_no_gradient_to_the_target() -> None:
     distillation_kl(logits, target).backward()
     assert target.grad is None
     assert logits.grad[0].tolist() == pytest.approx([0.25, -0.25])  # p - target
+
+
+def test_log_mean_probability_is_the_log_of_the_mean_over_samples_by_hand() -> None:
+    logits = torch.tensor([[[0.0, math.log(3)]], [[math.log(9), 0.0]]])  # shares 1/4, 3/4 and 9/10, 1/10
+    torch.testing.assert_close(log_mean_probability(logits).exp(), torch.tensor([[0.575, 0.425]]))
 
 
 @pytest.mark.parametrize(("squared", "expected"), [(False, 2.5), (True, 12.5)])

@@ -6,6 +6,7 @@ https://arxiv.org/abs/2308.15786. The others name their paper where they stand.
 Shapes: B samples, C classes, Z dimensions of the representation, K clients, S generated samples a class.
 """
 
+import math
 from collections.abc import Iterable
 
 import torch
@@ -115,6 +116,11 @@ def distillation_kl(logits: Tensor, target_logits: Tensor) -> Tensor:
     return F.kl_div(
         logits.log_softmax(-1), target_logits.detach().log_softmax(-1), reduction="batchmean", log_target=True
     )
+
+
+def log_mean_probability(logits: Tensor) -> Tensor:
+    """The log of class probabilities that are averaged over samples of z, from logits (S, B, C) -> (B, C)."""
+    return logits.log_softmax(-1).logsumexp(0) - math.log(len(logits))
 
 
 def l2_norm(z: Tensor, squared: bool = False) -> Tensor:

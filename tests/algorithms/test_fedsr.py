@@ -286,6 +286,17 @@ def test_if_what_clients_kept_is_lost_a_resumed_run_makes_it_again(
     assert model(out) == whole
 
 
+def test_inference_takes_the_mean_or_averages_the_probabilities_of_samples(task: Task) -> None:
+    algorithm = FedSR(eval_samples=3)
+    model = algorithm.build(task)["model"].eval()
+    with torch.no_grad():
+        assert torch.equal(FedSR().predict({"model": model}, X, context()), model(X))
+        mu, sigma = model.encoder(X)
+        noise = torch.randn(3, 1, 6, generator=torch.Generator().manual_seed(0))
+        want = sum(model.head(mu + sigma * each).softmax(-1) for each in noise) / 3
+        torch.testing.assert_close(algorithm.predict({"model": model}, X, context()).exp(), want)
+
+
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
