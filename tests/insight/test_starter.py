@@ -113,13 +113,13 @@ def reason(look: Look) -> str:
     return next(choice.why for choice in choose(look) if choice.place == "algorithm.name")
 
 
-def test_with_a_frozen_encoder_only_label_skew_speaks_for_fedcirplus(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_a_frozen_encoder_only_large_label_skew_speaks_for_fedcirplus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choices, "PRETRAINED_PACKAGE", "json")
-    even, skewed = look(shift=1.65, skew=0.05), look(shift=1.65, skew=0.13)
+    even, skewed = look(shift=1.65, skew=0.13), look(shift=1.65, skew=0.4)
     assert chosen(even)["algorithm.name"] == "fedavg"
     assert reason(even).startswith("Plain averaging: the encoder is frozen, so no method can change its normalisation")
     assert chosen(skewed)["algorithm.name"] == "fedcirplus"
-    assert reason(skewed).startswith("FedCiRPlus, because label skew is moderate (13%)")
+    assert reason(skewed).startswith("FedCiRPlus, because label skew is large (40%)")
     assert "this is all that it changes about FedAvg" in reason(skewed)
     for text in (reason(even), reason(skewed)):
         assert "invariant" not in text

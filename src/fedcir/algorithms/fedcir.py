@@ -4,7 +4,6 @@ Clients regularise towards the generator (more information on y in z) and toward
 information on the client in z). They upload their model and nothing else.
 """
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from fedcir.algorithms.algorithm import Algorithm
 from fedcir.config import Between, Count, Rate, Spread, Weight, Width
-from fedcir.losses import class_gaussians, gaussian_kl, mixture_nll
+from fedcir.losses import class_gaussians, gaussian_kl, log_mean_probability, mixture_nll
 from fedcir.models.encoder import GaussianClassifier, sample, samples
 from fedcir.models.generator import Generator, all_classes, logits_of_heads
 from fedcir.models.optim import Adam
@@ -116,13 +115,11 @@ class FedCiR(Algorithm):
     def predict(self, modules: Modules, x: Tensor, ctx: LocalContext) -> Tensor:
         model = modules["model"]
         assert isinstance(model, GaussianClassifier)
-        logits: Tensor
         if not self.eval_samples:
-            logits = model(x)
+            logits: Tensor = model(x)
             return logits
         mu, sigma = model.encoder(x)
-        logits = model.head(samples(mu, sigma, self.eval_samples, ctx.rng))  # (S, B, C)
-        return logits.log_softmax(-1).logsumexp(0) - math.log(self.eval_samples)
+        return log_mean_probability(model.head(samples(mu, sigma, self.eval_samples, ctx.rng)))
 
     def _teach(
         self, generator: Generator, heads: list[tuple[Tensor, Tensor]], optimizer_state: Arrays, ctx: ServerContext

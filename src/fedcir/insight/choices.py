@@ -135,14 +135,14 @@ def _algorithm(look: Look) -> list[Choice]:
 
 def _for_frozen(look: Look) -> tuple[str, str]:
     """The method for an encoder whose normalisation stays: all that FedCiRPlus changes then is the loss."""
-    if look.skew is None or skew_word(look.skew) == "small":
-        less = "" if look.skew is None else f", and label skew is small ({look.skew:.0%})"
+    if look.skew is None or skew_word(look.skew) != "large":
+        skew = "" if look.skew is None else f", and label skew is {skew_word(look.skew)} ({look.skew:.0%})"
         return "fedavg", (
-            f"Plain averaging: the encoder is frozen, so no method can change its normalisation{less}. "
+            f"Plain averaging: the encoder is frozen, so no method can change its normalisation{skew}. "
             "FedCiRPlus would train nearly the same model."
         )
     return DEFAULT_ALGORITHM, (
-        f"FedCiRPlus, because label skew is {skew_word(look.skew)} ({look.skew:.0%}): it corrects each client's loss "
+        f"FedCiRPlus, because label skew is large ({look.skew:.0%}): it corrects each client's loss "
         "by its label shares (local.prior). The encoder is frozen, so this is all that it changes about FedAvg."
     )
 
