@@ -24,7 +24,7 @@ from safetensors.torch import load_file
 
 import fedcir
 from fedcir.config import config_from, merged, parse_assignment
-from fedcir.engine.folder import RunFolder
+from fedcir.engine.folder import IMAGE_HASHES, RunFolder
 from fedcir.engine.simulate import open_run
 from fedcir.flower.certs import make_certificates, make_node_key
 from fedcir.flower.processes import CONNECTION, LocalFederation
@@ -310,6 +310,7 @@ def test_the_round_goes_on_without_a_site_that_dies_or_sends_what_it_should_not(
     assert "only site 'oslo' has 'laying': check that all sites spell it the same way" in text
     manifest = (folder.path / "manifest.json").read_text(encoding="utf-8")
     assert ".png" not in manifest  # no name of a file has left a site
+    assert not (folder.path / IMAGE_HASHES).exists()  # and no hash of one
     keys = [ssh_fingerprint(tmp_path / "flower" / "nodes" / f"{number}.key.pub") for number in range(3)]
     assert [client["node_key"] for client in json.loads(manifest)["clients"]] == keys
     page = (folder.path / "report.html").read_text(encoding="utf-8")
