@@ -175,7 +175,7 @@ def gains_table(which: str) -> str:
         assert gain is not None
         points = f"{100 * gain.mean:.1f}"
         shown = f"**{points}** ({ends(gain)})" if gain.is_beyond_chance else f"{points} ({ends(gain)})"
-        means = [f"{100 * statistics.fmean(row.finals('accuracy_mean')):.1f}" for row in (base, ours)]
+        means = [f"{100 * statistics.fmean(_accuracies(row, None, seeds)):.1f}" for row in (base, ours)]
         both = [Row(study, CEILING, norm).finals("accuracy_mean") for norm in NORMS]
         ceiling = " / ".join(f"{100 * statistics.fmean(values):.1f}" for values in both)
         cells.append([*about, f"{len(seeds)}", *means, shown, ceiling])

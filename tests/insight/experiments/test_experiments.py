@@ -4,9 +4,11 @@ import csv
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from fedcir.config import Config
+from fedcir.engine.hits import DomainHits, Hits
 from fedcir.insight.charts import Lines
 from fedcir.insight.experiments import experiment, ids, paper
 from fedcir.insight.experiments.experiment import Case, Point, Results
@@ -48,6 +50,16 @@ def results(
 def test_every_table_and_figure_of_the_paper_is_there() -> None:
     figures = ["clients", "convergence", "divergence", "heterogeneity", "local-steps", "risk"]
     assert ids() == [*(f"fig-{name}" for name in figures), "table1", "table2", "table3"]
+
+
+def test_methods_at_chance_level_are_said_to_be(tmp_path: Path) -> None:
+    found = results(tmp_path, {("fedavg", "", 0): [0.55], ("fedcir", "", 0): [0.8]})
+    for each in found.by_name.values():
+        accuracy = (each.summary or {})["final"]["accuracy_mean"]
+        hits = Hits(1, {"one": DomainHits(np.arange(100) < 100 * accuracy, (50, 50))})
+        object.__setattr__(each, "hits", hits)  # 0.55 - 1.96 * sqrt(0.55 * 0.45 / 100) is 0.45
+    same = "what the same answer to every test image reaches"
+    assert found.chance_notes() == [f"fedavg is at chance level (50.0 %, {same}): nothing can be read from that."]
 
 
 def test_an_id_that_is_none_gets_the_nearest() -> None:
