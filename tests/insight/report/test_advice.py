@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedcir.config import Config
-from fedcir.insight.report.advice import advice, rise, seeds_to_tell, take
+from fedcir.insight.report.advice import advice, losing_domain, rise, seeds_to_tell, take
 from fedcir.runs.compare import Estimate, Method, ToTarget
 from fedcir.runs.run import Run
 from fedcir.types import RoundRecord
@@ -168,3 +168,15 @@ def test_a_domain_far_below_the_others_is_pointed_to_a_diagnosis(tmp_path: Path)
         "`fedcir diagnose fedavg-0` shows how its images and labels differ, and which classes are confused."
     )
     assert told(tmp_path / "unseen", [replace(low, unseen=("pen",))]) == ""  # nobody trained on it
+
+
+def test_the_domain_where_the_better_method_got_worse_is_named() -> None:
+    def method(algorithm: str, **domains: float) -> Method:
+        estimates = {name: Estimate.of([value]) for name, value in domains.items()}
+        mean = Estimate.of([sum(domains.values()) / len(domains)])
+        return Method(algorithm, estimates, mean, mean, ToTarget(None, None, 0), None, None)
+
+    plain = method("fedavg", printed=0.872, photo=0.782, outlined=0.855)
+    best = method("fedcirplus", printed=0.917, photo=0.762, outlined=0.850)
+    assert losing_domain(best, plain) == ["On photo it is 2.0 points below fedavg."]
+    assert losing_domain(method("fedcirplus", printed=0.9, photo=0.782, outlined=0.86), plain) == []

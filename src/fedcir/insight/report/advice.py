@@ -61,14 +61,16 @@ def _choice(methods: Sequence[Method], taken: Method, baseline: str, runs: Runs)
         return [] if simple or " " in name else [only]
     if taken.difference is not None:
         points = f"{100 * taken.difference.mean:.1f} points above {baseline}"
-        return [f"Use {name}: it is {points}, more than chance ({taken.interval})."]
+        plain = next(method for method in methods if method.algorithm == baseline)
+        return [f"Use {name}: it is {points}, more than chance ({taken.interval}).", *losing_domain(taken, plain)]
     why = f", and {name} is the simplest" if simple else ""
     if _count_seeds(runs) < MIN_SEEDS:
         best = max(federated, key=lambda method: method.mean.mean)
         if best.at_chance:
             return []
         if best.mean.mean > taken.mean.mean:
-            return [_first(best, taken, [method for method in methods if method.pools])]
+            ceilings = [method for method in methods if method.pools]
+            return [_first(best, taken, ceilings), *losing_domain(best, taken)]
         return [f"No other federated method came out above {name}."]
     return [] if taken.at_chance else [f"Use {name}: no other federated method is better by more than chance{why}."]
 
@@ -96,6 +98,17 @@ def _first(best: Method, plain: Method, ceilings: Sequence[Method]) -> str:
     if gap > gain:
         told += f", which is {100 * gain / gap:.0f} % of the way to {ceiling.algorithm}"
     return f"{told}."
+
+
+def losing_domain(best: Method, plain: Method) -> list[str]:
+    """Name the domain in which the better method lost most against the plain one, if it lost in any."""
+    losses = {
+        name: plain.domains[name].mean - best.domains[name].mean for name in plain.domains if name in best.domains
+    }
+    name = max(losses, key=lambda domain: losses[domain], default="")
+    if not name or round(100 * losses[name], 1) <= 0:
+        return []
+    return [f"On {name} it is {100 * losses[name]:.1f} points below {plain.algorithm}."]
 
 
 @dataclass(frozen=True)
