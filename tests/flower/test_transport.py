@@ -10,6 +10,7 @@ from grid import MemoryGrid, run_of_flower, site  # noqa: F401
 
 import fedcir
 from fedcir.engine.folder import RunFolder
+from fedcir.types import InputError
 
 
 @pytest.mark.parametrize("algorithm", ["fedcir", "fedsr", "fedgen"])
@@ -136,3 +137,18 @@ def test_statistics_of_ones_own_stay_at_the_sites(tiny: Tiny, train: Train, tmp_
     assert not any(
         "running" in name for message in grid.sent for r in message.content.array_records.values() for name in r
     )
+
+
+def test_the_best_rounds_model_across_nodes_is_that_in_process(tiny: Tiny, train: Train, tmp_path: Path) -> None:
+    best = ("server.keep=best", "data.val_fraction=0.25", "local.lr=0.3", "server.rounds=4")
+    config = tiny("fedavg", *best)
+    across(shares(tmp_path), config, tmp_path / "flower")
+    here = train(config, tmp_path / "here")
+    assert model(tmp_path / "flower") == model(here)
+    assert (tmp_path / "flower" / "calibration.json").read_bytes() == (here / "calibration.json").read_bytes()
+
+
+def test_the_best_round_is_not_kept_where_sites_have_a_part_of_the_model(tiny: Tiny, tmp_path: Path) -> None:
+    config = tiny("fedproto", "server.keep=best", "data.val_fraction=0.25")
+    with pytest.raises(InputError, match=r"cannot bring back what sites keep of fedproto's model"):
+        across(shares(tmp_path), config, tmp_path / "flower")

@@ -95,12 +95,15 @@ def print_run(summary: dict[str, Any], options: Options, out: Path, profile: Ite
     if options.json:
         print(jsonlib.dumps(summary))
     elif not options.quiet:
+        from fedcir.runs.run import describe_saved
+
         _print_summary(summary)
         if shares := list(profile):
             print("\nshare of the time by phase, then by operation in one round of this process")
             for what, share in shares:
                 print(f"{share:7.1%}  {what}")
-        print(f"\nsaved in {out}{', with a report.html to open' if (out / 'report.html').exists() else ''}")
+        print(f"\n{describe_saved(summary)}")
+        print(f"saved in {out}{', with a report.html to open' if (out / 'report.html').exists() else ''}")
 
 
 @with_options

@@ -46,5 +46,6 @@ OPTIONS = {
     "workers": Option("run.workers", "Processes that train; one per core by default."),
     "device": Option("run.device", "Where to train: auto, cpu, cuda or mps."),
     "eval_every": Option("server.eval_every", "Test every N rounds."),
+    "keep": Option("server.keep", "Model to save: of the last round, or of the best on validation images."),
 }
 """By name, in the order of the command line's help."""

@@ -222,6 +222,8 @@ class ServerConfig:
     """The run stops if a round gets fewer usable replies than this."""
     checkpoint_every: Count = 5
     """Save a checkpoint every N rounds; a run that was killed repeats the rounds after its last one."""
+    keep: Literal["last", "best"] = "last"
+    """Round whose model is saved: the last, or the tested one of the highest mean accuracy on validation images."""
     upload: Literal["float32", "bfloat16", "int8"] = "float32"
     """How clients upload their changes to the model: whole, in a half or in a quarter of the bytes."""
 

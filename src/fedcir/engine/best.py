@@ -1,4 +1,4 @@
-"""Which round of a run was the best."""
+"""Which round of a run was the best, and which one's model is saved."""
 
 from collections.abc import Sequence
 
@@ -13,6 +13,15 @@ def best_of(records: Sequence[RoundRecord]) -> RoundRecord | None:
     tested = [record for record in records if record.accuracy_mean is not None]
     aside = any(record.validation for record in tested)
     return max(tested, key=lambda record: (_to_pick_by(record, aside), -record.round), default=None)
+
+
+def round_to_save(records: Sequence[RoundRecord], keep: str) -> int:
+    """The round whose model is saved: the last of the records, or the best on validation images; never by a test."""
+    last = records[-1].round if records else 0
+    if keep == "last":
+        return last
+    best = best_of([record for record in records if record.validation])
+    return last if best is None else best.round
 
 
 def _to_pick_by(record: RoundRecord, aside: bool) -> float:

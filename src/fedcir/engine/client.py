@@ -61,6 +61,8 @@ class Workbench:
     """What autocast makes of the local steps."""
     steady: bool = False
     """Whether the model's BatchNorm layers normalise by the statistics that they have, and leave them as they are."""
+    calibrates_always: bool = False
+    """Whether every test tells what calibration needs, because any round's model may be saved; else the last one's."""
     own: frozenset[str] = frozenset()
     """The tensors of the model that stay with the client."""
     privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
@@ -231,7 +233,8 @@ def evaluate(bench: Workbench, client: Client, received: Groups, kept: Groups, r
     if client.validation is not None:
         aside, _, _ = _tested(bench, client.validation, ctx)
         metrics |= {f"validation/{name}": value for name, value in aside.items()}
-        if round == bench.total_rounds and not bench.privacy.noise:  # these sums have no noise
+        may_be_saved = bench.calibrates_always or round == bench.total_rounds
+        if may_be_saved and not bench.privacy.noise:  # these sums have no noise
             outputs = predictions(bench, client.validation, ctx)
             metrics |= calibration_sums((output.logits, output.novelty, y) for output, y in outputs)
     return ClientReply(client.id, len(client.test), arrays, metrics)

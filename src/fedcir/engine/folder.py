@@ -313,14 +313,16 @@ class RunFolder:
         write(self.path / "calibration.json", json.dumps(sealed(calibration.to_json()), indent=1) + "\n")
 
     def calibration(self) -> Calibration | None:
-        """What the clients' validation images told of the last model; None where there were none."""
+        """What the clients' validation images told of the saved model; None where there were none."""
         path = self.path / "calibration.json"
         if not path.exists():
             return None
         values = read_json(path, Saved, DROP)
         with reading(path, DROP):
             found = Calibration.from_json(values)
-        return found if found.round == self.summary()["rounds"] else None  # or of a run that was extended
+        summary = self.summary()
+        saved = summary["saved"]["round"] if "saved" in summary else summary["rounds"]
+        return found if found.round == saved else None  # or of a run that was extended
 
     def save_hits(self, hits: Hits) -> None:
         write(self.path / "hits.json", json.dumps(sealed(hits.to_json()), indent=1, ensure_ascii=False) + "\n")

@@ -44,6 +44,13 @@ class Guarantee(TypedDict):
     randomness: NotRequired[Literal["seed", "system"]]
 
 
+class SavedModel(TypedDict):
+    """Which round's model a run saved."""
+
+    round: int
+    keep: Literal["last", "best"]
+
+
 class Summary(TypedDict):
     """What is relied on in summary.json."""
 
@@ -54,6 +61,8 @@ class Summary(TypedDict):
     final: Scores | None
     best: Scores | None
     cost: dict[str, object]
+    saved: NotRequired[SavedModel]
+    """Not in runs of earlier versions, which saved the last round's."""
     privacy: NotRequired[Guarantee]
     model: NotRequired[str]
     """The checksum of model.safetensors, which cannot hold its own: equal models are equal files."""
@@ -73,6 +82,7 @@ class Card(TypedDict):
     channels: NotRequired[int]
     mean: NotRequired[list[float]]
     std: NotRequired[list[float]]
+    saved: NotRequired[SavedModel]
 
 
 IMAGES = ("image_size", "channels", "mean", "std")

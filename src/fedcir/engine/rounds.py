@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import torch
 
-from fedcir.engine.best import best_of
+from fedcir.engine.best import best_of, round_to_save
 from fedcir.engine.calibration import Calibration
 from fedcir.engine.cost import ledger
 from fedcir.engine.hits import Hits
@@ -45,6 +45,8 @@ def run(session: Session, transport: Transport) -> Rounds:
             record, state, tests = _round(session, transport)
             writing = time.perf_counter()
             due = state.round % server.checkpoint_every == 0 or state.round == server.rounds
+            is_best = round_to_save([*session.records, record], server.keep) == state.round
+            due = due or (server.keep == "best" and is_best)
             if folder is not None and (due or (record.epsilon is not None and session.deployed)):  # a repeat costs more
                 _save(session, state, record)
                 saved = state.round
@@ -58,7 +60,7 @@ def run(session: Session, transport: Transport) -> Rounds:
             session.hits = None if session.deployed else Hits.from_replies(tests.arrays, state.round)
             if folder is not None:
                 calibration = None if session.config.privacy.noise else Calibration.of(tests.sums, state.round)
-                if calibration is not None:
+                if calibration is not None and is_best:
                     folder.save_calibration(calibration)
                 if session.hits is not None:
                     folder.save_hits(session.hits)
@@ -93,6 +95,7 @@ def summarise(session: Session) -> dict[str, Any]:
         "rounds": session.state.round,
         "final": _accuracies(evaluated[-1]) if evaluated else None,
         "best": {**_accuracies(best), "picked_on": "validation" if aside else "test"} if best is not None else None,
+        "saved": session.saved,
         "cost": {**cost, "peak_memory": session.peak_memory},
         **_privacy(session),
     }

@@ -15,6 +15,7 @@ from fedcir.config import (
 )
 from fedcir.data.federation import Roster
 from fedcir.engine.accounting import Releases, adjacency_of
+from fedcir.engine.best import round_to_save
 from fedcir.engine.client import Workbench, learning_rate
 from fedcir.engine.cohort import epsilon_after, poisson_cohort, sample_cohort
 from fedcir.engine.cost import step_flops
@@ -93,12 +94,35 @@ class Session:
         method = self.config.algorithm
         about = {"model": model, "algorithm": {"name": Path(method.name).stem, **method.fields}}
         guarantee = self.guarantee
-        return {**self.roster.card, **about, **({} if guarantee is None else {"privacy": guarantee})}
+        return {
+            **self.roster.card,
+            **about,
+            "saved": self.saved,
+            **({} if guarantee is None else {"privacy": guarantee}),
+        }
 
     @property
     def model(self) -> Arrays:
-        """The tensors of the model for all, a frozen encoder's too; none where each client keeps its own."""
-        return {**self._frozen(), **self.state.shared.get("model", {})}
+        """The tensors of the model that is saved, a frozen encoder's too; none where each client keeps its own."""
+        return {**self._frozen(), **self._saved_state().shared.get("model", {})}
+
+    @property
+    def saved(self) -> dict[str, Any]:
+        """Which round's model is saved, and why."""
+        keep = self.config.server.keep
+        return {"round": round_to_save(self.records, keep), "keep": keep}
+
+    def _saved_state(self) -> ServerState:
+        round = self.saved["round"]
+        if self.folder is None or round in (0, self.state.round):
+            return self.state
+        state = next((state for state, _ in self.folder.states() if state.round == round), None)
+        if state is None:
+            raise RunError(
+                f"{self.folder.path}/checkpoint has no whole state of round {round}, whose model is to be saved: "
+                f"resume it with from_round {round - 1}, which repeats the round"
+            )
+        return state
 
     def _frozen(self) -> Arrays:
         """What the whole model has beside what clients train."""
@@ -311,6 +335,7 @@ def workbench(config: Config, algorithm: Algorithm, task: Task, device: str | No
         precision=getattr(torch, config.run.precision),
         layout=torch.channels_last if config.run.layout == "channels_last" else torch.contiguous_format,
         steady=config.model.batchnorm == "frozen",
+        calibrates_always=config.server.keep == "best",
         own=own_tensors(config, algorithm, modules["model"]),
         privacy=config.privacy,
         upload=upload_of(config, algorithm),

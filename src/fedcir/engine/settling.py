@@ -20,6 +20,7 @@ from fedcir.config import (
 from fedcir.data.federation import Roster
 from fedcir.engine.cohort import epsilon_after
 from fedcir.engine.machine import layout_for, pick_device, unsafe_in_channels_last
+from fedcir.engine.own import own_batchnorm
 from fedcir.types import InputError
 
 
@@ -33,6 +34,7 @@ def settled(config: Config, algorithm: Algorithm, roster: Roster) -> Config:
         raise InputError(
             f"server.min_replies is {config.server.min_replies}, but only {active} clients are active: lower it"
         )
+    _check_keep(config, algorithm, roster)
     if not algorithm.pools:
         _check_aggregation(config, algorithm, active)
     elif config.privacy.clip is not None:
@@ -58,6 +60,25 @@ def settled(config: Config, algorithm: Algorithm, roster: Roster) -> Config:
         algorithm=AlgorithmConfig(config.algorithm.name, hyper_parameters(algorithm)),
         run=run,
     )
+
+
+def _check_keep(config: Config, algorithm: Algorithm, roster: Roster) -> None:
+    """Refuse to save the best round's model where nothing says which it is, or where parts of it are elsewhere."""
+    if config.server.keep == "last":
+        return
+    if not config.data.val_fraction:
+        raise InputError(
+            "server.keep=best picks a round on validation images, but data.val_fraction is 0: "
+            "set data.val_fraction=0.1, or server.keep=last"
+        )
+    if config.privacy.noise:
+        raise InputError("server.keep=best picks a round by accuracies, which have no noise: set server.keep=last")
+    own = not algorithm.one_model or own_batchnorm(config, algorithm) is not None
+    if own and "key" in roster.manifest:
+        raise InputError(
+            f"server.keep=best cannot bring back what sites keep of {config.algorithm.name}'s model: "
+            "set server.keep=last"
+        )
 
 
 def _check_aggregation(config: Config, algorithm: Algorithm, active: int) -> None:

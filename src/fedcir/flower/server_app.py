@@ -34,6 +34,7 @@ from fedcir.flower.state import state_folder
 from fedcir.flower.transport import GridTransport
 from fedcir.flower.wire import Order
 from fedcir.runs.events import tell
+from fedcir.runs.run import describe_saved
 from fedcir.types import FedcirError, InputError, RoundRecord, RunError
 
 app = ServerApp()
@@ -109,6 +110,7 @@ def main(grid: Grid, context: Context) -> None:
         _say_no_more(stopped)
         raise stopped from None
     page = ", with a report.html to open" if settings.report and _wrote_report(settings.out) else ""
+    log.info(describe_saved(RunFolder(settings.out).summary()))
     log.info("saved in %s%s", settings.out, page)
 
 

@@ -1,7 +1,7 @@
 """A run as a value: everything that its folder holds, read once."""
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
@@ -67,7 +67,14 @@ class Run:
     @property
     def saved_round(self) -> int:
         """The round whose model it saved."""
-        return len(self.records)
+        return int((self.summary or {}).get("saved", {}).get("round", len(self.records)))
+
+    @property
+    def saved_accuracies(self) -> dict[str, Any]:
+        """The accuracies of the model that it saved; none where nobody tests."""
+        summary = self.summary or {}
+        kept = "best" if summary.get("saved", {}).get("keep") == "best" else "final"
+        return summary.get(kept) or {"accuracy": {}, "accuracy_mean": None}
 
     @property
     def peak_memory(self) -> int:
@@ -199,6 +206,13 @@ class Run:
         features = 0 if widest is None or widest.ndim != 2 else widest.shape[1]
         latent = features if gaussian is None else len(gaussian) // 2
         return Task(classes, features, latent, seed, lambda: copy.deepcopy(own))
+
+
+def describe_saved(summary: Mapping[str, Any]) -> str:
+    """Which round's model was saved, as one line."""
+    saved = summary.get("saved", {"round": summary["rounds"], "keep": "last"})
+    why = "the best on validation images" if saved["keep"] == "best" else "the last"
+    return f"the saved model is that of round {saved['round']}, {why}"
 
 
 Source = Run | RunFolder | str | Path

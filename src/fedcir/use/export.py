@@ -131,7 +131,7 @@ def _accuracies(file: _File, domains: Domains | None) -> dict[str, Any]:
     run, site = file.trained.run, file.trained.site
     if run.config.privacy.noise:  # accuracies have no noise
         return {"accuracy": {}, "accuracy_mean": None}
-    tested = (run.summary or {}).get("final") or {"accuracy": {}, "accuracy_mean": None}
+    tested = run.saved_accuracies
     if not file.note and site is None:
         return tested
     if domains is None:

@@ -13,6 +13,7 @@ from fedcir.insight.report.study import Study, shareable
 from fedcir.insight.report.tables import UNSEEN, difference, domain_header, domains_of, goal_cells, goal_header, percent
 from fedcir.runs.compare import Method
 from fedcir.runs.intervals import COVERS, MIN_SEEDS
+from fedcir.runs.run import describe_saved
 from fedcir.types import RoundRecord
 from fedcir.use.guarantee import guarantee_of
 
@@ -38,7 +39,10 @@ def results(study: Study, methods: Sequence[Method], notes: Sequence[str]) -> Se
     mean = "mean over the domains trained on, and over those not trained on" if unseen else "mean over domains"
     spread = " ± is the standard deviation over seeds." if several else ""
     caption = f"Test accuracy after the last round, {mean}.{spread} Intervals are over {over}"
-    return Section("Results", (Words((*findings(study, methods), *privacy(study), *notes)), Table(caption, rows)))
+    return Section(
+        "Results",
+        (Words((*findings(study, methods), *saved_models(study), *privacy(study), *notes)), Table(caption, rows)),
+    )
 
 
 def _mean_interval(method: Method) -> str:
@@ -96,6 +100,20 @@ def _differences(study: Study, methods: Sequence[Method]) -> list[str]:
     if chance:
         said.append(f"The difference to {study.baseline} could be chance for {', '.join(chance)}.")
     return said
+
+
+def saved_models(study: Study) -> list[str]:
+    """Which round's model each run saved."""
+    by_run = {
+        f"{algorithm}, seed {seed}": describe_saved(run.summary)
+        for algorithm, runs in study.runs.items()
+        for seed, run in runs.items()
+        if run.summary is not None
+    }
+    same = set(by_run.values())
+    if len(same) == 1:
+        return [sentence(same.pop())]
+    return [sentence(f"{name}: {text}") for name, text in by_run.items()]
 
 
 def privacy(study: Study) -> list[str]:
