@@ -16,7 +16,7 @@ from fedcir.use.evaluate import evaluate_run
 
 Tiny = Callable[..., Config]
 Train = Callable[..., Path]
-BEST = ("server.keep=best", "data.val_fraction=0.25", "server.rounds=6", "local.lr=0.3", "run.workers=1")
+BEST = ("server.keep=best", "data.val_fraction=0.25", "server.rounds=5", "local.lr=0.3", "run.workers=1")
 """Steps that are too long, so that accuracy goes up and down; checkpoints come every five rounds."""
 
 
@@ -36,7 +36,7 @@ def test_with_keep_best_the_model_is_that_of_a_run_that_ends_after_the_best_roun
     tiny: Tiny, train: Train, best: Path, tmp_path: Path
 ) -> None:
     number = best_round(best)
-    assert number not in (5, 6)  # the rounds that have a checkpoint in any case
+    assert number < 5  # which is the only round that has a checkpoint in any case
     short = train(tiny("fedavg", *BEST, "server.keep=last", f"server.rounds={number}"), tmp_path / "short")
     one, two = RunFolder(best).weights(), RunFolder(short).weights()
     assert all(torch.equal(one[name], two[name]) for name in one)
