@@ -106,7 +106,9 @@ def test_rounds_jsonl_has_a_line_a_round_from_1_with_exactly_the_keys_of_the_con
 
 def test_the_summary_has_the_keys_of_the_contract_and_agrees_with_the_rounds(finished: Path) -> None:
     summary, records = json.loads((finished / "summary.json").read_text(encoding="utf-8")), lines(finished)
-    assert summary.keys() == {"algorithm", "dataset", "seed", "rounds", "final", "best", "cost", "model", "checksum"}
+    keys = {"algorithm", "dataset", "seed", "rounds", "final", "best", "saved", "cost", "model", "checksum"}
+    assert summary.keys() == keys
+    assert summary["saved"] == {"round": 7, "keep": "last"}
     assert [summary[key] for key in ("algorithm", "dataset", "seed", "rounds")] == ["fedcir", "arrays", 0, 7]
     accuracies = ("round", "accuracy_mean", "accuracy_weighted", "accuracy_worst", "accuracy")
     assert summary["final"] == {key: records[-1][key] for key in accuracies}
