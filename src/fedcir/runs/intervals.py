@@ -24,8 +24,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import norm
-from scipy.stats import t as student
+from scipy.special import ndtri, stdtrit  # scipy.stats takes two seconds to import
 
 from fedcir.runs.run import Run
 from fedcir.types import InputError
@@ -95,7 +94,7 @@ def mean_interval(runs: Sequence[RunAccuracy], baseline: Sequence[RunAccuracy] |
     if baseline is not None:
         means = [mean - other.mean for mean, other in zip(means, baseline, strict=True)]
     variance = _image_variance(runs, baseline)
-    images = None if variance is None else float(norm.ppf((1 + LEVEL) / 2)) * math.sqrt(variance)
+    images = None if variance is None else float(ndtri((1 + LEVEL) / 2)) * math.sqrt(variance)
     return MeanInterval(statistics.fmean(means), len(means), half_width(means) if len(means) > 1 else None, images)
 
 
@@ -108,7 +107,7 @@ def hash_test_set(names: Mapping[str, Sequence[str]]) -> str:
 def half_width(values: Sequence[float], confidence: float = LEVEL) -> float:
     """Half of the confidence interval of a mean over seeds alone, by Student's t."""
     spread = statistics.stdev(values) / len(values) ** 0.5
-    return float(student.ppf((1 + confidence) / 2, len(values) - 1) * spread)
+    return float(stdtrit(len(values) - 1, (1 + confidence) / 2) * spread)
 
 
 def _image_variance(runs: Sequence[RunAccuracy], baseline: Sequence[RunAccuracy] | None) -> float | None:

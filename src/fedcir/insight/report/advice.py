@@ -6,8 +6,7 @@ from itertools import count, islice
 from math import hypot
 from statistics import fmean
 
-from scipy.stats import kendalltau
-from scipy.stats import t as student
+from scipy.special import stdtrit
 
 from fedcir.insight.charts import accuracy, curve
 from fedcir.runs.compare import Method
@@ -124,6 +123,8 @@ def rise(runs: Iterable[Run]) -> Rise | None:
 
     Its latest rounds must rise (Kendall's tau, p < 0.01), and the last quarter of them be worth it over the one before.
     """
+    from scipy.stats import kendalltau  # two seconds
+
     found = curve("", runs, accuracy)
     if found is None or len(found.x) < FEW:
         return None
@@ -186,7 +187,7 @@ def seeds_to_tell(method: Method, most: int = 100) -> int | None:
     mean, std = method.difference.mean, method.difference.std
     if std is None:
         return None
-    halves = ((n, hypot(student.ppf(0.975, n - 1) * std / n**0.5, method.image_half_width)) for n in range(3, most + 1))
+    halves = ((n, hypot(stdtrit(n - 1, 0.975) * std / n**0.5, method.image_half_width)) for n in range(3, most + 1))
     return next((n for n, half in halves if half < abs(mean)), None)
 
 
