@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save
 
 from fedcir.algorithms import add_new_fields
 from fedcir.config import PATHS, Config, absolute_paths, config_from, config_tables, dump_toml, read_toml, typed
+from fedcir.config.bounds import shown
 from fedcir.data.domains import Kind
 from fedcir.data.hashes import ImageHashes
 from fedcir.data.partition.pieces import indented
@@ -44,7 +45,7 @@ from fedcir.engine.files import (
     unshared,
     write,
 )
-from fedcir.engine.formats import Card, Manifest, Summary, check_card
+from fedcir.engine.formats import Card, Manifest, Summary, check_card, check_summary
 from fedcir.engine.hits import Hits, SavedHits
 from fedcir.engine.lock import LOCK_PATIENCE, take_lock
 from fedcir.engine.store import GENERATIONS, NAME
@@ -144,7 +145,7 @@ class RunFolder:
                 check(said, _settings_checksum(tables))
         if found != FORMAT:
             raise InputError(
-                f"{self.path} has run-folder format {found}, but this fedcir reads format {FORMAT}: "
+                f"{self.path} has run-folder format {shown(found)}, but this fedcir reads format {FORMAT}: "
                 "use the version of fedcir that wrote it"
             )
         return tables
@@ -177,7 +178,11 @@ class RunFolder:
         return ImageHashes(kind, *(np.sort(arrays[part].numpy().view(np.uint64)) for part in HASHED))
 
     def summary(self) -> dict[str, Any]:
-        return read_json(self.path / "summary.json", Summary, REWRITE)
+        path = self.path / "summary.json"
+        found = read_json(path, Summary, REWRITE)
+        with reading(path, REWRITE):
+            check_summary(found)
+        return found
 
     def weights(self) -> Arrays:
         """The tensors of the model that the run came to."""

@@ -30,6 +30,7 @@ class Scores(TypedDict):
     accuracy_weighted: float | None
     accuracy_worst: float | None
     accuracy: dict[str, float]
+    accuracy_unseen: NotRequired[float | None]
 
 
 class Guarantee(TypedDict):
@@ -51,6 +52,10 @@ class SavedModel(TypedDict):
     keep: Literal["last", "best"]
 
 
+class Cost(TypedDict):
+    peak_memory: NotRequired[int]
+
+
 class Summary(TypedDict):
     """What is relied on in summary.json."""
 
@@ -60,12 +65,22 @@ class Summary(TypedDict):
     rounds: int
     final: Scores | None
     best: Scores | None
-    cost: dict[str, object]
+    cost: Cost
     saved: NotRequired[SavedModel]
     """Not in runs of earlier versions, which saved the last round's."""
     privacy: NotRequired[Guarantee]
     model: NotRequired[str]
     """The checksum of model.safetensors, which cannot hold its own: equal models are equal files."""
+
+
+def check_summary(summary: Mapping[str, Any]) -> None:
+    """Refuse accuracies that are not fractions."""
+    for part in ("final", "best"):
+        scores = summary[part] or {"accuracy": {}}
+        means = {name: value for name, value in scores.items() if name.startswith("accuracy_")}
+        for name, value in {**means, **scores["accuracy"]}.items():
+            if value is not None:
+                Between(0, 1).check(f"{part}.{name}", value)
 
 
 class CardMethod(TypedDict):

@@ -79,7 +79,7 @@ class Run:
     @property
     def peak_memory(self) -> int:
         """Bytes that all processes of the machine held at most; 0 until it is finished."""
-        return 0 if self.summary is None else int(self.summary["cost"]["peak_memory"])
+        return 0 if self.summary is None else int(self.summary["cost"].get("peak_memory", 0))
 
     def curve(self, name: str) -> tuple[list[int], list[float]]:
         """Rounds and values of a number, to plot: `plt.plot(*run.curve("accuracy_mean"))`.
