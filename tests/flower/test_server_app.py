@@ -61,7 +61,8 @@ def test_a_run_leaves_a_report_and_one_that_cannot_be_written_is_a_note(
     page.mkdir()
     context.run_config["resume"] = True
     server_app.main(shares(tmp_path), context)
-    assert log.messages[-2].startswith("note: cannot write report.html: ")
+    assert log.messages[-3].startswith("note: cannot write report.html: ")
+    assert log.messages[-2] == "the saved model is that of round 1, the last"
     assert log.messages[-1] == f"saved in {tmp_path / 'run'}"
 
 
