@@ -26,7 +26,7 @@ CLASSES = ("cat\x1b[2J", "dog\u202egod")
 FILE = "\x1b]8;;x\x07{}\r.png"
 RUN = "--rounds 1 --local-steps 1 --batch-size 4 --image-size 8 --device cpu --model cnn --workers 1"
 RUN += " --set model.width=2 --set data.test_fraction=0.5"
-QUICK = ("run", "refused", "missing", "evaluate", "predict", "predict json", "data check", "wrong option", "wrong name")
+QUICK = ("run", "refused", "missing", "evaluate", "predict", "predict json", "export", "data check", "wrong option")
 
 
 @pytest.fixture(scope="module")
