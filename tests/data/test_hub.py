@@ -242,4 +242,5 @@ def test_a_run_on_a_saved_dataset_works_and_the_library_says_nothing(tmp_path: P
 def test_whoever_has_turned_the_librarys_bars_off_hears_nothing_of_it(tmp_path: Path) -> None:
     table(rows()).save_to_disk(tmp_path / "saved")
     said = command("data", "check", "hub", "--data-root", tmp_path / "saved", HF_DATASETS_DISABLE_PROGRESS_BARS="1")
-    assert (said.returncode, said.stderr) == (0, "")
+    assert said.returncode == 0
+    assert all(line.startswith("checking images: ") for line in said.stderr.splitlines())  # our own, on a busy machine

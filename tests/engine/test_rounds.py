@@ -28,7 +28,7 @@ COUNTERS = 3 * 8
 """Bytes of the BatchNorms' counters."""
 HEAD = 128 * 3 + 3
 GAUSSIAN = 128 * 256 + 256
-GENERATOR = 4 * ((64 + 3) * 8 + 8 + 4 * 8 + 8 * 128 + 128) + 8
+GENERATOR = 4 * ((64 + 3) * 8 + 4 * 8 + 8 * 128 + 128) + 8
 """Bytes: two linear layers, a BatchNorm and its counter."""
 
 
