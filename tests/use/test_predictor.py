@@ -116,7 +116,7 @@ def test_a_model_of_grey_images_takes_colours(
     for name in ("ink", "pen"):
         (tmp_path / "data").mkdir(exist_ok=True)
         labels = np.arange(12) % 3
-        np.savez(tmp_path / "data" / name, x_train=grey, y_train=labels, x_test=grey, y_test=labels)
+        np.savez(tmp_path / "data" / name, x_train=grey, y_train=labels, x_test=255 - grey, y_test=labels)
     out = train(tiny("fedavg", f"data.root={tmp_path / 'data'}", "server.rounds=1"), tmp_path / "run")
     coloured = np.repeat(grey[0][..., None], 3, axis=-1)
     predictor = Predictor(out, device="cpu")
