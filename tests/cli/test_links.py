@@ -182,6 +182,8 @@ def test_links_that_a_tracker_makes_in_its_own_folder_are_no_fault(whole: Path, 
     shutil.copytree(whole, run)
     (run / "track" / "wandb" / "run-1").mkdir(parents=True)
     (run / "track" / "wandb" / "latest-run").symlink_to("run-1")
+    (run / "track" / "wandb" / "run-1" / "logs").mkdir()
+    (run / "track" / "wandb" / "run-1" / "logs" / "debug-core.log").symlink_to(tmp_path / "service.log")
     assert load_run(run).finished
     (run / "track" / "wandb" / "other").symlink_to(tmp_path)
     with pytest.raises(InputError, match="other is a link"):

@@ -152,7 +152,7 @@ def test_another_format_is_refused(tiny: Tiny, train: Train, stopped: Path, foun
     path.write_text(path.read_text().replace("format = 1\n", "" if found is None else f"format = {found}\n"))
     before = snapshot(stopped)
     with pytest.raises(
-        InputError, match=r"run-folder format (99|1\.0|none), but this fedcir reads format 1: use the version"
+        InputError, match=r"run-folder format (99|'1\.0'|'none'), but this fedcir reads format 1: use the version"
     ):
         train(seven(tiny), stopped, resume=True)
     assert snapshot(stopped) == before

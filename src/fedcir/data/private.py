@@ -43,8 +43,13 @@ def _is_link(path: Path) -> bool:
 
 
 def _stays_in_tracker(path: Path) -> bool:
+    """Whether a link is one of W&B's: it stays in its folder, or is the log of W&B's service, which fedcir never opens."""
     tracker = next((parent for parent in path.parents if parent.parts[-2:] == TRACKER), None)
-    return tracker is not None and Path(os.path.realpath(path)).is_relative_to(os.path.realpath(tracker))
+    if tracker is None:
+        return False
+    if path.name == "debug-core.log" and path.parent.name == "logs":
+        return True
+    return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(tracker))
 
 
 @contextlib.contextmanager
