@@ -43,7 +43,7 @@ def _is_link(path: Path) -> bool:
 
 
 def _stays_in_tracker(path: Path) -> bool:
-    """Whether a link is one of W&B's: it stays in its folder, or is the log of W&B's service, which fedcir never opens."""
+    """Tell whether a link is W&B's: within its folder, or the log of its service, which fedcir never opens."""
     tracker = next((parent for parent in path.parents if parent.parts[-2:] == TRACKER), None)
     if tracker is None:
         return False
