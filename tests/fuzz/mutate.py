@@ -117,7 +117,7 @@ def damaged_json(data: bytes, rng: random.Random) -> bytes:
         return b"9" * rng.choice((LONG, 5000))
     try:
         value = json.loads(data)
-    except ValueError:  # it is damaged already
+    except (ValueError, RecursionError):  # it is damaged already
         return damaged_bytes(data, rng)
     return json.dumps(damaged_value(value, rng), ensure_ascii=False).encode(errors="replace")
 
