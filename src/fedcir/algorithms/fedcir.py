@@ -14,8 +14,8 @@ from torch import Tensor
 
 from fedcir.algorithms.algorithm import Algorithm
 from fedcir.config import Between, Count, Rate, Spread, Weight, Width
-from fedcir.losses import class_gaussians, gaussian_kl, log_mean_probability, mixture_nll
-from fedcir.models.encoder import GaussianClassifier, sample, samples
+from fedcir.losses import class_gaussians, gaussian_kl, mixture_nll
+from fedcir.models.encoder import GaussianClassifier, sample
 from fedcir.models.generator import Generator, all_classes, logits_of_heads
 from fedcir.models.optim import Adam
 from fedcir.models.task import Task
@@ -115,11 +115,7 @@ class FedCiR(Algorithm):
     def predict(self, modules: Modules, x: Tensor, ctx: LocalContext) -> Tensor:
         model = modules["model"]
         assert isinstance(model, GaussianClassifier)
-        if not self.eval_samples:
-            logits: Tensor = model(x)
-            return logits
-        mu, sigma = model.encoder(x)
-        return log_mean_probability(model.head(samples(mu, sigma, self.eval_samples, ctx.rng)))
+        return model.predict(x, self.eval_samples, ctx.rng)
 
     def _teach(
         self, generator: Generator, heads: list[tuple[Tensor, Tensor]], optimizer_state: Arrays, ctx: ServerContext

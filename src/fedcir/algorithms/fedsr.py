@@ -12,8 +12,8 @@ from torch import Tensor
 
 from fedcir.algorithms.algorithm import Algorithm
 from fedcir.config import Between, Spread, Weight
-from fedcir.losses import gaussian_kl, l2_norm, log_mean_probability
-from fedcir.models.encoder import GaussianClassifier, sample, samples
+from fedcir.losses import gaussian_kl, l2_norm
+from fedcir.models.encoder import GaussianClassifier, sample
 from fedcir.models.reference import Reference
 from fedcir.models.task import Task
 from fedcir.types import InputError, LocalContext, Losses, Modules
@@ -81,8 +81,4 @@ class FedSR(Algorithm):
     def predict(self, modules: Modules, x: Tensor, ctx: LocalContext) -> Tensor:
         model = modules["model"]
         assert isinstance(model, GaussianClassifier)
-        if not self.eval_samples:
-            logits: Tensor = model(x)
-            return logits
-        mu, sigma = model.encoder(x)
-        return log_mean_probability(model.head(samples(mu, sigma, self.eval_samples, ctx.rng)))
+        return model.predict(x, self.eval_samples, ctx.rng)

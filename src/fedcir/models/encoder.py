@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedcir.losses import log_mean_probability
+
 
 class Classifier(nn.Module):
     """Features, then one linear layer."""
@@ -94,3 +96,10 @@ class GaussianClassifier(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         mu, _ = self.encoder(x)
         return cast(Tensor, self.head(mu))
+
+    def predict(self, x: Tensor, count: int, rng: torch.Generator) -> Tensor:
+        """Logits of z = mu, or the log of the mean probability over `count` samples of z."""
+        if not count:
+            return self.forward(x)
+        mu, sigma = self.encoder(x)
+        return log_mean_probability(self.head(samples(mu, sigma, count, rng)))
