@@ -10,7 +10,7 @@ TOOLS := .venv-tools
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test test-all check lint bench docs deploy-demo wheel sbom audit clean
+.PHONY: help install run test test-slow coverage check lint bench docs deploy-demo wheel sbom audit clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -31,24 +31,33 @@ install: $(READY)  ## Set up the virtual environment in .venv, with every extra
 run: $(RUN_READY)  ## Train FedAvg, FedCiR, FedCiRPlus and Centralized on the embedded data and compare them (resumes, or shows again)
 	$(BIN)/fedcir compare $(if $(wildcard runs/default/*),--resume) --out runs/default
 
-# Three workers, since the tests of deployments mostly wait. One torch thread a worker, since more wait for each other. fedcir itself sets its threads: a test runs
-# the checks of a method without the variable.
-test: $(READY)  ## All tests that a fresh machine can run
-	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 3 -m "not slow"
+# Three workers on two cores, because tests of deployments mostly wait. One torch thread a worker: more only compete. fedcir sets
+# its own number of threads, and one test runs without the variable.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 3
 
-test-all: $(READY)  ## The tests that take longer too
-	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 3
+test: $(READY)  ## The fast tests
+	$(PYTEST) -m "not slow"
+
+test-slow: $(READY)  ## The slow tests, and the Hypothesis tests with many examples
+	$(PYTEST) -m "slow or hypothesis" --hypothesis-profile large
+
+coverage: $(READY)  ## Measure branch coverage of the fast tests and write docs/coverage.md
+	$(BIN)/coverage erase
+	OMP_NUM_THREADS=1 $(BIN)/coverage run -m pytest -m "not slow" -p no:cacheprovider || true
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage json --quiet -o build/coverage.json
+	$(BIN)/python docs/coverage.py build/coverage.json
 
 lint: $(READY)  ## ruff and mypy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-check: lint test  ## ruff, mypy and the tests
+check: lint test  ## ruff, mypy and the fast tests
 
 bench: $(READY)  ## Measure speed; see benchmarks/
 	$(BIN)/python benchmarks/layouts.py
-	$(BIN)/python benchmarks/taps.py
+	$(BIN)/python benchmarks/matmul_conv.py
 	$(BIN)/python benchmarks/steps.py
 	$(BIN)/python benchmarks/norms.py
 	$(BIN)/python benchmarks/local_step.py --steps 60

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import numpy as np
 
-from fedcir.config import config_from
-from fedcir.engine.folder import RunFolder
-from fedcir.insight.report.tables import markdown, percent
+from fedcir.config import config_from_tables
+from fedcir.experiments.sweep import Job, sweep
+from fedcir.reporting.page import format_percent, to_markdown
 from fedcir.rng import numpy_rng
-from fedcir.runs.compare import Estimate
-from fedcir.runs.sweep import Job, sweep
+from fedcir.runs.statistics import Estimate
+from fedcir.runtime.run_folder import RunFolder
 
 CHOICES: list[tuple[str, dict[str, object]]] = [
     ("fedavg", {}),
@@ -59,7 +59,7 @@ def main() -> None:
     set_validation_aside(arguments.digits, data)
     runs = {
         (number, seed): Job(
-            config_from(
+            config_from_tables(
                 {
                     "data": {"name": "arrays", "root": str(data), "train_per_domain": 500},
                     "server": {"rounds": 40, "eval_every": 10},
@@ -85,10 +85,10 @@ def main() -> None:
                     f"{key} = {value:g}" if isinstance(value, float) else f"{key} = {value}"
                     for key, value in fields.items()
                 ),
-                percent(Estimate.of(final)),
+                format_percent(Estimate.of(final)),
             ]
         )
-    print(markdown(rows), end="")
+    print(to_markdown(rows), end="")
 
 
 if __name__ == "__main__":

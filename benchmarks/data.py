@@ -56,9 +56,9 @@ import json, resource, sys
 import torch
 from fedcir.config import config_from
 from fedcir.data.federation import Client, Federation
-from fedcir.models.task import image_task
-from fedcir.engine.simulate import open_rounds, open_run
-from fedcir.engine.settling import settled
+from fedcir.models.task import make_image_task
+from fedcir.runtime.simulation import open_rounds, open_run
+from fedcir.runtime.resolution import resolve_config
 from fedcir.algorithms import make_algorithm
 
 class OneBatch:
@@ -86,10 +86,11 @@ else:
             part.size, part.x = size, one.x
             parts.append(part)
         clients.append(Client(number, str(number), *parts))
-    task = image_task(config.model, 7, 3, 0)
+    task = make_image_task(config.model, 7, 3, 0)
     federation = Federation("random", tuple(clients), task, {"classes": []}, {"hash": ""})
     algorithm = make_algorithm(config.algorithm)
-    with open_rounds(settled(config, algorithm, federation), algorithm, federation, None, False) as (session, rounds):
+    config = resolve_config(config, algorithm, federation)
+    with open_rounds(config, algorithm, federation, None, False) as (session, rounds):
         list(rounds)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
 """

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fedcir.engine.folder import RunFolder
-from fedcir.flower.processes import LocalFederation
+from fedcir.flower.local_federation import LocalFederation
+from fedcir.runtime.run_folder import RunFolder
 
 BARE = Path(__file__).parent / "contestants" / "bare_flower"
 

@@ -29,12 +29,12 @@ from torch import Tensor
 from fedcir.algorithms.algorithm import Algorithm
 from fedcir.algorithms.fedavg import FedAvg
 from fedcir.algorithms.fedcir import FedCiR
-from fedcir.config import Config, config_from
+from fedcir.config import Config, config_from_tables
 from fedcir.data.federation import Federation, open_federation
-from fedcir.engine.session import Session
-from fedcir.engine.simulate import open_rounds
-from fedcir.insight.report.tables import markdown
-from fedcir.models.encoder import GaussianClassifier
+from fedcir.models.classifier import GaussianClassifier
+from fedcir.reporting.page import to_markdown
+from fedcir.runtime.session import Session
+from fedcir.runtime.simulation import open_rounds
 
 RESULTS = Path(__file__).parents[1] / "results" / "generator-trials.json"
 KEYS = ("setting", "scale", "seed", "variant")
@@ -117,7 +117,7 @@ def config_of(setting: str, scale: str, seed: int, roots: dict[str, str]) -> Con
     else:
         tables["partition"] = {"scheme": "dirichlet", "clients": 20, "beta": float(shift.removeprefix("beta="))}
         tables["server"]["active"] = 10
-    return config_from(tables)
+    return config_from_tables(tables)
 
 
 def on_validation(federation: Federation) -> Federation:
@@ -201,7 +201,7 @@ def table(rows: list[dict[str, Any]]) -> str:
             line.append(f"{last['losses'].get('reg', float('nan')):.2g}".replace("nan", ""))
             line += [f"{last['generated'][key]:.2f}" if last["generated"] else "" for key in ("cosine", "length")]
             lines.append(line)
-    return markdown(lines)
+    return to_markdown(lines)
 
 
 def paired(seeds: dict[int, dict[str, Any]], base: dict[int, dict[str, Any]]) -> str:

@@ -29,7 +29,7 @@ import numpy as np
 import psutil
 from PIL import Image
 
-from fedcir.insight.report.tables import markdown
+from fedcir.reporting.page import to_markdown
 
 FEDCIR = (sys.executable, "-m", "fedcir")
 SMALL = ("--rounds", "6", "--local-steps", "4", "--batch-size", "8", "--image-size", "16", "--no-report", "--quiet")
@@ -197,7 +197,7 @@ def table(rows: Iterable[dict[str, Any]]) -> str:
         equal[row["command"], row["killed"]] += row["equal"]
     lines = [[*key, f"{kills[key]}", f"{equal[key]}"] for key in kills]
     all_of_them = ["all", "", f"{kills.total()}", f"{equal.total()}"]
-    return markdown([["command", "killed", "kills", "identical"], *lines, all_of_them])
+    return to_markdown([["command", "killed", "kills", "identical"], *lines, all_of_them])
 
 
 def main() -> None:

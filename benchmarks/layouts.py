@@ -1,4 +1,4 @@
-"""Which memory layout makes a local step faster, by model and image size: what `layout_for` in engine/machine.py holds.
+"""Which memory layout makes a local step faster, by model and image size: the table in runtime/devices.py.
 
     python benchmarks/layouts.py [--sizes 28,32,64,128]
 
@@ -15,10 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedcir.config import ModelConfig
-from fedcir.engine.machine import keep_memory
-from fedcir.models.optim import SGD
-from fedcir.models.taps import use_taps
-from fedcir.models.task import image_task
+from fedcir.models.networks import use_matmul_conv
+from fedcir.models.optimizers import SGD
+from fedcir.models.task import make_image_task
+from fedcir.runtime.devices import retain_freed_memory
 
 BATCH = 32
 
@@ -26,9 +26,9 @@ BATCH = 32
 def prepared_step(
     model: ModelConfig, size: int, layout: torch.memory_format, compiled: bool = False
 ) -> Callable[[], None]:
-    network = image_task(model, 10, 3, seed=0).classifier()
+    network = make_image_task(model, 10, 3, seed=0).classifier()
     network.to(memory_format=layout).train()  # type: ignore[call-overload]
-    use_taps(network)
+    use_matmul_conv(network)
     for part in network.children() if compiled else ():
         part.compile()
     return step_of(network, torch.randn(BATCH, 3, size, size).contiguous(memory_format=layout))
@@ -68,7 +68,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=10.0, help="for each pair")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    keep_memory()
+    retain_freed_memory()
     print("| model | pixels | contiguous | channels_last | ratio |\n|---|---:|---:|---:|---:|")
     for model in given.models.split(","):
         for size in map(int, given.sizes.split(",")):

@@ -15,7 +15,7 @@ import torch
 
 from fedcir import Algorithm, FedAvg, FedCiR
 from fedcir.config import ModelConfig
-from fedcir.models.task import Task, image_task
+from fedcir.models.task import Task, make_image_task
 from fedcir.types import ClientReply, LocalContext, ServerContext
 
 CLASSES = 7
@@ -23,7 +23,7 @@ BATCH = 32
 
 
 def prepared_step(algorithm: Algorithm, task: Task, size: int) -> Callable[[], None]:
-    """One SGD step as in fedcir.engine.client.fit, in a round in which everything that can be received has been."""
+    """One SGD step as in client.local_update.fit, in a round in which everything that can be received has been."""
     modules = algorithm.build(task)
     for module in modules.values():
         module.to(memory_format=torch.channels_last)
@@ -51,7 +51,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=30)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    task = image_task(ModelConfig(name="resnet18"), CLASSES, channels=3, seed=0)
+    task = make_image_task(ModelConfig(name="resnet18"), CLASSES, channels=3, seed=0)
     steps = {type(a).__name__: prepared_step(a, task, arguments.image_size) for a in (FedAvg(), FedCiR())}
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     for turn in range(arguments.steps + 3):

@@ -22,14 +22,13 @@ import torch
 from torch import Tensor, nn
 
 from fedcir import FedAvg
-from fedcir.config import Config, config_from
+from fedcir.config import Config, config_from_tables
 from fedcir.data.federation import Federation, open_federation
-from fedcir.engine.simulate import open_rounds
-from fedcir.insight.report.tables import markdown, percent
-from fedcir.models.cnn import CNN
-from fedcir.models.conv import StandardisedConv
-from fedcir.models.norm import InstanceNorm
-from fedcir.runs.compare import Estimate
+from fedcir.models.networks import CNN, StandardisedConv
+from fedcir.models.normalisation import InstanceNorm
+from fedcir.reporting.page import format_percent, to_markdown
+from fedcir.runs.statistics import Estimate
+from fedcir.runtime.simulation import open_rounds
 from fedcir.types import RoundRecord
 
 RESULTS = Path(__file__).parents[1] / "results" / "normalisation.json"
@@ -121,9 +120,9 @@ def table(found: dict[str, dict[str, dict[str, float]]]) -> str:
         domains = zip(*(run.values() for run in found[name].values()), strict=True)
         shared = [value - base[seed] for seed, value in means[name].items() if seed in base]
         gain = f"{100 * statistics.fmean(shared):+.1f}" if shared and name != "BatchNorm" else ""
-        mean = percent(Estimate.of(list(means[name].values())))
+        mean = format_percent(Estimate.of(list(means[name].values())))
         rows.append([name, str(len(means[name])), *(f"{100 * statistics.fmean(d):.1f}" for d in domains), mean, gain])
-    return markdown(rows)
+    return to_markdown(rows)
 
 
 def main() -> None:
@@ -138,7 +137,7 @@ def main() -> None:
     scale = f"{given.rounds} rounds, learning rate {given.lr:g}"
     runs = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
     for seed in given.seeds.split(","):
-        config = config_from(
+        config = config_from_tables(
             {
                 "data": {
                     "name": "pacs",

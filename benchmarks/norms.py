@@ -13,8 +13,8 @@ import torch
 from layouts import in_turn, prepared_step
 
 from fedcir.config import ModelConfig
-from fedcir.engine.machine import keep_memory, layout_for
-from fedcir.insight.report.tables import markdown
+from fedcir.reporting.page import to_markdown
+from fedcir.runtime.devices import choose_layout, retain_freed_memory
 
 NORMS = ("batch", "group", "invariant", "standardised")
 CASES = [("cnn", 16, 32), ("resnet18", 16, 64)]  # model, width, pixels
@@ -27,19 +27,19 @@ def main() -> None:
     parser.add_argument("--layouts", default="auto", help="auto, contiguous or channels_last; several by commas")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    keep_memory()
+    retain_freed_memory()
     rows = [["model", "pixels", "layout", "norm", "a step", "of BatchNorm's"]]
     for name, width, size in CASES:
         for layout in given.layouts.split(","):
             models = [ModelConfig(name=name, width=width, norm=norm) for norm in NORMS]  # type: ignore[arg-type]
-            used = [layout_for(model) if layout == "auto" else layout for model in models]
+            used = [choose_layout(model) if layout == "auto" else layout for model in models]
             steps = [prepared_step(m, size, LAYOUTS[each]) for m, each in zip(models, used, strict=True)]
             base, *_ = taken = in_turn(steps, given.seconds)
             for norm, each, times in zip(NORMS, used, taken, strict=True):
                 ratio = statistics.median(own / batch for own, batch in zip(times, base, strict=True))
                 milliseconds = f"{1e3 * statistics.median(times):.1f} ms"
                 rows.append([name, str(size), each, norm, milliseconds, f"{ratio:.2f}"])
-    print(markdown(rows), end="")
+    print(to_markdown(rows), end="")
 
 
 if __name__ == "__main__":

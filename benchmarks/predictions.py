@@ -20,8 +20,8 @@ import torch
 from PIL import Image
 
 from fedcir import Predictor, export, load_run
-from fedcir.insight.report.tables import markdown
-from fedcir.use.pictures import files_in
+from fedcir.inference.predictor import files_in
+from fedcir.reporting.page import to_markdown
 
 BATCH = 64
 Contestant = Callable[[Sequence[str]], list[int]]
@@ -104,7 +104,7 @@ def main() -> None:
         rates = [f"{len(paths) / statistics.median(times):,.0f}" for times in (seconds[name], busy[name])]
         rows.append([name, *rates, f"{alike:.1%}"])
     print(f"{len(paths)} images, {size} pixels, {torch.get_num_threads()} torch threads\n")
-    print(markdown(rows), end="")
+    print(to_markdown(rows), end="")
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ RUN = """
 import json, os, sys, time
 from pathlib import Path
 from fedcir.config import config_from
-from fedcir.engine.simulate import open_run
+from fedcir.runtime.simulation import open_run
 
 def spent():
     own = os.getpid()

@@ -16,8 +16,8 @@ from pathlib import Path
 FIRST_STEP = """
 import json, sys
 from fedcir.config import config_from
-from fedcir.models.optim import SGD
-from fedcir.engine.simulate import open_run
+from fedcir.models.optimizers import SGD
+from fedcir.runtime.simulation import open_run
 
 class Done(Exception): ...
 

@@ -19,10 +19,10 @@ from layouts import BATCH, in_turn, prepared_step, step_of
 from torch import Tensor, nn
 
 from fedcir.config import ModelConfig
-from fedcir.engine.machine import keep_memory
-from fedcir.insight.report.tables import markdown
-from fedcir.models.cnn import CNN
-from fedcir.models.task import image_task
+from fedcir.models.networks import CNN
+from fedcir.models.task import make_image_task
+from fedcir.reporting.page import to_markdown
+from fedcir.runtime.devices import retain_freed_memory
 
 aten = torch.ops.aten
 
@@ -84,7 +84,7 @@ def fused_step(model: ModelConfig, size: int) -> Callable[[], None]:
 
 def networks() -> dict[str, tuple[nn.Module, int]]:
     found = {name: (network(work), work.size) for name, work in WORKLOADS.items()}
-    small = image_task(ModelConfig(name="cnn"), 10, 3, seed=0).classifier()
+    small = make_image_task(ModelConfig(name="cnn"), 10, 3, seed=0).classifier()
     return {**found, "cnn": (small, 32)}
 
 
@@ -118,7 +118,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=10.0, help="for each network")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    keep_memory()
+    retain_freed_memory()
     square = torch.randn(1024, 1024)
     rows = [["network", "a step", "its convolutions alone", "share", "GFLOP/s", "of a product of matrices"]]
     for name, (net, size) in networks().items():
@@ -131,7 +131,7 @@ def main() -> None:
         speed = flops / convs / 1e9
         cells = [name, f"{1e3 * step:.1f} ms", f"{1e3 * convs:.1f} ms", f"{convs / step:.2f}"]
         rows.append([*cells, f"{speed:.0f}", f"{speed / (2 * 1024**3 / product / 1e9):.2f}"])
-    print(markdown(rows))
+    print(to_markdown(rows))
     rows = [["cnn", "plain", "norm, pooling and ReLU as one", "ratio"]]
     for norm in ("batch", "invariant"):
         model = ModelConfig(name="cnn", norm=norm)  # type: ignore[arg-type]
@@ -139,7 +139,7 @@ def main() -> None:
         ratio = statistics.median(b / a for a, b in zip(plain, fused, strict=True))
         times = [f"{1e3 * statistics.median(taken):.1f} ms" for taken in (plain, fused)]
         rows.append([norm, *times, f"{ratio:.2f}"])
-    print(markdown(rows), end="")
+    print(to_markdown(rows), end="")
 
 
 if __name__ == "__main__":

@@ -7,10 +7,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from fedcir.algorithms import algorithm_class, names
-from fedcir.insight.describe import describe, travels
-from fedcir.insight.report.tables import markdown_table
-from fedcir.insight.settings import settings
+from fedcir.algorithms import find_algorithm, list_algorithms
+from fedcir.experiments.reference import describe_algorithm, list_settings, measure_traffic
+from fedcir.reporting.page import join_markdown
 
 DOCS = Path(__file__).parent
 sys.path.insert(0, str(DOCS.parent / "results"))
@@ -19,8 +18,9 @@ from robust import table as attacks_table  # noqa: E402
 from table import figure  # noqa: E402
 from table import table as results_table  # noqa: E402
 
-WRITTEN = ("commands", "deploy", "privacy", "results", "robust", "settings", "tune")
-PAGES = [*sorted((DOCS / "methods").glob("*.md")), *(DOCS / f"{page}.md" for page in WRITTEN)]
+WRITTEN = ("commands", "deploy", "privacy", "results", "robust", "settings", "tune", "what-helps")
+METHOD_PAGES = sorted(page for page in (DOCS / "methods").glob("*.md") if page.stem != "index")
+PAGES = [*METHOD_PAGES, *(DOCS / f"{page}.md" for page in WRITTEN)]
 PAGES.append(DOCS.parent / "README.md")
 KINDS = "fields|travels|bytes|settings|ranges|results|commands|attacks|privacy"
 BETWEEN = re.compile(rf"(<!-- ({KINDS}): ([\w -]+?) -->\n).*?(<!-- /\2 -->)", re.DOTALL)
@@ -57,57 +57,57 @@ def _command(command: Any, path: str, parent: Any) -> Iterator[str]:
     yield f"```\n{path} {usage}\n```\n"
     records = [param.get_help_record(context) for param in command.params]
     rows = [[f"`{term}`", text.replace("\\[", "[").replace("|", "\\|")] for term, text in filter(None, records)]
-    yield markdown_table([["", "meaning"], *rows]).replace("---:", "---")
+    yield join_markdown([["", "meaning"], *rows]).replace("---:", "---")
 
 
 def fields_table(name: str) -> str:
-    fields = describe(algorithm_class(name))["fields"]
+    fields = describe_algorithm(find_algorithm(name))["fields"]
     rows = [["field", "takes", "default", "meaning"]]
     rows += [[f"`{f['name']}`", f["takes"], f"{f['default']}", f["doc"]] for f in fields]
-    return markdown_table(rows).replace("---:", "---") if fields else "None.\n"
+    return join_markdown(rows).replace("---:", "---") if fields else "None.\n"
 
 
 @cache
 def moved(name: str) -> dict[str, dict[str, int]]:
     """What travels under a method, seen once for its own page and the page of all."""
-    return travels(algorithm_class(name)())
+    return measure_traffic(find_algorithm(name)())
 
 
 def travels_table(name: str) -> str:
     rows = [["", "group", "bytes"]]
     for way, groups in moved(name).items():
         rows += [[way, group, f"{size:,}"] for group, size in groups.items()]
-    return markdown_table(rows) if len(rows) > 1 else "Nothing: the data themselves do.\n"
+    return join_markdown(rows) if len(rows) > 1 else "Nothing: the data themselves do.\n"
 
 
 def bytes_table(which: str) -> str:
     """A client's bytes in a round, of every method that can run across sites."""
     rows = [["method", "to a site", "from a site", "of which not the model"]]
-    for name in names():
-        if not algorithm_class(name).pools:
+    for name in list_algorithms():
+        if not find_algorithm(name).pools:
             down, up = moved(name)["down"], moved(name)["up"]
             others = ", ".join(f"`{group}` {size:,}" for group, size in up.items() if group != "model")
             rows.append([name, f"{sum(down.values()):,}", f"{sum(up.values()):,}", others or "nothing"])
-    return markdown_table(rows)
+    return join_markdown(rows)
 
 
 def settings_table(section: str) -> str:
     rows = [["setting", "takes", "default", "option", "meaning"]]
-    for each in settings(section):
+    for each in list_settings(section):
         name, default, option = (f"`{text}`" if text else "" for text in (each.name, each.default_text, each.option))
         rows.append([name, each.takes, default + each.made_for_text, option, each.meaning])
-    return markdown_table(rows).replace("---:", "---")
+    return join_markdown(rows).replace("---:", "---")
 
 
 def ranges_table(which: str) -> str:
     """What `fedcir tune` tries of every method's own fields."""
     rows = [["algorithm", "setting", "default", "values"]]
-    for name in names():
-        for field in describe(algorithm_class(name))["fields"]:
+    for name in list_algorithms():
+        for field in describe_algorithm(find_algorithm(name))["fields"]:
             if field["tried"]:
                 setting = f"`algorithm.{field['name']}`"
                 rows.append([name, setting, f"{field['default']}", field["tried"].replace(",", ", ")])
-    return markdown_table(rows).replace("---:", "---")
+    return join_markdown(rows).replace("---:", "---")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Publish finished runs: results/<dataset>/<algorithm>-<seed>.json, one a run.
+"""Publish finished runs: results/<study>/<run>.json, one file per run, named after the run's folder.
 
-python results/collect.py DATASET FOLDER_OF_RUNS
+python results/collect.py STUDY FOLDER_OF_RUNS
 """
 
 import json
@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from fedcir.runs.intervals import RunAccuracy
-from fedcir.runs.run import Run, load_run
+from fedcir.runs.reader import Run, load_run
+from fedcir.runs.statistics import RunAccuracy
 
 
 def publish(folder: Path, target: Path) -> None:
@@ -35,12 +35,11 @@ def tested(run: Run) -> dict[str, Any]:
 
 
 def main() -> None:
-    dataset, folder = sys.argv[1], Path(sys.argv[2])
-    target = Path(__file__).parent / dataset
+    study, folder = sys.argv[1], Path(sys.argv[2])
+    target = Path(__file__).parent / study
     target.mkdir(exist_ok=True)
     for path in sorted(path.parent for path in folder.glob("*/summary.json")):
-        summary = json.loads((path / "summary.json").read_text(encoding="utf-8"))
-        publish(path, target / f"{summary['algorithm']}-{summary['seed']}.json")
+        publish(path, target / f"{path.name}.json")
 
 
 if __name__ == "__main__":

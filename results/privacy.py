@@ -15,9 +15,9 @@ from typing import Any
 from collect import publish
 from published import percent
 
-from fedcir.config import config_from, merged
-from fedcir.engine.simulate import open_run
-from fedcir.insight.report.tables import markdown_table
+from fedcir.config import config_from_tables, merge_tables
+from fedcir.reporting.page import join_markdown
+from fedcir.runtime.simulation import open_run
 
 PUBLISHED = Path(__file__).parent / "privacy"
 SEEDS = (0, 1, 2)
@@ -32,16 +32,16 @@ MANY = {"partition": {"scheme": "iid", "clients": 400}, "server": {"active": 100
 PACS = {"data": {"name": "pacs", "val_fraction": 0.1}}
 DIGITS = {"data": {"name": "arrays", "val_fraction": 0.1, "image_size": 64, "train_per_domain": 1000}}
 STUDIES: dict[str, dict[str, Any]] = {
-    "pacs-400": merged(merged(FROZEN, MANY), PACS),
-    "pacs-4": merged(FROZEN, PACS),
-    "pacs-images": merged(merged(FROZEN, PACS), {"local": {"steps": 20, "batch_size": 32}}),
+    "pacs-400": merge_tables(merge_tables(FROZEN, MANY), PACS),
+    "pacs-4": merge_tables(FROZEN, PACS),
+    "pacs-images": merge_tables(merge_tables(FROZEN, PACS), {"local": {"steps": 20, "batch_size": 32}}),
     "uploads": {
         "data": {"name": "arrays", "train_per_domain": 500},
         "model": {"width": 8},
         "server": {"rounds": 10, "eval_every": 10},
     },
-    "digits-400": merged(merged(FROZEN, MANY), DIGITS),
-    "digits-4": merged(FROZEN, DIGITS),
+    "digits-400": merge_tables(merge_tables(FROZEN, MANY), DIGITS),
+    "digits-4": merge_tables(FROZEN, DIGITS),
 }
 CLIP = 0.3
 """Chosen on validation images, seed 0, noise 1: from 0.1 and 0.3 on pacs-400, and from 0.3, 1 and 3 on pacs-images."""
@@ -66,7 +66,9 @@ class Job:
             own["privacy"] = {"clip": CLIP, "noise": float(self.level)}
         if self.study == "pacs-images" and self.level != "none":
             own["privacy"]["unit"] = "example"
-        return merged(merged(STUDIES[self.study], {"data": roots[STUDIES[self.study]["data"]["name"]]}), own)
+        return merge_tables(
+            merge_tables(STUDIES[self.study], {"data": roots[STUDIES[self.study]["data"]["name"]]}), own
+        )
 
 
 def jobs() -> Iterator[Job]:
@@ -93,7 +95,7 @@ def table(which: str) -> str:
         for level, found in _levels(which):
             up = found[0]["cost"]["bytes_up"] / 1e6
             rows.append([f"`{level}`", f"{len(found)}", *_accuracies(found), f"{up:.1f}"])
-        return markdown_table(rows)
+        return join_markdown(rows)
     rows = [["clients", "privacy.noise", "epsilon", "seeds", "mean accuracy (%)", "worst (%)"]]
     for study in (which,) if which in STUDIES else (f"{which}-400", f"{which}-4"):
         for level, found in _levels(study):
@@ -101,7 +103,7 @@ def table(which: str) -> str:
             rows.append(
                 [study.rpartition("-")[2].replace("images", "4"), level, epsilon, f"{len(found)}", *_accuracies(found)]
             )
-    return markdown_table(rows)
+    return join_markdown(rows)
 
 
 def _accuracies(found: list[dict[str, Any]]) -> list[str]:
@@ -120,7 +122,7 @@ def main() -> None:
     for job in jobs():
         if job.study in given.only and not job.published.exists():
             out = given.runs / job.published.stem
-            with open_run(config_from(job.settings(roots)), out, resume=True) as (_, rounds):
+            with open_run(config_from_tables(job.settings(roots)), out, resume=True) as (_, rounds):
                 last = list(rounds)[-1:]
             publish(out, job.published)
             print(job.published.stem, *(f"{100 * record.accuracy_mean:.1f}" for record in last), flush=True)

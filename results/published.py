@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from fedcir.runs.compare import Estimate
-from fedcir.runs.intervals import MeanInterval, RunAccuracy, mean_interval
+from fedcir.runs.statistics import Estimate, MeanInterval, RunAccuracy, mean_interval
 
 HERE = Path(__file__).parent
 SUFFIXES = {"batch": "", "invariant": "-invariant"}

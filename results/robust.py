@@ -15,15 +15,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
 
-from fedcir.attacks import backdoor_success
-from fedcir.config import AttackConfig, ServerConfig, config_from, nested
-from fedcir.engine.simulate import open_run
-from fedcir.insight.report.tables import markdown_table
-from fedcir.types import RunError
+from fedcir.config import AttackConfig, config_from_tables, nest_settings
+from fedcir.errors import RunError
+from fedcir.reporting.page import join_markdown
+from fedcir.runtime.simulation import open_run
+from fedcir.server.aggregation import RULES
+from fedcir.server.attacks import backdoor_success
 
 PLACE = Path(__file__).parent / "robust"
 ATTACKS = get_args(AttackConfig.__annotations__["kind"])
-AGGREGATIONS = get_args(ServerConfig.__annotations__["aggregation"])
+AGGREGATIONS = tuple(RULES)
 SETTINGS = {
     "algorithm.name": "fedavg",
     "data.image_size": 16,
@@ -70,7 +71,7 @@ def left(studies: list[str], seeds: list[int]) -> Iterator[tuple[str, int, str, 
 def measured(study: str, seed: int, attack: str, aggregation: str) -> dict[str, float]:
     """The accuracy after the last round, and how often a backdoor works."""
     own = {"run.seed": seed, "attack.kind": attack, "server.aggregation": aggregation}
-    with open_run(config_from(nested({**SETTINGS, **STUDIES[study], **own}))) as (session, rounds):
+    with open_run(config_from_tables(nest_settings({**SETTINGS, **STUDIES[study], **own}))) as (session, rounds):
         try:
             *_, last = rounds
         except RunError:  # no client can train any more: its weights are not finite
@@ -93,7 +94,7 @@ def table(which: str) -> str:
     for attack in attacks:
         values = [[run[attack][each].get(name) for run in runs if each in run.get(attack, {})] for each in AGGREGATIONS]
         rows.append([attack, *(shown(each) for each in values)])
-    return markdown_table(rows)
+    return join_markdown(rows)
 
 
 def shown(values: list[float | None]) -> str:

@@ -22,9 +22,9 @@ from published import (
     signed,
 )
 
-from fedcir.insight.experiments import paper
-from fedcir.insight.report.tables import markdown_table
-from fedcir.runs.intervals import COVERS
+from fedcir.experiments.paper_tables import published_accuracy
+from fedcir.reporting.page import join_markdown
+from fedcir.runs.statistics import COVERS
 
 MAIN = ("fedavg", "fedcir", "fedgen", "fedbn", "fedcirplus", "centralized", "centralizedbatch")
 NORMS = {"batch": "BatchNorm", "invariant": "invariant"}
@@ -96,7 +96,7 @@ def study_table(study: str, others: bool) -> str:
             shown += ["" if row == base else closed(row), "" if row == ceiling else signed(difference(row, ceiling))]
         shown.append(percent(row.finals("accuracy_worst")))
         cells.append([*shown, *(percent(row.domain(name)) for name in domains), *matched(row)])
-    return markdown_table(cells)
+    return join_markdown(cells)
 
 
 def paper_table(study: str) -> str:
@@ -107,12 +107,12 @@ def paper_table(study: str) -> str:
     cells = [[*header, "change to fedavg (95 %, seeds)"]]
     base = Row(study, BASE)
     for name, (distance, change) in distances.items():
-        row, theirs = Row(study, name), paper.table1(name, study)
+        row, theirs = Row(study, name), published_accuracy(name, study)
         accuracy = percent([row.runs[seed]["summary"]["final"]["accuracy_mean"] for seed in range(3)])
         printed = "" if theirs is None else f"{theirs[0]:.1f} ± {theirs[1]:.1f}"
         gain = "" if name == BASE else signed(difference(row, base, range(3)))
         cells.append([name, accuracy, printed, gain, distance, change])
-    return markdown_table(cells)
+    return join_markdown(cells)
 
 
 def align_table(study: str) -> str:
@@ -131,7 +131,7 @@ def align_table(study: str) -> str:
         row = Row(f"{study}{folder}", "fedcir")
         gain = signed(difference(row, Row(study, BASE)))
         cells.append([name, percent(row.finals("accuracy_mean")), gain, *distances[row.study]["fedcir"]])
-    return markdown_table(cells)
+    return join_markdown(cells)
 
 
 def shift_table(study: str) -> str:
@@ -146,7 +146,7 @@ def shift_table(study: str) -> str:
     for name, row in rows.items():
         by_domain = [percent(row.domain(domain)) for domain in domains]
         cells.append([name, *by_domain, percent(row.finals("accuracy_mean")), percent(row.finals("accuracy_worst"))])
-    return markdown_table(cells)
+    return join_markdown(cells)
 
 
 def norms_table(study: str) -> str:
@@ -161,7 +161,7 @@ def norms_table(study: str) -> str:
     cells = [["", "BatchNorm", "`--norm invariant`"]]
     for shown, name in names.items():
         cells.append([shown, *(percent(Row(study, name, norm).finals("accuracy_mean")) for norm in NORMS)])
-    return markdown_table(cells)
+    return join_markdown(cells)
 
 
 def gains_table(which: str) -> str:
@@ -179,7 +179,7 @@ def gains_table(which: str) -> str:
         both = [Row(study, CEILING, norm).finals("accuracy_mean") for norm in NORMS]
         ceiling = " / ".join(f"{100 * statistics.fmean(values):.1f}" for values in both)
         cells.append([*about, f"{len(seeds)}", *means, shown, ceiling])
-    return markdown_table(cells)
+    return join_markdown(cells)
 
 
 def fedcir_table(which: str) -> str:
@@ -188,12 +188,34 @@ def fedcir_table(which: str) -> str:
     for study, about in GAINS.items():
         row, base = Row(study, "fedcir"), Row(study, BASE)
         cells.append([*about, f"{len(common_seeds(row, base))}", signed(difference(row, base))])
-    return markdown_table(cells)
+    return join_markdown(cells)
+
+
+def choices_table(study: str) -> str:
+    """FedCiR with one field changed at a time, on validation images: the runs of benchmarks/choices.py."""
+    base = Row(study, "01")  # FedCiR with its defaults
+    covers = "validation images" if len(base.runs) == 1 else "seeds and validation images"
+    header = ["method", "changed", "seeds", "validation accuracy, mean over domains (%)"]
+    cells = [[*header, f"difference to fedcir (95 %, {covers})"]]
+    defaults = base.runs[0]["config"]["algorithm"]
+    for number in published(study):
+        row = Row(study, number)
+        fields = row.runs[0]["config"]["algorithm"]
+        changed = {name: value for name, value in fields.items() if name != "name" and value != defaults.get(name)}
+        values = [f"{value:g}" if isinstance(value, float) else f"{value}" for value in changed.values()]
+        text = ", ".join(f"`{name} = {value}`" for name, value in zip(changed, values, strict=True))
+        gain = difference(row, base)
+        assert gain is not None
+        assert gain.half_width is not None
+        shown = "" if row == base else f"{100 * gain.mean:+.1f} ± {100 * gain.half_width:.1f}"
+        cells.append([fields["name"], text, f"{len(row.runs)}", percent(row.finals("accuracy_mean")), shown])
+    return join_markdown(cells).replace("---:", "---", 1)
 
 
 TABLES: dict[str, Callable[[str], str]] = {
     "paper": paper_table,
     "align": align_table,
+    "changed": choices_table,
     "shift": shift_table,
     "norms": norms_table,
     "gains": gains_table,

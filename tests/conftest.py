@@ -1,4 +1,4 @@
-"""A dataset so small that a run takes a fraction of a second, and the two ways to start one."""
+"""Fixtures for all tests: a dataset that trains in a fraction of a second, and three ways to start a run on it."""
 
 import dataclasses
 import gc
@@ -7,19 +7,25 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
 
+import hypothesis
 import numpy as np
 import pytest
 
-from fedcir.algorithms import algorithm_class
-from fedcir.config import Config, config_from, merged, parse_assignment
-from fedcir.engine.simulate import open_run
+from fedcir.algorithms import find_algorithm
+from fedcir.config import Config, config_from_tables, merge_tables, parse_assignment
+from fedcir.plugins import FILE_MODULE
+from fedcir.runtime.simulation import open_run
+from warm_process import Output, WarmProcess
+
+hypothesis.settings.register_profile("small", max_examples=25, deadline=None, database=None, derandomize=True)
+hypothesis.settings.register_profile("large", max_examples=300, deadline=None, database=None)
+hypothesis.settings.load_profile("small")  # `make test-slow` takes the large one: pytest --hypothesis-profile large
 
 
 @pytest.fixture(scope="session", autouse=True)
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Prepared images go into a folder of this test session, which its processes share."""
+    """Cache decoded images in a folder of this test session, shared by its processes."""
     base = tmp_path_factory.getbasetemp()
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "fedcir-cache"
     with pytest.MonkeyPatch.context() as patch:
@@ -28,18 +34,18 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest tests come first, so that none of them is left when all others are done."""
+    """Run the longest tests first, so that none of them is left when all others are done."""
     items.sort(key=lambda item: item.path.name != "test_deployment.py")
 
 
 def pytest_collection_finish() -> None:
-    """What was imported stays, so that no look for garbage goes through it again."""
+    """Exclude what was imported from garbage collection."""
     gc.collect()
     gc.freeze()
 
 
 def _write_domain(path: Path, *, seed: int = 0, classes: int = 3, train: int = 24, test: int = 12) -> Path:
-    """A .npz of 8x8 noise in which each class has a bright band at a height of its own."""
+    """Write a .npz of 8x8 noise in which the height of a bright band tells the class."""
     rng = np.random.default_rng(seed)
     arrays = {}
     for part, count in (("train", train), ("test", test)):
@@ -59,7 +65,7 @@ def write_domain() -> Callable[..., Path]:
 
 @pytest.fixture(scope="session")
 def data_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three domains, for all tests to read."""
+    """Folder of three domains that all tests may read."""
     root = tmp_path_factory.mktemp("data")
     for number, name in enumerate(("ink", "pen", "wax")):
         _write_domain(root / f"{name}.npz", seed=number)
@@ -68,7 +74,7 @@ def data_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny(data_root: Path) -> Callable[..., Config]:
-    """A config by `tiny("fedavg", "server.rounds=5")`: three rounds of two steps if not said otherwise."""
+    """Make a config: `tiny("fedavg", "server.rounds=5")`. The default is three rounds of two steps."""
 
     def make(algorithm: str = "fedcir", *assignments: str) -> Config:
         tables = {
@@ -79,18 +85,18 @@ def tiny(data_root: Path) -> Callable[..., Config]:
             "algorithm": {"name": algorithm},
             "run": {"device": "cpu"},
         }
-        if "hidden" in {field.name for field in dataclasses.fields(algorithm_class(algorithm))}:
+        if "hidden" in {field.name for field in dataclasses.fields(find_algorithm(algorithm))}:
             tables["algorithm"]["hidden"] = 8
         for assignment in assignments:
-            tables = merged(tables, parse_assignment(assignment))
-        return config_from(tables)
+            tables = merge_tables(tables, parse_assignment(assignment))
+        return config_from_tables(tables)
 
     return make
 
 
 @pytest.fixture(scope="session")
 def train() -> Callable[..., Path]:
-    """Run a config in a folder, to its end or until so many rounds are done in all."""
+    """Run a config in a folder, to its end or until `until` rounds are done in total."""
 
     def run(config: Config, out: Path, *, resume: bool = False, until: int | None = None) -> Path:
         with open_run(config, out, resume) as (session, rounds):
@@ -117,10 +123,10 @@ if command in " ".join(sys.orig_argv):
 
 @pytest.fixture
 def signalling(tmp_path: Path) -> Callable[..., dict[str, str]]:
-    """The environment of processes that send themselves a signal at one moment, however busy the machine is.
+    """Make the environment of processes that send themselves a signal at one moment, however busy the machine is.
 
-    The moment is an event of Python's audit hooks with an argument that ends as given, such as ("os.rename", ".json").
-    Only processes whose command line holds `command` do so.
+    The moment is an event of Python's audit hooks with an argument that ends with `ending`: ("os.rename", ".json").
+    Only processes whose command line contains `command` do so.
     """
 
     def make(command: str, event: str, ending: str, number: int) -> dict[str, str]:
@@ -133,31 +139,47 @@ def signalling(tmp_path: Path) -> Callable[..., dict[str, str]]:
     return make
 
 
-class Said(NamedTuple):
-    code: int
-    out: str
-    err: str
+@pytest.fixture(scope="module")
+def fast_processes(warm_process: WarmProcess) -> Iterator[None]:
+    """Fork the runs of comparisons from the warm process in this module, instead of starting interpreters."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "executable", str(warm_process.python))
+        yield
 
 
 @pytest.fixture
-def fedcir(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Callable[..., Said]]:
-    """The command, in this process: `fedcir("run", "--rounds", 3)` gives its exit code and what it said."""
+def no_user_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forget the users' files that other tests imported: error messages name those that the process has imported."""
+    for name in [name for name in sys.modules if name.startswith(FILE_MODULE)]:
+        monkeypatch.delitem(sys.modules, name)
+
+
+@pytest.fixture
+def fedcir(
+    warm_process: WarmProcess,
+    no_user_modules: None,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> Iterator[Callable[..., Output]]:
+    """Run the command in this process: `fedcir("run", "--rounds", 3)` returns its exit code and output."""
     from fedcir.cli import main
     from fedcir.cli.progress import Meter
 
-    monkeypatch.setattr(Meter, "PATIENCE", 3600.0)  # no progress is shown, however busy the machine is
+    monkeypatch.setattr(Meter, "DELAY", 3600.0)  # show no progress, however busy the machine is
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     for name in ("FORCE_COLOR", "TTY_COMPATIBLE", "COLUMNS"):
         monkeypatch.delenv(name, raising=False)
 
-    def call(*arguments: object) -> Said:
+    def call(*arguments: object) -> Output:
         monkeypatch.setattr(sys, "argv", ["fedcir", *map(str, arguments)])
         capfd.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main()
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "executable", str(warm_process.python))  # for the runs that a comparison starts
+            with pytest.raises(SystemExit) as ended:
+                main()
         code = ended.value.code
         assert isinstance(code, int)
-        return Said(code, *capfd.readouterr())
+        return Output(code, *capfd.readouterr())
 
     yield call
     for number, handler in handlers.items():
@@ -165,7 +187,22 @@ def fedcir(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -
 
 
 @pytest.fixture(scope="session")
+def warm_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmProcess]:
+    process = WarmProcess(tmp_path_factory.mktemp("warm"))
+    yield process
+    process.close()
+
+
+@pytest.fixture
+def fork_fedcir(warm_process: WarmProcess, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Output]:
+    """Run `fedcir` in a process forked from one that has imported torch: `fork_fedcir("run", cwd=folder)`."""
+    for name in ("FORCE_COLOR", "TTY_COMPATIBLE", "COLUMNS"):
+        monkeypatch.delenv(name, raising=False)
+    return warm_process.run
+
+
+@pytest.fixture(scope="session")
 def options(data_root: Path) -> list[str]:
-    """The same tiny run as options of the command line."""
+    """Options of the command line for the same tiny run."""
     text = "--dataset arrays --rounds 3 --local-steps 2 --batch-size 8 --device cpu --set model.width=2"
     return [*text.split(), "--no-report", "--data-root", str(data_root)]

@@ -14,7 +14,7 @@ from fedcir.losses import (
     class_shares,
     class_weighted_cross_entropy,
     cluster_contrast,
-    decayed,
+    decay_value,
     distillation_kl,
     diversity,
     first_neighbours,
@@ -25,9 +25,9 @@ from fedcir.losses import (
     prototype_contrast,
     prototype_distance,
     proximal,
-    restyled,
+    replace_statistics,
     teacher_loss,
-    widened,
+    widen_variance,
 )
 
 
@@ -68,7 +68,7 @@ def test_mixture_nll_is_the_log_of_mean_probabilities() -> None:
 
 def test_mixture_nll_is_neither_mean_cross_entropy_nor_that_of_mean_logits() -> None:
     logits, y = torch.stack([log([0.9, 0.1]), log([0.5, 0.5])]), torch.tensor([0])
-    mean_of_losses = torch.stack([F.cross_entropy(each, y) for each in logits]).mean()
+    mean_of_losses = torch.stack([F.cross_entropy(logit, y) for logit in logits]).mean()
     loss_of_mean = F.cross_entropy(logits.mean(0), y)
     assert close(mean_of_losses, -math.log(math.sqrt(0.45)))
     assert close(loss_of_mean, -math.log(0.75))  # odds of 9 and 1 have the geometric mean 3
@@ -200,8 +200,8 @@ def test_class_shares_are_counts_over_the_total_of_a_class() -> None:
 
 
 def test_a_decayed_value_is_whole_in_round_1() -> None:
-    assert [decayed(10.0, 0.5, round) for round in (1, 2, 4)] == [10.0, 5.0, 1.25]
-    assert decayed(0.7, 1.0, 300) == 0.7
+    assert [decay_value(10.0, 0.5, round) for round in (1, 2, 4)] == [10.0, 5.0, 1.25]
+    assert decay_value(0.7, 1.0, 300) == 0.7
 
 
 def test_diversity_of_a_collapsed_generator_is_one() -> None:
@@ -298,19 +298,21 @@ def test_channel_statistics_are_those_within_an_image(shape: tuple[int, ...]) ->
 def test_widened_by_hand() -> None:
     # Variances 1 and 4 over the batch; 1 and 1/3 over clients give weights 1/2 and 1/4, so gamma is 4/3 and 2/3.
     statistic, over_clients = torch.tensor([[1.0, 1.0], [3.0, 5.0]]), torch.tensor([1.0, 1 / 3])
-    assert widened(statistic, over_clients).tolist() == pytest.approx([7 / 3, 4 * 5 / 3], rel=1e-5)
-    assert widened(statistic, None).tolist() == pytest.approx([2.0, 8.0], rel=1e-5)
-    assert widened(statistic, torch.zeros(2)).tolist() == pytest.approx([2.0, 8.0], rel=1e-5)  # clients that agree
+    assert widen_variance(statistic, over_clients).tolist() == pytest.approx([7 / 3, 4 * 5 / 3], rel=1e-5)
+    assert widen_variance(statistic, None).tolist() == pytest.approx([2.0, 8.0], rel=1e-5)
+    assert widen_variance(statistic, torch.zeros(2)).tolist() == pytest.approx(
+        [2.0, 8.0], rel=1e-5
+    )  # clients that agree
 
 
 def test_restyled_features_have_the_new_statistics() -> None:
     x = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
     new_mean, new_std = torch.tensor([[1.0, 2.0, 3.0]] * 2), torch.tensor([[0.5, 1.0, 2.0]] * 2)
-    mean, std = channel_statistics(restyled(x, *channel_statistics(x), new_mean, new_std))
+    mean, std = channel_statistics(replace_statistics(x, *channel_statistics(x), new_mean, new_std))
     torch.testing.assert_close(mean, new_mean)
     torch.testing.assert_close(std, new_std, rtol=1e-5, atol=1e-5)
 
 
 def test_restyled_features_with_their_own_statistics_are_themselves() -> None:
     x = torch.randn(2, 3, 4, 4, generator=torch.Generator().manual_seed(0))
-    torch.testing.assert_close(restyled(x, *channel_statistics(x), *channel_statistics(x)), x)
+    torch.testing.assert_close(replace_statistics(x, *channel_statistics(x), *channel_statistics(x)), x)

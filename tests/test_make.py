@@ -22,8 +22,8 @@ def clone(tmp_path: Path) -> Path:
 
 def installed(target: str, clone: Path) -> list[str]:
     """What pip would be asked for."""
-    said = subprocess.run(["make", "-n", target], cwd=clone, check=True, capture_output=True, text=True).stdout
-    return re.findall(r"pip install .*--editable '?([^'\s]+)", said)
+    message = subprocess.run(["make", "-n", target], cwd=clone, check=True, capture_output=True, text=True).stdout
+    return re.findall(r"pip install .*--editable '?([^'\s]+)", message)
 
 
 def test_make_run_installs_no_extras_and_make_test_adds_them(clone: Path) -> None:

@@ -48,9 +48,9 @@ def test_the_interval_of_a_published_difference_covers_seeds_and_test_images() -
     images = 1.959964 * (p * (1 - p) / counts).sum() ** 0.5 / 4
     gains = np.array(ours.finals("accuracy_mean")) - base.finals("accuracy_mean")[:3]
     seeds = 4.302653 * gains.std(ddof=1) / 3**0.5
-    found = difference(ours, base)
-    assert found is not None
-    assert found.half_width == pytest.approx((seeds**2 + images**2) ** 0.5, rel=1e-5)
+    result = difference(ours, base)
+    assert result is not None
+    assert result.half_width == pytest.approx((seeds**2 + images**2) ** 0.5, rel=1e-5)
 
 
 def test_the_gap_is_closed_on_the_seeds_that_method_fedavg_and_centralized_have(
@@ -72,7 +72,7 @@ def test_the_gap_is_closed_on_the_seeds_that_method_fedavg_and_centralized_have(
 
 def test_every_figure_of_a_sentence_about_our_results_that_has_an_interval_is_written_by_the_script() -> None:
     """Intervals outside of tables, code and figures that `make docs` writes are typed by hand."""
-    for page in ("README.md", "docs/results.md"):
+    for page in ("README.md", "docs/results.md", "docs/what-helps.md"):
         text = (ROOT / page).read_text(encoding="utf-8")
         text = re.sub(r"<!-- (\w+): .*?<!-- /\1 -->", "", text, flags=re.DOTALL)
         text = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
@@ -82,7 +82,7 @@ def test_every_figure_of_a_sentence_about_our_results_that_has_an_interval_is_wr
     )
 
 
-def test_a_published_run_keeps_its_bits(tmp_path: Path) -> None:
+def test_a_published_run_keeps_its_bits(fast_processes: None, tmp_path: Path) -> None:
     fedcir.compare(algorithms=["fedavg"], rounds=1, local_steps=1, out=tmp_path / "runs", report=False, workers=1)
     publish(tmp_path / "runs" / "fedavg-0", tmp_path / "fedavg-0.json")
     run = json.loads((tmp_path / "fedavg-0.json").read_text(encoding="utf-8"))

@@ -26,12 +26,12 @@ NOT_RUN = {
     "reproduce fig-divergence --scale paper": "takes days",
     "reproduce table1 --scale paper": "takes days",
     "reproduce table1 --dataset pacs --data-root DIR": "takes an hour; its plan and its smoke scale are run",
-    "reproduce table1 --scale smoke": "takes a minute; tests/insight/experiments run it",
+    "reproduce table1 --scale smoke": "takes a minute; tests/experiments run it",
     "run --model resnet18 --set model.weights=lite0.pth": "shows an error; tests/models/test_weights.py has it",
     "algorithms ./prox.py": "tests/test_readme.py checks that method",
     "run --algorithm ./prox.py": "tests/test_readme.py checks that method",
     "compare --algorithms fedavg,fedcir,./prox.py": "tests/test_readme.py checks that method",
-    "recommend": "takes minutes; tests/insight/test_recommend.py runs it",
+    "recommend": "takes minutes; tests/experiments/test_recommendation.py runs it",
 }
 SMALL = {"--rounds": "1", "--local-steps": "1", "--batch-size": "4", "--image-size": "16", "--bootstrap": "10"}
 """Options that make a command short, where it has them."""
@@ -86,8 +86,18 @@ def _images(root: Path, domains: tuple[str, ...], classes: tuple[str, ...], coun
                 Image.fromarray(pixels.astype(np.uint8)).save(folder / f"{name}-{number}-{image}.png")
 
 
+def _write_page_examples(folder: Path) -> None:
+    """Save the example of every page under the name that the page tells its reader to save it as."""
+    for page in PAGES:
+        text = page.read_text("utf-8")
+        example = re.search(r"```python\n(.*?)```", text, re.DOTALL)
+        name = re.search(r"^Save it as `(\w+\.py)`", text, re.MULTILINE)
+        if example and name:
+            (folder / name[1]).write_text(example[1], encoding="utf-8")
+
+
 @pytest.fixture
-def place(
+def workspace(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny: Callable[..., Config], train: Callable[..., Path]
 ) -> Path:
     """A folder in which the names that the docs use are there."""
@@ -111,6 +121,10 @@ def place(
         Image.new("RGB", (16, 16), (90, 80, len(name))).save(tmp_path / "pacs" / name)
     small = "from torch import nn\ndef small(width=8, dropout_prob=0.0):\n    return nn.Conv2d(3, width, 3)\n"
     (tmp_path / "mine.py").write_text(small, encoding="utf-8")
+    _write_page_examples(tmp_path)
+    (tmp_path / "images").mkdir()
+    for index, image in enumerate(sorted((tmp_path / "photos").rglob("*.png"))):
+        shutil.copy(image, tmp_path / "images" / f"{image.parts[-3]}_{image.parent.name}_{index}.png")
     (tmp_path / "NEW_IMAGES").symlink_to(tmp_path / "photos" / "clinic" / "dog")
     (tmp_path / "empty.jpg").touch()
     monkeypatch.chdir(tmp_path)
@@ -142,7 +156,7 @@ def _here(words: list[str]) -> list[str]:
 
 @as_named
 @pytest.mark.slow
-def test_the_commands_of_a_page_run(page: Path, place: Path, fedcir: Callable[..., tuple[int, str, str]]) -> None:
+def test_the_commands_of_a_page_run(page: Path, workspace: Path, fedcir: Callable[..., tuple[int, str, str]]) -> None:
     for words in _lines(page):
         line = " ".join(words)
         if any(line.startswith(start) for start in NOT_RUN):

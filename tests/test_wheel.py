@@ -20,8 +20,8 @@ UNDECLARED = {"click", "umap-learn"}
 
 def test_every_package_that_is_imported_is_declared() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    needed = {*project["dependencies"], *(each for some in project["optional-dependencies"].values() for each in some)}
-    declared = {re.split(r"[^\w-]", each)[0].lower() for each in needed} | UNDECLARED
+    needed = {*project["dependencies"], *(item for some in project["optional-dependencies"].values() for item in some)}
+    declared = {re.split(r"[^\w-]", item)[0].lower() for item in needed} | UNDECLARED
     modules = set()
     for file in (ROOT / "src").rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):

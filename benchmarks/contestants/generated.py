@@ -17,12 +17,11 @@ from torch import Tensor, nn
 from fedcir.algorithms.fedavg import FedAvg
 from fedcir.algorithms.fedcir import FedCiR
 from fedcir.losses import class_gaussians, gaussian_kl, mixture_nll
-from fedcir.models.encoder import sample
-from fedcir.models.generator import Generator, all_classes, logits_of_heads
-from fedcir.models.optim import Adam
+from fedcir.models.classifier import Generator, apply_heads, make_balanced_labels, sample
+from fedcir.models.optimizers import Adam
 from fedcir.models.task import Task
 from fedcir.models.tensors import snapshot
-from fedcir.types import Arrays, ClientReply, Groups, LocalContext, Losses, Modules, ServerContext, ServerState
+from fedcir.types import ClientReply, Groups, LocalContext, Losses, Modules, ServerContext, ServerState, Tensors
 
 Head = tuple[Tensor, Tensor]
 SMALLEST_SPREAD = 0.05
@@ -85,25 +84,25 @@ class Variant(FedCiR):
         logits = model.head(z)
         total = loss = F.cross_entropy(logits + self.prior * log_shares(ctx) if self.prior else logits, y)
         terms = {"ce": loss}
-        if self.lambda_reg and ("generator" in ctx.received or "pool" in ctx.received):
+        if self.lambda_reg and ("generator" in ctx.broadcast or "pool" in ctx.broadcast):
             labels = torch.randint(ctx.num_classes, y.shape, generator=ctx.rng)
             with torch.no_grad():
-                generated = self.generated(modules, labels, ctx.received, ctx.rng)
+                generated = self.generated(modules, labels, ctx.broadcast, ctx.rng)
             terms["reg"] = F.cross_entropy(model.head(generated), labels)
             total = total + self.lambda_reg * terms["reg"]
-        if (self.lambda_align or self.align_share) and "gaussians" in ctx.received:
-            gaussians = ctx.received["gaussians"]
+        if (self.lambda_align or self.align_share) and "gaussians" in ctx.broadcast:
+            gaussians = ctx.broadcast["gaussians"]
             terms["align"] = gaussian_kl(mu, sigma, gaussians["mean"][y], gaussians["std"][y]).mean()
             weight: float | Tensor = self.lambda_align
             if self.align_share:
                 weight = self.align_share * loss.detach() / terms["align"].detach()
             total = total + weight * terms["align"]
         if self.anchor:
-            head = ctx.received["model"]
+            head = ctx.broadcast["model"]
             terms["anchor"] = F.cross_entropy(F.linear(z, head["head.weight"], head["head.bias"]), y)
             total = total + self.anchor * terms["anchor"]
-        if self.contrast and "gaussians" in ctx.received:
-            means = ctx.received["gaussians"]["mean"]  # (C, Z)
+        if self.contrast and "gaussians" in ctx.broadcast:
+            means = ctx.broadcast["gaussians"]["mean"]  # (C, Z)
             about, towards = F.normalize(z - means.mean(0), dim=-1), F.normalize(means - means.mean(0), dim=-1)
             terms["contrast"] = F.cross_entropy(about @ towards.T / TEMPERATURE, y)
             total = total + self.contrast * terms["contrast"]
@@ -128,7 +127,7 @@ class Variant(FedCiR):
         self, state: ServerState, replies: Iterable[ClientReply], modules: Modules, ctx: ServerContext
     ) -> ServerState:
         means, models = self.merge(
-            replies, ctx, keep=lambda reply: {n: t for n, t in reply.arrays["model"].items() if "encoder" not in n}
+            replies, ctx, keep=lambda reply: {n: t for n, t in reply.tensors["model"].items() if "encoder" not in n}
         )
         heads = [(model["head.weight"], model["head.bias"]) for model in models]
         centre = torch.stack([model["statistics.running_mean"] for model in models])
@@ -141,7 +140,7 @@ class Variant(FedCiR):
         if self.rows:
             means["model"] |= moved_rows(state.shared["model"], models)
         shared = dict(means)
-        labels = all_classes(ctx.num_classes, self.gaussian_samples)
+        labels = make_balanced_labels(ctx.num_classes, self.gaussian_samples)
         if self.source == "generator":
             optimizer = self.teach(generator, heads, mean, std, optimizer, ctx)
             with torch.no_grad():
@@ -165,15 +164,15 @@ class Variant(FedCiR):
         heads: list[tuple[Tensor, Tensor]],
         mean: Tensor,
         std: Tensor,
-        state: Arrays,
+        state: Tensors,
         ctx: ServerContext,
-    ) -> Arrays:
+    ) -> Tensors:
         optimizer = Adam(generator.parameters(), self.generator_lr, state)
         for _ in range(self.generator_steps):
             labels = torch.randint(ctx.num_classes, (self.generator_batch,), generator=ctx.rng)
             z = generator(generator.draw(self.generator_batch, ctx.rng), labels, "update")
             z = self.on_sphere(z) if self.sphere else z
-            loss = mixture_nll(logits_of_heads(z, heads), labels)
+            loss = mixture_nll(apply_heads(z, heads), labels)
             if self.ground:
                 own = z.std(0, correction=0).clamp_min(SMALLEST_SPREAD)
                 loss = loss + self.ground * gaussian_kl(z.mean(0), own, mean, std) / len(mean)
@@ -182,7 +181,7 @@ class Variant(FedCiR):
             optimizer.step()
         return optimizer.state
 
-    def real(self, model: nn.Module, arrays: Arrays, ctx: ServerContext) -> Tensor:
+    def real(self, model: nn.Module, arrays: Tensors, ctx: ServerContext) -> Tensor:
         """Representations of real images of every class, by the mean model: (C, S, Z)."""
         model.load_state_dict(arrays)
         images = ORACLE["images"]  # (C, S, ...)
@@ -197,7 +196,7 @@ class Variant(FedCiR):
         noise = torch.randn(len(rows), self.gaussian_samples, len(mean), generator=ctx.rng)
         return mean + towards.unsqueeze(1) + (1 - self.between) ** 0.5 * std * noise
 
-    def calibrated(self, model: Arrays, modules: Modules, shared: Groups, ctx: ServerContext) -> Arrays:
+    def calibrated(self, model: Tensors, modules: Modules, shared: Groups, ctx: ServerContext) -> Tensors:
         """The mean model with its head trained on generated representations of all classes."""
         head = [model["head.weight"].clone().requires_grad_(), model["head.bias"].clone().requires_grad_()]
         optimizer = Adam(head, 1e-3, {})
@@ -216,7 +215,7 @@ class Variant(FedCiR):
         return logits
 
 
-def moved_rows(before: Arrays, models: list[Arrays]) -> Arrays:
+def moved_rows(before: Tensors, models: list[Tensors]) -> Tensors:
     """The head that clients came to from the one before, each row weighted by its way: absent classes do not move."""
     names = ("head.weight", "head.bias")
     ways = [torch.stack([model[name] - before[name] for model in models]) for name in names]  # (K, C, Z), (K, C)

@@ -31,7 +31,7 @@ def encoder(work: Workload) -> tuple[nn.Module, int]:
     torch.manual_seed(0)
     if work.resnet:
         sys.path.insert(0, __file__.rpartition("/benchmarks/")[0] + "/src")
-        from fedcir.models.resnet import ResNet18
+        from fedcir.models.networks import ResNet18
 
         return ResNet18(), 512
     layers = []

@@ -23,30 +23,31 @@ def _methods() -> dict[str, str]:
 
 _EXPORTS = {
     **_methods(),
+    "Aggregator": "fedcir.types",
     "Algorithm": "fedcir.algorithms.algorithm",
     "Config": "fedcir.config",
-    "FedcirError": "fedcir.types",
-    "InputError": "fedcir.types",
+    "FedcirError": "fedcir.errors",
+    "InputError": "fedcir.errors",
     "Losses": "fedcir.types",
-    "Prediction": "fedcir.use.predictor",
-    "Predictor": "fedcir.use.predictor",
-    "Result": "fedcir.engine.train",
+    "Prediction": "fedcir.inference.predictor",
+    "Predictor": "fedcir.inference.predictor",
+    "Result": "fedcir.runtime.simulation",
     "RoundRecord": "fedcir.types",
-    "Run": "fedcir.runs.run",
-    "RunError": "fedcir.types",
-    "RunFolder": "fedcir.engine.folder",
-    "audit": "fedcir.insight.audit",
-    "compare": "fedcir.insight.comparison",
-    "diagnose": "fedcir.insight.diagnose",
-    "evaluate": "fedcir.insight.evaluation",
-    "export": "fedcir.use.export",
-    "init": "fedcir.insight.starter",
-    "load_run": "fedcir.runs.run",
-    "recommend": "fedcir.insight.recommend",
-    "report": "fedcir.insight.report.write",
-    "reproduce": "fedcir.insight.reproduction",
-    "train": "fedcir.engine.train",
-    "tune": "fedcir.insight.tune",
+    "Run": "fedcir.runs.reader",
+    "RunError": "fedcir.errors",
+    "RunFolder": "fedcir.runtime.run_folder",
+    "audit": "fedcir.reporting.leakage_report",
+    "compare": "fedcir.experiments.comparison",
+    "diagnose": "fedcir.reporting.diagnosis_report",
+    "evaluate": "fedcir.reporting.evaluation_report",
+    "export": "fedcir.inference.exporting",
+    "init": "fedcir.experiments.starter",
+    "load_run": "fedcir.runs.reader",
+    "recommend": "fedcir.experiments.recommendation",
+    "report": "fedcir.reporting.run_report",
+    "reproduce": "fedcir.experiments.reproduction",
+    "train": "fedcir.runtime.simulation",
+    "tune": "fedcir.experiments.tuning",
 }
 
 __all__ = [  # noqa: PLE0604 (names, all of them)
@@ -64,6 +65,7 @@ if TYPE_CHECKING:  # for editors and type checkers; a method that is not here is
     from fedcir.algorithms.fedavgm import FedAvgM as FedAvgM
     from fedcir.algorithms.fedbn import FedBN as FedBN
     from fedcir.algorithms.fedcir import FedCiR as FedCiR
+    from fedcir.algorithms.fedcirone import FedCiROne as FedCiROne
     from fedcir.algorithms.fedcirplus import FedCiRPlus as FedCiRPlus
     from fedcir.algorithms.feddyn import FedDyn as FedDyn
     from fedcir.algorithms.fedfa import FedFA as FedFA
@@ -78,28 +80,29 @@ if TYPE_CHECKING:  # for editors and type checkers; a method that is not here is
     from fedcir.algorithms.moon import Moon as Moon
     from fedcir.algorithms.scaffold import Scaffold as Scaffold
     from fedcir.config import Config as Config
-    from fedcir.engine.folder import RunFolder as RunFolder
-    from fedcir.engine.train import Result as Result
-    from fedcir.engine.train import train as train
-    from fedcir.insight.audit import audit as audit
-    from fedcir.insight.comparison import compare as compare
-    from fedcir.insight.diagnose import diagnose as diagnose
-    from fedcir.insight.evaluation import evaluate as evaluate
-    from fedcir.insight.recommend import recommend as recommend
-    from fedcir.insight.report.write import report as report
-    from fedcir.insight.reproduction import reproduce as reproduce
-    from fedcir.insight.starter import init as init
-    from fedcir.insight.tune import tune as tune
-    from fedcir.runs.run import Run as Run
-    from fedcir.runs.run import load_run as load_run
-    from fedcir.types import FedcirError as FedcirError
-    from fedcir.types import InputError as InputError
+    from fedcir.errors import FedcirError as FedcirError
+    from fedcir.errors import InputError as InputError
+    from fedcir.errors import RunError as RunError
+    from fedcir.experiments.comparison import compare as compare
+    from fedcir.experiments.recommendation import recommend as recommend
+    from fedcir.experiments.reproduction import reproduce as reproduce
+    from fedcir.experiments.starter import init as init
+    from fedcir.experiments.tuning import tune as tune
+    from fedcir.inference.exporting import export as export
+    from fedcir.inference.predictor import Prediction as Prediction
+    from fedcir.inference.predictor import Predictor as Predictor
+    from fedcir.reporting.diagnosis_report import diagnose as diagnose
+    from fedcir.reporting.evaluation_report import evaluate as evaluate
+    from fedcir.reporting.leakage_report import audit as audit
+    from fedcir.reporting.run_report import report as report
+    from fedcir.runs.reader import Run as Run
+    from fedcir.runs.reader import load_run as load_run
+    from fedcir.runtime.run_folder import RunFolder as RunFolder
+    from fedcir.runtime.simulation import Result as Result
+    from fedcir.runtime.simulation import train as train
+    from fedcir.types import Aggregator as Aggregator
     from fedcir.types import Losses as Losses
     from fedcir.types import RoundRecord as RoundRecord
-    from fedcir.types import RunError as RunError
-    from fedcir.use.export import export as export
-    from fedcir.use.predictor import Prediction as Prediction
-    from fedcir.use.predictor import Predictor as Predictor
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""The promises that every algorithm keeps, as checks that anyone can run on one of their own.
+"""The guarantees of algorithms, aggregation rules, datasets and models, as checks that anyone can run on their own.
 
 From the command line: `fedcir algorithms ./mine.py --check`. In a test: `check_algorithm(Mine())`.
 """
@@ -10,159 +10,262 @@ import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from fedcir.algorithms.algorithm import Algorithm
-from fedcir.config import Config, LocalConfig
-from fedcir.data.federation import Federation, federation_of, pooled
-from fedcir.engine.machine import threads
-from fedcir.engine.rounds import run, take_step
-from fedcir.engine.session import Session, open_session
-from fedcir.engine.settling import hyper_parameters, own_config
-from fedcir.engine.simulate import open_rounds
-from fedcir.engine.transports.serial import SerialTransport
-from fedcir.models.cnn import CNN
-from fedcir.models.tensors import clone
-from fedcir.types import ClientReply, Groups, ServerState
+from fedcir.config import Config, DataConfig, LocalConfig, ModelConfig, ServerConfig
+from fedcir.data.federation import Federation, pool_clients
+from fedcir.data.opening import open_dataset
+from fedcir.data.torch_datasets import federation_from_datasets
+from fedcir.machine import use_threads
+from fedcir.models.networks import CNN
+from fedcir.models.task import make_image_task
+from fedcir.models.tensors import clone, find_mismatch, find_non_finite
+from fedcir.runtime.resolution import config_from_keywords, get_hyper_parameters
+from fedcir.runtime.rounds import SerialTransport, run_rounds, step_server
+from fedcir.runtime.session import Session, open_session
+from fedcir.runtime.simulation import open_rounds
+from fedcir.text import describe_error
+from fedcir.types import Aggregator, ClientReply, Groups, ServerState, Tensors
 
 CLASSES = 3
 SIZES = (20, 12, 1, 9)  # a client with one sample among them
 
 
 class Failure(AssertionError):
-    """A promise that the algorithm does not keep."""
+    """The algorithm breaks a guarantee."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """An algorithm to check, with the run that several checks compare others with."""
+
+    algorithm: Algorithm
+
+    @cached_property
+    def reference(self) -> Session:
+        """The finished reference run: three rounds, seed 0, one process, no interruption."""
+        return _run(self.algorithm)
+
+
+Check = Callable[[Subject], None]
 
 
 def check_algorithm(algorithm: Algorithm) -> None:
-    """Run every check; the first promise that is not kept is raised."""
+    """Run every check, and raise the first guarantee that the algorithm breaks."""
+    subject = Subject(algorithm)
     for check in CHECKS:
-        check(algorithm)
+        check(subject)
 
 
-def fault(check: Callable[[Algorithm], None], algorithm: Algorithm) -> str | None:
-    """What breaks a promise, in words; None if it is kept. An exception breaks it too, and is told with its place."""
+def find_fault(check: Check, subject: Subject) -> str | None:
+    """Describe how a guarantee is broken, or return None. An exception breaks it too, and is located in the class."""
     try:
-        check(algorithm)
+        check(subject)
     except Failure as failure:
         return str(failure)
     except Exception as error:
-        return f"{_place(error, algorithm)}{type(error).__name__}: {' '.join(str(error).split())}"
+        return f"{_locate(error, subject.algorithm)}{describe_error(error)}"
     return None
 
 
-def is_a_frozen_dataclass_of_plain_values(algorithm: Algorithm) -> None:
+def check_aggregator(rule: type[Aggregator], settings: ServerConfig | None = None) -> None:
+    """Raise the first guarantee that an aggregation rule breaks; `settings` is the section [server] that it gets."""
+    settings = settings or ServerConfig()
+    rng, count = torch.Generator().manual_seed(0), max(5, rule.min_clients(settings))
+    models = [
+        {
+            "w": torch.randn(3, 4, generator=rng),
+            "n.running_var": torch.rand(4, generator=rng),
+            "n.steps": torch.tensor(7),
+        }
+        for _ in range(count)
+    ]
+    broadcast = {name: torch.zeros_like(tensor) for name, tensor in models[0].items()}
+
+    def combine(replies: Sequence[Tensors]) -> Tensors:
+        aggregator = rule(broadcast, settings)
+        for tensors in replies:
+            aggregator.add(tensors, 1.0)
+        return aggregator.value()
+
+    before = clone({"model": models[0]})["model"]
+    combined = combine(models)
+    mismatch = find_mismatch({"model": combined}, {"model": before})
+    _require(mismatch is None, f"the result must have the names, dtypes and shapes of the replies: {mismatch}")
+    _require(find_non_finite({"model": combined}) is None, "the result of finite replies is not finite")
+    _require(_has_same_tensors(models[0], before), "add and value must not change the replies")
+    _require(_has_same_tensors(combine(models), combined), "equal replies give different results")
+    _require(_has_same_tensors(combine([before] * count), before), "the result of equal models is not that model")
+    varied, equal = rule(broadcast, settings), rule(broadcast, settings)
+    for tensors in models:
+        varied.add(tensors, 1.0)
+        equal.add(before, 1.0)
+    separate = _has_same_tensors(varied.value(), combined) and _has_same_tensors(equal.value(), before)
+    _require(separate, "objects share state: each must combine only the replies that were added to it")
+
+
+def check_model(name: str, image_size: int = 32, **arguments: Any) -> None:
+    """Build the network of a file, a callable or an entry point twice, and raise the first guarantee that it breaks."""
+    model = ModelConfig(name=name, arguments=arguments)
+    first, second = (make_image_task(model, CLASSES, 3, 0, image_size).classifier().eval() for _ in range(2))
+    _require(_has_same_tensors(first.state_dict(), second.state_dict()), "equal seeds give different first weights")
+    images = torch.rand(4, 3, image_size, image_size, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        together, alone = first(images), torch.cat([first(image[None]) for image in images])
+    _require(tuple(together.shape) == (4, CLASSES), "a batch of images must give one row of features per image")
+    _require(bool(together.isfinite().all()), "the features of finite images are not finite")
+    _require(torch.allclose(together, alone, rtol=1e-3, atol=1e-4), "features depend on the other images of the batch")
+    first.train()(images).sum().backward()
+    gradients = [parameter.grad for parameter in first.encoder.parameters() if parameter.requires_grad]
+    _require(any(grad is not None and bool(grad.any()) for grad in gradients), "no gradient reaches the encoder")
+
+
+def _has_same_tensors(a: Tensors, b: Tensors) -> bool:
+    return all(torch.equal(a[name], b[name]) for name in b)
+
+
+def check_dataset(name: str, root: str | None = None, **settings: Any) -> None:
+    """Open a dataset twice, and raise the first guarantee that it breaks. `settings` are those of [data]."""
+    data = DataConfig(name=name, root=root, **settings)
+    first, second = (open_dataset(data, seed=0) for _ in range(2))
+    _require(first.content == second.content and first.names == second.names, "two openings differ")
+    for domain in first:
+        splits = [split for split in (domain.train, domain.validation, domain.test) if split is not None]
+        names = [name for split in splits for name in split.ids]
+        _require(len(set(names)) == len(names), f"domain {domain.name!r} names an image twice")
+        for split in splits:
+            _require(split.images.dtype == np.uint8, f"images must be uint8, got {split.images.dtype}")
+            _require(split.images.shape[1:] == first.image_shape, "images must have one size")
+            valid = (split.labels >= 0) & (split.labels < len(first.classes))
+            _require(bool(valid.all()), f"domain {domain.name!r} has a label outside of 0 to {len(first.classes) - 1}")
+        again = second[domain.name]
+        _require(np.array_equal(domain.train.labels, again.train.labels), "two openings give different labels")
+        rows = np.arange(min(64, len(domain.train)))
+        same = np.array_equal(domain.train.pixels(rows), again.train.pixels(rows))
+        _require(same and domain.train.ids == again.train.ids, "two openings give different images")
+
+
+def is_a_frozen_dataclass_of_plain_values(subject: Subject) -> None:
     """Hyper-parameters can be saved as TOML and JSON, and cannot be changed."""
-    parameters = type(algorithm).__dataclass_params__  # type: ignore[attr-defined]
-    _require(parameters.frozen, f"{type(algorithm).__name__} must be decorated with @dataclass(frozen=True)")
+    parameters = type(subject.algorithm).__dataclass_params__  # type: ignore[attr-defined]
+    _require(parameters.frozen, f"{type(subject.algorithm).__name__} must be decorated with @dataclass(frozen=True)")
     _require(
-        json.loads(json.dumps(hyper_parameters(algorithm))) is not None,
+        json.loads(json.dumps(get_hyper_parameters(subject.algorithm))) is not None,
         "its fields must be plain values: numbers, texts, true or false",
     )
 
 
-def a_reply_carries_what_is_declared(algorithm: Algorithm) -> None:
+def a_reply_carries_what_is_declared(subject: Subject) -> None:
     """A client uploads the modules it trains and the groups it sends, and nothing else."""
-    declared = {*algorithm.trains, *algorithm.sends}
-    with _opened(algorithm) as (session, transport):
+    declared = set(subject.algorithm.uploads)
+    with _open(subject.algorithm) as (session, transport):
         replies = list(transport.train(session.state, session.roster.trainers))
     for reply in replies:
         _require(
-            reply.arrays.keys() == declared,
-            f"a reply carries {sorted(reply.arrays)}, but {sorted(declared)} are declared",
+            reply.tensors.keys() == declared,
+            f"a reply carries {sorted(reply.tensors)}, but {sorted(declared)} are declared",
         )
-        tensors = [tensor for bag in reply.arrays.values() for tensor in bag.values()]
+        tensors = [tensor for bag in reply.tensors.values() for tensor in bag.values()]
         _require(all(tensor.device.type == "cpu" for tensor in tensors), "a reply's tensors must be on the CPU")
 
 
-def the_model_has_an_encoder_and_a_head(algorithm: Algorithm) -> None:
+def the_model_has_an_encoder_and_a_head(subject: Subject) -> None:
     """The shared model is encoder.* plus head.weight and head.bias, so that a server finds every head."""
-    with _opened(algorithm) as (session, _):
+    with _open(subject.algorithm) as (session, _):
         names = session.modules["model"].state_dict().keys()
     _require({"head.weight", "head.bias"} <= names, "the model must have head.weight and head.bias")
-    others = sorted(name for name in names if not name.startswith(("encoder.", "head.")))
-    _require(not others, f"the model has {others}, which are neither encoder.* nor head.*")
+    misnamed = sorted(name for name in names if not name.startswith(("encoder.", "head.")))
+    _require(not misnamed, f"the model has {misnamed}, which are neither encoder.* nor head.*")
 
 
-def equal_seeds_give_equal_bits(algorithm: Algorithm) -> None:
+def equal_seeds_give_equal_bits(subject: Subject) -> None:
     """Two runs of one seed are the same run; another seed is another."""
-    first, second, other = (_rounds(algorithm, seed=seed) for seed in (0, 0, 1))
-    _require(_same(first.state, second.state), "two runs with the same seed differ")
-    _require(not _same(first.state, other.state), "a different seed gives the same run")
+    first = subject.reference
+    second, reseeded = (_run(subject.algorithm, seed=seed) for seed in (0, 1))
+    _require(_is_same(first.state, second.state), "two runs with the same seed differ")
+    _require(not _is_same(first.state, reseeded.state), "a different seed gives the same run")
 
 
-def client_order_changes_nothing(algorithm: Algorithm) -> None:
+def client_order_changes_nothing(subject: Subject) -> None:
     """Replies may come in any order."""
     _require(
-        _same(_rounds(algorithm).state, _rounds(algorithm, transport=Backwards).state),
+        _is_same(subject.reference.state, _run(subject.algorithm, transport=Backwards).state),
         "the result depends on the order in which clients reply",
     )
 
 
-def a_resumed_run_gives_equal_bits(algorithm: Algorithm) -> None:
+def a_resumed_run_gives_equal_bits(subject: Subject) -> None:
     """A run that was stopped and continued from its checkpoint ends as if it had not been."""
-    config, federation = _settings(algorithm)
+    config, federation = _make_settings(subject.algorithm)
     with tempfile.TemporaryDirectory() as folder:
         for stop_after in (1, 2, 3):
-            with open_rounds(config, algorithm, federation, Path(folder, "run"), resume=True) as (session, records):
+            out = Path(folder, "run")
+            with open_rounds(config, subject.algorithm, federation, out, resume=True) as (session, records):
                 for record in records:
                     if record.round == stop_after:
                         break
-    _require(_same(_rounds(algorithm).state, session.state), "a resumed run differs from one that was not interrupted")
+    _require(
+        _is_same(subject.reference.state, session.state), "a resumed run differs from one that was not interrupted"
+    )
 
 
-def a_second_process_changes_nothing(algorithm: Algorithm) -> None:
+def a_second_process_changes_nothing(subject: Subject) -> None:
     """Clients that are spread over two processes train to the same bits, and are tested alike."""
-    alone, (config, federation) = _rounds(algorithm), _settings(algorithm)
+    alone, (config, federation) = subject.reference, _make_settings(subject.algorithm)
     config = replace(config, run=replace(config.run, workers=2))
-    with open_rounds(config, algorithm, federation, out=None, resume=False) as (session, records):
+    with open_rounds(config, subject.algorithm, federation, out=None, resume=False) as (session, records):
         both = [(mine.round, mine.accuracy, mine.losses, mine.flops) for mine in records]
-    _require(_same(alone.state, session.state), "two processes reach a different state than one")
+    _require(_is_same(alone.state, session.state), "two processes reach a different state than one")
     measured = [(mine.round, mine.accuracy, mine.losses, mine.flops) for mine in alone.records]
     _require(measured == both, f"two processes measure {both}, one measures {measured}")
 
 
-def state_is_a_value(algorithm: Algorithm) -> None:
-    """Neither a client nor the server writes into the state that it was given, nor a client into what it kept."""
-    with _opened(algorithm) as (session, transport):
+def state_is_a_value(subject: Subject) -> None:
+    """Neither a client nor the server writes into the state that it was given, nor a client into its own state."""
+    with _open(subject.algorithm) as (session, transport):
         for round in (1, 2):
             before, cohort = session.state, session.roster.trainers
             copy = ServerState(before.round, clone(before.shared), clone(before.private))
-            kept = {client: clone(transport.store.load(client, round)) for client in cohort}
-            session.state, _ = take_step(session, transport.train(before, cohort), cohort)
-            _require(_same(before, copy), f"round {round} wrote into the state that it was given")
-            untouched = all(_equal(kept[client], transport.store.load(client, round)) for client in cohort)
-            _require(untouched, f"round {round} wrote into what a client had kept")
-            made = session.state.round
-            _require(made == round, f"server_step must return round {round}, but returned {made}")
+            states = {client: clone(transport.store.load(client, round)) for client in cohort}
+            session.state, _ = step_server(session, transport.train(before, cohort), cohort)
+            _require(_is_same(before, copy), f"round {round} wrote into the state that it was given")
+            untouched = all(_is_equal(states[client], transport.store.load(client, round)) for client in cohort)
+            _require(untouched, f"round {round} wrote into the state of a client")
+            returned = session.state.round
+            _require(returned == round, f"server_step must return round {round}, but returned {returned}")
 
 
-def a_reply_that_is_not_finite_or_far_too_long_is_dropped(algorithm: Algorithm) -> None:
+def a_reply_that_is_not_finite_or_far_too_long_is_dropped(subject: Subject) -> None:
     """The round goes on as if that client had not taken part."""
-    if algorithm.pools:
+    if subject.algorithm.pools:
         return  # its only client
-    poisoned = _rounds(algorithm, rounds=2, transport=Poisoned)
-    absent = _rounds(algorithm, rounds=2, transport=Absent)
-    for record, what in zip(poisoned.records, ("a NaN", "values of 1e30"), strict=True):
-        _require(record.dropped.keys() == {"1"}, f"a reply with {what} was not dropped")
-    _require(_same(poisoned.state, absent.state), "a dropped reply changed the result")
+    poisoned = _run(subject.algorithm, rounds=2, transport=Poisoned)
+    absent = _run(subject.algorithm, rounds=2, transport=Absent)
+    for record, defect in zip(poisoned.records, ("a NaN", "values of 1e30"), strict=True):
+        _require(record.dropped.keys() == {"1"}, f"a reply with {defect} was not dropped")
+    _require(_is_same(poisoned.state, absent.state), "a dropped reply changed the result")
 
 
-def integer_buffers_take_the_maximum(algorithm: Algorithm) -> None:
+def integer_buffers_take_the_maximum(subject: Subject) -> None:
     """BatchNorm's counters are not averaged into fractions."""
-    if not algorithm.one_model:
+    if not subject.algorithm.one_model:
         return  # nobody averages them
-    session = _rounds(algorithm)
+    session = subject.reference
     counters = [t for name, t in session.state.shared["model"].items() if name.endswith("num_batches_tracked")]
-    if algorithm.keeps_batchnorm:
+    if subject.algorithm.keeps_batchnorm:
         _require(not counters, "BatchNorm counters are shared, but they must stay with the clients")
         return
-    steps = session.config.local.steps * session.state.round * (len(SIZES) if algorithm.pools == "steps" else 1)
+    steps = session.config.local.steps * session.state.round * (len(SIZES) if subject.algorithm.pools == "steps" else 1)
+    steps = 0 if subject.algorithm.one_shot else steps
     _require(bool(counters), "the model has lost its BatchNorm counters")
     _require(
         all(int(t) == steps and t.dtype == torch.int64 for t in counters),
@@ -170,22 +273,22 @@ def integer_buffers_take_the_maximum(algorithm: Algorithm) -> None:
     )
 
 
-def it_learns(algorithm: Algorithm) -> None:
+def it_learns(subject: Subject) -> None:
     """Training on an easy task, at the usual rate, ends well above chance, with finite losses."""
-    session = _rounds(algorithm, rounds=6, sizes=(24, 24, 24), lr=LocalConfig.lr, steps=4)
+    session = _run(subject.algorithm, rounds=6, sizes=(24, 24, 24), lr=LocalConfig.lr, steps=4)
     record = session.records[-1]
     _require(all(math.isfinite(value) for value in record.losses.values()), f"losses are not finite: {record.losses}")
     accuracy = record.accuracy_mean or 0.0
     _require(accuracy > 1.5 / CLASSES, f"accuracy is {accuracy:.2f} on an easy task, where chance is {1 / CLASSES:.2f}")
 
 
-def it_survives_small_clients_and_partial_participation(algorithm: Algorithm) -> None:
+def it_survives_small_clients_and_partial_participation(subject: Subject) -> None:
     """One sample, one class, a client that joins late: all train."""
-    session = _rounds(algorithm, rounds=4, active=2)
+    session = _run(subject.algorithm, rounds=4, active=2)
     _require(not any(record.dropped for record in session.records), "a small client's reply was dropped")
 
 
-CHECKS: tuple[Callable[[Algorithm], None], ...] = (
+CHECKS: tuple[Check, ...] = (
     is_a_frozen_dataclass_of_plain_values,
     a_reply_carries_what_is_declared,
     the_model_has_an_encoder_and_a_head,
@@ -214,12 +317,15 @@ class Poisoned(SerialTransport):
     def train(self, state: ServerState, cohort: Sequence[int]) -> Iterator[ClientReply]:
         value = math.nan if state.round == 0 else 1e30
         for reply in super().train(state, cohort):
-            group = self.bench.algorithm.trains[0]
+            algorithm = self.trainer.algorithm
+            group = algorithm.uploads[0]
             bag = {
-                name: torch.full_like(t, value) if t.is_floating_point() else t
-                for name, t in reply.arrays[group].items()
+                name: torch.full_like(t, value if t.is_floating_point() else -1)
+                if t.is_floating_point() or algorithm.one_shot
+                else t
+                for name, t in reply.tensors[group].items()
             }
-            yield replace(reply, arrays={**reply.arrays, group: bag}) if reply.client_id == 1 else reply
+            yield replace(reply, tensors={**reply.tensors, group: bag}) if reply.client_id == 1 else reply
 
 
 class Absent(SerialTransport):
@@ -229,7 +335,7 @@ class Absent(SerialTransport):
         return super().train(state, [client for client in cohort if client != 1])
 
 
-def _settings(
+def _make_settings(
     algorithm: Algorithm,
     seed: int = 0,
     rounds: int = 3,
@@ -239,16 +345,16 @@ def _settings(
     steps: int = 2,
 ) -> tuple[Config, Federation]:
     settings = {"rounds": rounds, "active": active, "local_steps": steps, "batch_size": 8, "lr": lr, "seed": seed}
-    config, _ = own_config(algorithm, (), **settings, device="cpu", layout="contiguous")
+    config, _ = config_from_keywords(algorithm, (), **settings, device="cpu", layout="contiguous")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         encoder = CNN(channels=1, width=2)
-    clients = [(_toy(size, seed=i), _toy(12, seed=100 + i)) for i, size in enumerate(sizes)]
-    federation = federation_of(clients, encoder, CLASSES, latent=None, seed=seed)
-    return config, pooled(federation) if algorithm.pools else federation
+    clients = [(_make_toy(size, seed=i), _make_toy(12, seed=100 + i)) for i, size in enumerate(sizes)]
+    federation = federation_from_datasets(clients, encoder, CLASSES, latent=None, seed=seed)
+    return config, pool_clients(federation) if algorithm.pools else federation
 
 
-def _toy(size: int, seed: int) -> TensorDataset:
+def _make_toy(size: int, seed: int) -> TensorDataset:
     """Images whose bright row tells the class, on a ground of the client's own brightness."""
     rng = torch.Generator().manual_seed(seed)
     labels = torch.arange(size) % CLASSES
@@ -258,43 +364,43 @@ def _toy(size: int, seed: int) -> TensorDataset:
 
 
 @contextmanager
-def _opened(
+def _open(
     algorithm: Algorithm, transport: type[SerialTransport] = SerialTransport, **settings: Any
 ) -> Iterator[tuple[Session, SerialTransport]]:
-    """A short run, with as many threads as any other."""
-    config, federation = _settings(algorithm, **settings)
-    with threads(config.run.threads):
+    """Open a short run with the threads of every run."""
+    config, federation = _make_settings(algorithm, **settings)
+    with use_threads(config.run.threads):
         session = open_session(config, algorithm, federation)
-        yield session, transport(session.workbench(), federation.clients)
+        yield session, transport(session.make_trainer(), federation.clients)
 
 
-def _rounds(algorithm: Algorithm, **settings: Any) -> Session:
-    """A short run, done."""
-    with _opened(algorithm, **settings) as (session, transport):
-        for _ in run(session, transport):
+def _run(algorithm: Algorithm, **settings: Any) -> Session:
+    """Do a short run to its end."""
+    with _open(algorithm, **settings) as (session, transport):
+        for _ in run_rounds(session, transport):
             pass
     return session
 
 
-def _same(a: ServerState, b: ServerState) -> bool:
-    return a.round == b.round and all(_equal(x, y) for x, y in ((a.shared, b.shared), (a.private, b.private)))
+def _is_same(a: ServerState, b: ServerState) -> bool:
+    return a.round == b.round and all(_is_equal(x, y) for x, y in ((a.shared, b.shared), (a.private, b.private)))
 
 
-def _equal(a: Groups, b: Groups) -> bool:
-    def bits(groups: Groups) -> dict[tuple[str, str], Tensor]:
+def _is_equal(a: Groups, b: Groups) -> bool:
+    def view_bits(groups: Groups) -> dict[tuple[str, str], Tensor]:
         return {(group, name): tensor for group, bag in groups.items() for name, tensor in bag.items()}
 
-    first, second = bits(a), bits(b)
+    first, second = view_bits(a), view_bits(b)
     return first.keys() == second.keys() and all(torch.equal(first[key], second[key]) for key in first)
 
 
-def _place(error: Exception, algorithm: Algorithm) -> str:
-    """The last line of the method's own that an error came through."""
-    own = {inspect.getsourcefile(cls) for cls in type(algorithm).__mro__[:-1] if cls is not Algorithm}
-    lines = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in own]
+def _locate(error: Exception, algorithm: Algorithm) -> str:
+    """Return the last line of the method's own code in the traceback of an error."""
+    sources = {inspect.getsourcefile(cls) for cls in type(algorithm).__mro__[:-1] if cls is not Algorithm}
+    lines = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in sources]
     return f"{Path(lines[-1].filename).name}, line {lines[-1].lineno}: " if lines else ""
 
 
-def _require(kept: bool, message: str) -> None:
-    if not kept:
+def _require(holds: bool, message: str) -> None:
+    if not holds:
         raise Failure(message)

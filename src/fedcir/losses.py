@@ -1,9 +1,9 @@
 """Every formula of the FedCiR paper and of its baselines, one pure function each.
 
 FedCiR: Li et al., "FedCiR: Client-Invariant Representation Learning for Federated Non-IID Features",
-https://arxiv.org/abs/2308.15786. The others name their paper where they stand.
+https://arxiv.org/abs/2308.15786. The docstrings of the others name their papers.
 
-Shapes: B samples, C classes, Z dimensions of the representation, K clients, S generated samples a class.
+Shapes: B samples, C classes, Z dimensions of the representation, K clients, S generated samples per class.
 """
 
 import math
@@ -24,7 +24,7 @@ def gaussian_kl(mu: Tensor, sigma: Tensor, mu_ref: Tensor, sigma_ref: Tensor) ->
 def mixture_nll(logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
     """FedCiR's generator loss: mean_j -log sum_k p(k) p_k(y_j | z_j), from logits (K, B, C).
 
-    The log of the mixture of probabilities: neither the mean of cross-entropies nor that of mean logits.
+    This is the log of a mixture of probabilities, not a mean of cross-entropies or of logits.
     """
     clients, batch, _ = logits.shape
     log_likelihood = (
@@ -35,7 +35,7 @@ def mixture_nll(logits: Tensor, labels: Tensor, weights: Tensor | None = None) -
 
 
 def balanced_cross_entropy(logits: Tensor, labels: Tensor, counts: Tensor) -> Tensor:
-    """Cross-entropy of logits + log n_y, from samples by class (C,): the logits learn to do without the label shares.
+    """Cross-entropy of logits + log n_y, from samples by class (C,), so that logits do not include the label shares.
 
     The gradient of a class without samples is zero. Balanced softmax, https://arxiv.org/abs/2007.10740
     """
@@ -43,7 +43,7 @@ def balanced_cross_entropy(logits: Tensor, labels: Tensor, counts: Tensor) -> Te
 
 
 def class_weighted_cross_entropy(logits: Tensor, labels: Tensor, counts: Tensor) -> Tensor:
-    """Cross-entropy whose samples weigh 1 / n_y, from samples by class (C,): every class counts alike.
+    """Cross-entropy with sample weights 1 / n_y, from samples by class (C,), so that classes have equal weights.
 
     King and Zeng, 2001. https://doi.org/10.1093/oxfordjournals.pan.a004868
     """
@@ -61,8 +61,8 @@ def label_margins(counts: Tensor, tau: float) -> Tensor:
 
 def cross_entropy_to_others(logits: Tensor, labels: Tensor) -> Tensor:
     """mean_i -log( e^f_y / sum_{c != y} e^f_c ): FedLC's as its paper prints it. It has no lower bound."""
-    own = labels.unsqueeze(-1)  # (B, 1)
-    return (logits.scatter(-1, own, -torch.inf).logsumexp(-1) - logits.gather(-1, own).squeeze(-1)).mean()
+    index = labels.unsqueeze(-1)  # (B, 1)
+    return (logits.scatter(-1, index, -torch.inf).logsumexp(-1) - logits.gather(-1, index).squeeze(-1)).mean()
 
 
 def class_gaussians(z: Tensor, floor: float = 1e-2) -> tuple[Tensor, Tensor]:
@@ -93,14 +93,14 @@ def teacher_loss(logits: Tensor, labels: Tensor, class_share: Tensor) -> Tensor:
 def class_shares(counts: Tensor, extra: int = 0) -> Tensor:
     """FedGen's w_{y,k}: each client's share of every class, from counts (K, C), each raised by `extra` first.
 
-    A class that nobody has gives nobody a share.
+    Shares of a class without samples are zero.
     """
     raised = counts.clamp_min(0) + extra
     return raised / raised.sum(0).clamp_min(1)
 
 
-def decayed(value: float, factor: float, round: int) -> float:
-    """A value that is whole in round 1 and multiplied by the factor in every round after it."""
+def decay_value(value: float, factor: float, round: int) -> float:
+    """Return a value that is multiplied by the factor in every round after the first."""
     return value * factor ** (round - 1)
 
 
@@ -112,24 +112,24 @@ def diversity(noise: Tensor, z: Tensor) -> Tensor:
 
 
 def distillation_kl(logits: Tensor, target_logits: Tensor) -> Tensor:
-    """KL( target || prediction ), the mean over the batch; no gradient reaches the target."""
+    """KL( target || prediction ), averaged over the batch; the target has no gradient."""
     return F.kl_div(
         logits.log_softmax(-1), target_logits.detach().log_softmax(-1), reduction="batchmean", log_target=True
     )
 
 
 def log_mean_probability(logits: Tensor) -> Tensor:
-    """The log of class probabilities that are averaged over samples of z, from logits (S, B, C) -> (B, C)."""
+    """Log of the class probabilities averaged over samples of z, from logits (S, B, C) -> (B, C)."""
     return logits.log_softmax(-1).logsumexp(0) - math.log(len(logits))
 
 
 def l2_norm(z: Tensor, squared: bool = False) -> Tensor:
-    """FedSR's L2R: the mean length of z (the authors' code), or of its square (their paper). NeurIPS 2022."""
+    """FedSR's L2R: the mean norm of z (the authors' code), or of its square (their paper). NeurIPS 2022."""
     return (z.square().sum(-1) if squared else z.norm(dim=-1)).mean()
 
 
 def prototype_distance(features: Tensor, labels: Tensor, prototypes: Tensor, known: Tensor) -> Tensor:
-    """Mean squared difference to the prototype (C, Z) of the own class; one that is not `known` (C,) adds nothing.
+    """Mean squared difference to the prototype (C, Z) of the sample's class; zero if that is not `known` (C,).
 
     FedProto, https://arxiv.org/abs/2105.00243, and FPL's UPCR.
     """
@@ -139,14 +139,14 @@ def prototype_distance(features: Tensor, labels: Tensor, prototypes: Tensor, kno
 def cluster_contrast(
     features: Tensor, labels: Tensor, prototypes: Tensor, classes: Tensor, temperature: float
 ) -> Tensor:
-    """FPL's CPCL: mean_i -log of the share of the own class in sum_j exp(cos(z_i, c_j) / tau), prototypes c (J, Z).
+    """FPL's CPCL: mean_i -log of its class's share of sum_j exp(cos(z_i, c_j) / tau), prototypes c (J, Z).
 
-    A sample whose class is not among `classes` (J,) adds nothing. CVPR 2023, eq. 8.
+    The term of a sample whose class is not among `classes` (J,) is zero. CVPR 2023, eq. 8.
     """
     similar = F.normalize(features, dim=-1) @ F.normalize(prototypes, dim=-1).T / temperature  # (B, J)
-    own = labels.unsqueeze(-1) == classes
-    own = own | ~own.any(-1, keepdim=True)  # all of all is 1, whose log is 0
-    return (similar.logsumexp(-1) - similar.masked_fill(~own, -torch.inf).logsumexp(-1)).mean()
+    same_class = labels.unsqueeze(-1) == classes
+    same_class = same_class | ~same_class.any(-1, keepdim=True)  # a share of 1, whose log is 0
+    return (similar.logsumexp(-1) - similar.masked_fill(~same_class, -torch.inf).logsumexp(-1)).mean()
 
 
 def first_neighbours(points: Tensor) -> Tensor:
@@ -159,13 +159,13 @@ def first_neighbours(points: Tensor) -> Tensor:
     cluster = list(range(len(points)))
     for point, neighbour in enumerate(nearest.tolist()):
         old, new = cluster[point], cluster[neighbour]
-        cluster = [new if each == old else each for each in cluster]
-    found = sorted(set(cluster))
-    return torch.tensor([found.index(each) for each in cluster])
+        cluster = [new if number == old else number for number in cluster]
+    numbers = sorted(set(cluster))
+    return torch.tensor([numbers.index(number) for number in cluster])
 
 
 EPSILON = 1e-6
-"""FedFA's, under every root and in every denominator."""
+"""FedFA's constant in every root and denominator."""
 
 
 def channel_statistics(features: Tensor) -> tuple[Tensor, Tensor]:
@@ -174,10 +174,10 @@ def channel_statistics(features: Tensor) -> tuple[Tensor, Tensor]:
     return flat.mean(-1), (flat.var(-1, correction=0) + EPSILON).sqrt()
 
 
-def widened(statistic: Tensor, over_clients: Tensor | None) -> Tensor:
-    """FedFA's variance of a statistic (B, C): that over the batch times 1 + gamma, (C,). https://arxiv.org/abs/2301.12995
+def widen_variance(statistic: Tensor, over_clients: Tensor | None) -> Tensor:
+    """FedFA's variance (C,) of a statistic (B, C): its batch variance times 1 + gamma. https://arxiv.org/abs/2301.12995
 
-    gamma is (1 + 1/v)^-1 of the variance v (C,) over clients, scaled to the mean 1; 1 for all where that is not known.
+    gamma is (1 + 1/v)^-1 of the variance v (C,) over clients, scaled to mean 1; it is 1 if that variance is unknown.
     """
     variance = statistic.var(0, correction=0) + EPSILON
     if over_clients is None:
@@ -186,8 +186,8 @@ def widened(statistic: Tensor, over_clients: Tensor | None) -> Tensor:
     return (1 + weight / weight.mean()) * variance
 
 
-def restyled(features: Tensor, mean: Tensor, std: Tensor, new_mean: Tensor, new_std: Tensor) -> Tensor:
-    """Features (B, C, ...) whose channels have these statistics, each (B, C), with others instead."""
+def replace_statistics(features: Tensor, mean: Tensor, std: Tensor, new_mean: Tensor, new_std: Tensor) -> Tensor:
+    """Replace the channel statistics of features (B, C, ...), each (B, C), by others."""
     flat = features.reshape(*features.shape[:2], -1)
-    mean, std, new_mean, new_std = (each.unsqueeze(-1) for each in (mean, std, new_mean, new_std))
+    mean, std, new_mean, new_std = (value.unsqueeze(-1) for value in (mean, std, new_mean, new_std))
     return ((flat - mean) / std * new_std + new_mean).to(features.dtype).reshape(features.shape)

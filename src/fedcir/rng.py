@@ -1,9 +1,9 @@
-"""The only source of randomness: every draw comes from a seed and the path of what it is for.
+"""The only source of randomness: every generator is seeded by the run's seed and a path that names its purpose.
 
 The noise that protects clients of a deployment is the exception: it comes from the system (`secret_rng`).
 
-Two draws with different paths are independent, and none depends on what was drawn before it elsewhere. So results
-do not depend on the order of clients, on the number of workers or on where a run was resumed.
+Generators with different paths are independent, and none depends on earlier draws of others. So results do not depend
+on the order of clients, on the number of workers or on where a run was resumed.
 """
 
 import hashlib
@@ -19,13 +19,13 @@ import torch
 
 
 def seed_for(seed: int, *path: str | int) -> int:
-    """A 63-bit seed for one purpose, such as `seed_for(0, "batches", round, client)`."""
+    """Return a 63-bit seed for one purpose, such as `seed_for(0, "batches", round, client)`."""
     digest = hashlib.blake2b(json.dumps([seed, *path]).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
 
 
 def torch_rng(seed: int, *path: str | int) -> torch.Generator:
-    """A generator on the CPU: noise is drawn there on every device, so that devices see the same draws."""
+    """Return a generator on the CPU, where noise is drawn for every device, so that all get the same draws."""
     return torch.Generator().manual_seed(seed_for(seed, *path))
 
 
@@ -34,21 +34,21 @@ def numpy_rng(seed: int, *path: str | int) -> np.random.Generator:
 
 
 def secret_rng() -> np.random.Generator:
-    """From the system's randomness: for noise that nobody may guess, not even one who knows the run's seed."""
+    """Return a generator seeded by the system, for noise that cannot be guessed from the run's seed."""
     return np.random.default_rng(secrets.randbits(256))
 
 
 @dataclass(frozen=True)
 class DefaultGenerators:
-    """Torch's default generators of the CPU and of a device, which dropout and the first weights of modules draw from.
+    """Torch's default generators of the CPU and of a device, for dropout and the initial weights of modules.
 
-    A process has one of each, whatever its threads do.
+    All threads of a process share them.
     """
 
     device: torch.device
 
     def states(self) -> list[torch.Tensor]:
-        """The state of each generator, which changes with every draw."""
+        """Return the state of each generator, which changes with every draw."""
         states = [torch.get_rng_state()]
         if self.device.type == "cuda":
             states.append(torch.cuda.get_rng_state(self.device))
@@ -73,7 +73,7 @@ class DefaultGenerators:
 
 
 class ReadWriteLock:
-    """Held by any number of readers, or by one writer."""
+    """A lock for any number of readers, or for one writer."""
 
     def __init__(self) -> None:
         self._condition = threading.Condition()
@@ -92,14 +92,14 @@ class ReadWriteLock:
 
     @contextmanager
     def write(self) -> Iterator[None]:
-        with self._condition:  # a new reader waits for it
+        with self._condition:  # new readers wait for it
             self._condition.wait_for(lambda: not self._readers)
             yield
 
 
 CPU = torch.device("cpu")
 _LOCK = ReadWriteLock()
-"""On the default generators: whoever seeds them is alone."""
+"""Lock of the default generators, which are seeded by one thread at a time."""
 
 
 @contextmanager
@@ -116,7 +116,7 @@ def keep_generators(device: torch.device = CPU) -> Iterator[DefaultGenerators]:
 
 @contextmanager
 def share_generators(device: torch.device) -> Iterator[Callable[[], bool]]:
-    """Leave torch's default generators to all threads; gives a function that tells whether any of them drew."""
+    """Share torch's default generators with all threads; yields a function that tells whether any thread drew."""
     generators = DefaultGenerators(device)
     with _LOCK.read():
         states = generators.states()
@@ -125,7 +125,7 @@ def share_generators(device: torch.device) -> Iterator[Callable[[], bool]]:
 
 @contextmanager
 def seeded_init(seed: int, *path: str | int) -> Iterator[None]:
-    """Torch's modules draw their first weights from the default generator: seed it here, and restore it afterwards."""
+    """Seed the default generator, from which modules draw their initial weights, and restore it afterwards."""
     with keep_generators() as generators:
         generators.seed(seed_for(seed, *path))
         yield

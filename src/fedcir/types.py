@@ -1,78 +1,62 @@
-"""The few types that everything else is written in. State is a value: take one, return a new one."""
+"""The types that packages exchange. State is a value: a function takes one and returns a new one."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 if TYPE_CHECKING:  # so that settings and errors do not wait for it
     import torch
     from torch import Tensor, nn
 
-Arrays = dict[str, "Tensor"]
+Tensors = dict[str, "Tensor"]
 """A bag of named tensors, shaped like a state_dict; on the CPU wherever it crosses a boundary."""
 
-Groups = dict[str, Arrays]
+Groups = dict[str, Tensors]
 """Named bags: "model", "generator", "gaussians", "prototypes"."""
 
 Modules = dict[str, "nn.Module"]
 """What an algorithm builds once per process; arrays are loaded into it and read out of it."""
 
 
-def _line(text: str) -> str:
-    """Text with names from anywhere as one line that a terminal can show."""
-    return "".join(c if c.isprintable() else " " if c.isspace() else "\ufffd" for c in text)
-
-
-class FedcirError(Exception):
-    """An error that ends a task with one line, which names the value and the fix."""
-
-    def __init__(self, message: str, public: str = "") -> None:
-        super().__init__(_line(message))
-        self.public = public
-        """The same without names of files or images, which a site may tell the server; empty if there is none."""
-
-
-class InputError(FedcirError, ValueError):
-    """What the user gave is wrong."""
-
-
-class RunError(FedcirError, RuntimeError):
-    """What the user gave may be right, but a run went wrong."""
-
-
 @dataclass(frozen=True)
 class ServerState:
-    """All that a run is between two rounds."""
+    """Server state between rounds."""
 
     round: int
     shared: Groups
     """The broadcast: nothing else reaches a client."""
     private: Groups = field(default_factory=dict)
-    """What stays on the server, such as the state of its optimisers, or one for each client under a name of its own."""
+    """State that stays on the server, such as that of its optimisers, or one group for each client."""
 
 
 @dataclass(frozen=True)
 class ClientReply:
-    """What one client sends back from training or from evaluation."""
+    """Reply of one client to a training or evaluation request."""
 
     client_id: int
     num_examples: int
-    arrays: Groups
+    tensors: Groups
     metrics: Mapping[str, float]
+
+    @property
+    def arrays(self) -> Groups:
+        """Former name of `tensors`, for one version."""
+        return self.tensors
 
 
 @dataclass(frozen=True)
-class Dropped:
-    """A client of the cohort whose reply could not be used, and why."""
+class DroppedReply:
+    """A client of the cohort whose reply could not be used, and the reason."""
 
     client_id: int
     reason: str
 
 
-def _no_labels() -> Tensor:
+def _refuse_labels() -> Tensor:
     import torch
 
     return torch.empty(0, dtype=torch.int64)
@@ -86,36 +70,80 @@ def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class LocalContext:
-    """What a client knows in a round beside its own data."""
+    """Context of a client in a round, besides its data."""
 
     round: int
     total_rounds: int
     num_classes: int
     batch_size: int
-    received: Groups
+    broadcast: Groups
     rng: torch.Generator
-    kept: Groups = field(default_factory=dict)
-    """What `local_finish` gave when this client last trained; empty before that."""
+    client_state: Groups = field(default_factory=dict)
+    """What `local_finish` returned when this client last trained; empty before that."""
     steps: int = 0
     """SGD steps of a client in this round."""
     lr: float = 0.0
-    """Their learning rate."""
+    """Learning rate of these steps."""
     momentum: float = 0.0
-    """Their momentum, which starts at zero."""
-    labels: Callable[[], Tensor] = _no_labels
-    """Those of the client's training set, (N,), read only when asked for."""
+    """Momentum of these steps, which starts at zero."""
+    labels: Callable[[], Tensor] = _refuse_labels
+    """Labels of the client's training set, (N,), read when called."""
     cross_entropy: Callable[[Tensor, Tensor], Tensor] = _cross_entropy
-    """Of logits (B, C) on the client's own data and their labels; corrected as local.prior or local.balance says."""
+    """Cross-entropy of logits (B, C) on the client's data, corrected as local.prior or local.balance says."""
+    client: int = 0
+    """Number of the client."""
+    domain: str = ""
+    """Name of the client's domain; empty where a model is used for no domain in particular."""
+    validation: Callable[[], Iterable[tuple[Tensor, Tensor]]] | None = None
+    """Goes once over the client's validation examples in batches; None in a run without any."""
+
+    @property
+    def received(self) -> Groups:
+        """Former name of `broadcast`, for one version."""
+        return self.broadcast
+
+    @property
+    def kept(self) -> Groups:
+        """Former name of `client_state`, for one version."""
+        return self.client_state
 
     @cached_property
     def class_counts(self) -> Tensor:
-        """The client's training samples by class, (C,). They stay with it unless the method sends them."""
+        """Training samples of the client by class, (C,). They stay on the client unless the method sends them."""
         return self.labels().bincount(minlength=self.num_classes)
+
+
+class Aggregator(ABC):
+    """Combines the models of one round's replies; each subclass is one rule, and each round has its own object."""
+
+    uses_weights: ClassVar[bool] = True
+    """Whether replies count by `server.weighting`; otherwise all count alike."""
+    averages: ClassVar[bool] = True
+    """Whether the variances that model.batchnorm=pooled needs can be computed from the result."""
+    chosen: int | None = None
+    """Index of the reply that stands for all, where the rule selects one; set by `value`."""
+
+    def __init__(self, broadcast: Tensors, settings: Any) -> None:
+        """Start a round: `broadcast` is what clients started from, `settings` the section [server] of the config."""
+        self.broadcast, self.settings = broadcast, settings
+
+    @classmethod
+    def min_clients(cls, settings: Any) -> int:
+        """Return how many clients a round needs."""
+        return 1
+
+    @abstractmethod
+    def add(self, tensors: Tensors, weight: float) -> None:
+        """Take in the model of one reply. Replies come in client order."""
+
+    @abstractmethod
+    def value(self) -> Tensors:
+        """Return the combined model, with the names, dtypes and shapes of the replies."""
 
 
 @dataclass(frozen=True)
 class ServerContext:
-    """What the server knows in a round beside its state and the replies."""
+    """Context of the server in a round, besides its state and the replies."""
 
     round: int
     total_rounds: int
@@ -125,14 +153,18 @@ class ServerContext:
     batchnorm: str
     rng: torch.Generator
     clients: int = 0
-    """How many clients train in this run; in a round only some of them may reply."""
-    sent: Groups = field(default_factory=dict)
+    """Number of clients that train in this run; in a round only some of them may reply."""
+    broadcast: Groups = field(default_factory=dict)
     """What this round's clients were sent."""
-    aggregation: str = "mean"
-    """How replies become one model; what follows are settings of its forms."""
-    trim: float = 0.25
-    byzantine: int | None = None
-    clip: float | None = None
+    make_aggregator: Callable[[Tensors], Aggregator] | None = None
+    """Makes the round's aggregator from the tensors that clients started from; None is the mean."""
+    domain_of: Callable[[int], str] = str
+    """Returns the name of a client's domain."""
+
+    @property
+    def sent(self) -> Groups:
+        """Former name of `broadcast`, for one version."""
+        return self.broadcast
 
 
 @dataclass(frozen=True)
@@ -140,7 +172,7 @@ class Losses:
     """The weighted total that is minimised, and its terms by name, unweighted."""
 
     total: Tensor
-    terms: Arrays
+    terms: Tensors
 
 
 @dataclass(frozen=True)
@@ -163,7 +195,7 @@ class RoundRecord:
     risk: dict[str, float] | None = None
     """Mean loss by domain on its test images, where a round was evaluated."""
     unseen: list[str] | None = None
-    """The domains of `accuracy` that nobody trains on, if any. The other means and the worst leave them out."""
+    """Domains of `accuracy` that no client trains on, if any. The other means and the worst leave them out."""
     accuracy_unseen: float | None = None
     """The plain mean over them."""
     epsilon: float | None = None
@@ -174,3 +206,17 @@ class RoundRecord:
         """The plain mean over the domains that somebody trains on."""
         seen = [value for domain, value in (self.risk or {}).items() if domain not in (self.unseen or ())]
         return sum(seen) / len(seen) if seen else None
+
+
+OnNote = Callable[[str], None]
+"""Callback for a note to the user."""
+
+
+class OnProgress(Protocol):
+    """Callback for the progress of long work, such as decoding images or measuring distances."""
+
+    def __call__(self, done: int, total: int | None, what: str) -> None: ...
+
+
+def ignore_progress(*values: object, **named: object) -> None:
+    """Discard notes and progress."""

@@ -12,12 +12,13 @@ from torch.utils.data import TensorDataset
 
 import fedcir
 from fedcir.config import AlgorithmConfig, Config, LocalConfig, ModelConfig, RunConfig, ServerConfig
-from fedcir.data.federation import federation_of, pooled
-from fedcir.engine.session import Session, open_session
-from fedcir.engine.settling import hyper_parameters
-from fedcir.engine.transports.serial import SerialTransport
-from fedcir.models.task import Task, module_task
-from fedcir.types import Arrays, ClientReply, ServerContext
+from fedcir.data.federation import pool_clients
+from fedcir.data.torch_datasets import federation_from_datasets
+from fedcir.models.task import Task, make_module_task
+from fedcir.runtime.resolution import get_hyper_parameters
+from fedcir.runtime.rounds import SerialTransport
+from fedcir.runtime.session import Session, open_session
+from fedcir.types import ClientReply, ServerContext, Tensors
 
 CLASSES = 3
 
@@ -52,7 +53,7 @@ def encoder() -> Callable[[], nn.Module]:
 
 @pytest.fixture(scope="session")
 def task() -> Task:
-    return module_task(_encoder(), torch.zeros(2, 5), CLASSES, None, seed=0)
+    return make_module_task(_encoder(), torch.zeros(2, 5), CLASSES, None, seed=0)
 
 
 @pytest.fixture(scope="session")
@@ -85,13 +86,13 @@ def opened() -> Callable[..., tuple[Session, SerialTransport]]:
             model=ModelConfig(batchnorm=batchnorm),
             local=LocalConfig(steps=steps, batch_size=6, lr=lr),
             server=ServerConfig(rounds=rounds, active=active),
-            algorithm=AlgorithmConfig(type(algorithm).__name__.lower(), hyper_parameters(algorithm)),
+            algorithm=AlgorithmConfig(type(algorithm).__name__.lower(), get_hyper_parameters(algorithm)),
             run=RunConfig(seed=seed, device="cpu", layout="contiguous"),
         )
-        federation = federation_of(_sites(sizes), _encoder(), CLASSES, None, seed)
-        federation = pooled(federation) if algorithm.pools else federation
+        federation = federation_from_datasets(_sites(sizes), _encoder(), CLASSES, None, seed)
+        federation = pool_clients(federation) if algorithm.pools else federation
         session = open_session(config, algorithm, federation)
-        return session, SerialTransport(session.workbench(), federation.clients)
+        return session, SerialTransport(session.make_trainer(), federation.clients)
 
     return open_
 
@@ -109,9 +110,9 @@ class Line:
             server=ServerConfig(rounds=rounds, active=2),
             run=RunConfig(device="cpu", layout="contiguous"),
         )
-        federation = federation_of(pairs, nn.Flatten(), 2, None, 0)
+        federation = federation_from_datasets(pairs, nn.Flatten(), 2, None, 0)
         self.session = open_session(config, algorithm, federation)
-        self.transport = SerialTransport(self.session.workbench(), federation.clients)
+        self.transport = SerialTransport(self.session.make_trainer(), federation.clients)
         self.start = self.of(self.session.state.shared["model"])
 
     @staticmethod
@@ -140,13 +141,13 @@ def line() -> Callable[..., Line]:
 
 
 @pytest.fixture(scope="session")
-def after_rounds() -> Callable[..., list[Arrays]]:
+def after_rounds() -> Callable[..., list[Tensors]]:
     """The model after each round of a server whose clients reply with these numbers: weight, mean and count alike.
 
     It starts at 1, in a network of one weight under a BatchNorm without any.
     """
 
-    def step(algorithm: fedcir.Algorithm, rounds: Sequence[Sequence[float]]) -> list[Arrays]:
+    def step(algorithm: fedcir.Algorithm, rounds: Sequence[Sequence[float]]) -> list[Tensors]:
         model = nn.Sequential(nn.Linear(1, 1, bias=False), nn.BatchNorm1d(1, affine=False))
         nn.init.ones_(model[0].weight)
         ctx = ServerContext(0, len(rounds), 2, 4, "uniform", "average", torch.Generator(), clients=len(rounds[0]))
@@ -160,7 +161,7 @@ def after_rounds() -> Callable[..., list[Arrays]]:
     return step
 
 
-def _filled(model: nn.Module, value: float) -> Arrays:
+def _filled(model: nn.Module, value: float) -> Tensors:
     return {name: torch.full_like(tensor, value) for name, tensor in model.state_dict().items()}
 
 

@@ -12,8 +12,8 @@ import fedcir
 from fedcir import FedAvg
 from fedcir.algorithms.centralized import Centralized
 from fedcir.algorithms.centralizedbatch import CentralizedBatch
-from fedcir.engine.rounds import run
-from fedcir.engine.simulate import open_run
+from fedcir.runtime.rounds import run_rounds
+from fedcir.runtime.simulation import open_run
 
 
 class Recorded(Dataset):
@@ -39,7 +39,7 @@ def test_a_round_takes_as_many_steps_as_all_active_clients_together(
     opened: Callable[..., Any], active: int | None, steps: int
 ) -> None:
     session, transport = opened(Centralized(), steps=3, active=active)
-    rounds = run(session, transport)
+    rounds = run_rounds(session, transport)
     for round in (1, 2):
         next(rounds)
         assert counters(session.state.shared["model"]) == [round * steps]
@@ -50,8 +50,8 @@ def test_as_one_batch_a_round_takes_a_clients_steps_on_the_images_of_all(
     opened: Callable[..., Any], active: int | None, batch: int
 ) -> None:
     session, transport = opened(CentralizedBatch(), steps=3, active=active)
-    assert (transport.bench.local.steps, transport.bench.local.batch_size) == (3, batch)
-    next(run(session, transport))
+    assert (transport.trainer.local.steps, transport.trainer.local.batch_size) == (3, batch)
+    next(run_rounds(session, transport))
     assert counters(session.state.shared["model"]) == [3]
 
 
@@ -101,7 +101,7 @@ def test_nothing_travels(trained: Callable[..., Any]) -> None:
 def test_flops_of_a_round_are_those_of_all_clients_of_fedavg(trained: Callable[..., Any]) -> None:
     ceilings = Centralized(), CentralizedBatch()
     (plain,) = trained(FedAvg(), rounds=1).records
-    assert [trained(each, rounds=1).records[0].flops for each in ceilings] == [plain.flops] * 2
+    assert [trained(ceiling, rounds=1).records[0].flops for ceiling in ceilings] == [plain.flops] * 2
 
 
 def test_with_one_client_it_is_fedavg_bit_for_bit(trained: Callable[..., Any], same_model: Callable[..., bool]) -> None:
@@ -121,4 +121,4 @@ def test_a_held_out_domain_is_not_pooled(tiny: Callable[..., Any]) -> None:
 
 def test_local_statistics_are_those_of_the_pooled_data(opened: Callable[..., Any]) -> None:
     session, transport = opened(Centralized(), batchnorm="local", rounds=1)
-    assert [record.round for record in run(session, transport)] == [1]
+    assert [record.round for record in run_rounds(session, transport)] == [1]

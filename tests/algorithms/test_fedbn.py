@@ -10,11 +10,11 @@ from torch import nn
 
 import fedcir
 from fedcir import FedAvg, FedBN
-from fedcir.engine.client import evaluate, fit
-from fedcir.engine.rounds import run
-from fedcir.engine.transports.serial import SerialTransport
+from fedcir.client.client_requests import evaluate_client
+from fedcir.client.local_update import train_client
+from fedcir.errors import InputError
 from fedcir.models.tensors import batchnorm_names
-from fedcir.types import InputError
+from fedcir.runtime.rounds import SerialTransport, run_rounds
 
 Opened = Callable[..., tuple[Any, SerialTransport]]
 
@@ -26,8 +26,8 @@ def test_batchnorm_is_in_no_upload_and_not_shared_but_in_the_clients_store(opene
     assert batchnorm_names(session.modules["model"]) == LAYER
     others = session.modules["model"].state_dict().keys() - LAYER
     for reply in transport.train(session.state, [0, 1, 2]):
-        assert reply.arrays["model"].keys() == others
-    for record in run(session, transport):
+        assert reply.tensors["model"].keys() == others
+    for record in run_rounds(session, transport):
         assert record.dropped == {}
         assert session.state.shared["model"].keys() == others
         kept = [transport.store.load(client, record.round + 1)["batchnorm"] for client in range(3)]
@@ -39,24 +39,24 @@ def test_a_client_trains_and_tests_as_fedavgs_does_with_the_layers_that_it_kept(
     opened: Opened, same_model: Callable[[Any, Any], bool]
 ) -> None:
     session, transport = opened(FedBN(), rounds=2, lr=0.1)
-    next(run(session, transport))
-    bench = opened(FedAvg(), rounds=2, lr=0.1)[1].bench
+    next(run_rounds(session, transport))
+    trainer = opened(FedAvg(), rounds=2, lr=0.1)[1].trainer
     for client in transport.clients:
         kept, shared = transport.store.load(client.id, 2), session.state.shared
         whole = {"model": {**shared["model"], **kept["batchnorm"]}}
         (ours, after), (theirs, _) = (
-            fit(transport.bench, client, shared, kept, 2),
-            fit(bench, client, whole, {}, 2),
+            train_client(transport.trainer, client, shared, kept, 2),
+            train_client(trainer, client, whole, {}, 2),
         )
-        assert same_model({**ours.arrays["model"], **after["batchnorm"]}, theirs.arrays["model"])
-        tested = evaluate(transport.bench, client, shared, kept, 1).metrics
-        assert tested == evaluate(bench, client, whole, {}, 1).metrics
+        assert same_model({**ours.tensors["model"], **after["batchnorm"]}, theirs.tensors["model"])
+        tested = evaluate_client(transport.trainer, client, shared, kept, 1).metrics
+        assert tested == evaluate_client(trainer, client, whole, {}, 1).metrics
 
 
 def test_the_other_layers_are_the_mean_over_clients(opened: Opened) -> None:
     session, transport = opened(FedBN(), rounds=1)
-    bags = [reply.arrays["model"] for reply in transport.train(session.state, [0, 1, 2])]
-    next(run(session, transport))
+    bags = [reply.tensors["model"] for reply in transport.train(session.state, [0, 1, 2])]
+    next(run_rounds(session, transport))
     for name, tensor in session.state.shared["model"].items():
         assert torch.equal(tensor, torch.stack([bag[name].double() for bag in bags]).mean(0).float())
 
@@ -65,7 +65,7 @@ def test_with_one_client_it_is_fedavg(opened: Opened, same_model: Callable[[Any,
     ends = []
     for method in (FedBN(), FedAvg()):
         session, transport = opened(method, sizes=(12,))
-        records = list(run(session, transport))
+        records = list(run_rounds(session, transport))
         ends.append({**session.state.shared["model"], **transport.store.load(0, 9).get("batchnorm", {})})
     assert same_model(*ends)
     assert records[-1].accuracy is not None

@@ -13,8 +13,8 @@ from torch.utils.data import TensorDataset
 from fedcir import Algorithm, FedAlign, FedCiR, FedReg, Losses, train
 from fedcir.algorithms.fedavg import FedAvg
 from fedcir.losses import mixture_nll
-from fedcir.models.cnn import CNN
-from fedcir.models.task import module_task
+from fedcir.models.networks import CNN
+from fedcir.models.task import make_module_task
 from fedcir.types import ClientReply, LocalContext, Modules, ServerContext, ServerState
 
 SMALL = {"hidden": 8, "noise": 4, "gaussian_samples": 16}
@@ -54,7 +54,7 @@ def equal_models(a: Any, b: Any) -> bool:
 
 def setting(algorithm: FedCiR, clients: int = 2) -> tuple[Modules, ServerState, list[ClientReply], ServerContext]:
     """Networks, the first state, and replies of clients whose heads differ."""
-    modules = algorithm.build(module_task(CNN(channels=1, width=2), torch.zeros(2, 1, 8, 8), CLASSES, 5, seed=0))
+    modules = algorithm.build(make_module_task(CNN(channels=1, width=2), torch.zeros(2, 1, 8, 8), CLASSES, 5, seed=0))
     ctx = ServerContext(1, 4, CLASSES, 6, "uniform", "average", torch.Generator().manual_seed(0))
     state = algorithm.start(modules, ctx)
     replies = []
@@ -142,13 +142,13 @@ def test_the_server_sends_only_what_the_regularisers_need() -> None:
 def test_the_first_server_step_is_one_of_adam_on_the_mixture_of_the_clients_heads() -> None:
     algorithm = FedCiR(generator_steps=1, **SMALL)
     modules, state, replies, ctx = setting(algorithm)
-    generator = algorithm.build(module_task(CNN(channels=1, width=2), torch.zeros(2, 1, 8, 8), CLASSES, 5, 0))[
+    generator = algorithm.build(make_module_task(CNN(channels=1, width=2), torch.zeros(2, 1, 8, 8), CLASSES, 5, 0))[
         "generator"
     ]
     rng = torch.Generator().manual_seed(0)
     labels = torch.randint(CLASSES, (6,), generator=rng)
     z = generator(torch.randn(6, 4, generator=rng), labels, "update")
-    heads = [(r.arrays["model"]["head.weight"], r.arrays["model"]["head.bias"]) for r in replies]
+    heads = [(r.tensors["model"]["head.weight"], r.tensors["model"]["head.bias"]) for r in replies]
     optimizer = torch.optim.Adam(generator.parameters(), lr=algorithm.generator_lr)
     mixture_nll(torch.stack([F.linear(z, weight, bias) for weight, bias in heads]), labels).backward()
     optimizer.step()
@@ -163,9 +163,9 @@ def test_the_generator_depends_on_every_head_not_on_their_mean() -> None:
     apart = algorithm.server_step(state, replies, modules, ctx)
     modules, state, replies, ctx = setting(algorithm)
     mean = {
-        n: (replies[0].arrays["model"][n] + replies[1].arrays["model"][n]) / 2 for n in ("head.weight", "head.bias")
+        n: (replies[0].tensors["model"][n] + replies[1].tensors["model"][n]) / 2 for n in ("head.weight", "head.bias")
     }
-    merged = [replace(reply, arrays={"model": {**reply.arrays["model"], **mean}}) for reply in replies]
+    merged = [replace(reply, tensors={"model": {**reply.tensors["model"], **mean}}) for reply in replies]
     together = algorithm.server_step(state, merged, modules, ctx)
     assert torch.allclose(apart.shared["model"]["head.weight"], together.shared["model"]["head.weight"])
     assert not torch.allclose(apart.shared["generator"]["outer.weight"], together.shared["generator"]["outer.weight"])

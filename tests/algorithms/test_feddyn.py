@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 from fedcir import FedDyn, FedProx
-from fedcir.engine.rounds import run
-from fedcir.engine.transports.serial import SerialTransport
-from fedcir.types import Arrays
+from fedcir.runtime.rounds import SerialTransport, run_rounds
+from fedcir.types import Tensors
 
 Opened = Callable[..., tuple[Any, SerialTransport]]
 
@@ -29,7 +28,7 @@ def test_feddyn_is_algorithm_1_of_its_paper(line: Callable[..., Any]) -> None:
             ends.append(own)
         h -= alpha / 3 * sum(own - theta for own in ends)
         theta = np.mean(ends, 0) - h / alpha
-    list(run(problem.session, problem.transport))
+    list(run_rounds(problem.session, problem.transport))
     np.testing.assert_allclose(problem.of(problem.session.state.shared["model"]), theta, atol=1e-5)
     np.testing.assert_allclose(problem.of(problem.session.state.private["drift"]), -h / alpha, atol=1e-5)
     for k in range(3):
@@ -42,17 +41,17 @@ def test_a_clients_first_round_is_that_of_fedprox(opened: Opened, same_model: Ca
         session, transport = opened(method)
         replies.append(list(transport.train(session.state, session.roster.trainers)))
     for ours, theirs in zip(*replies, strict=True):
-        assert same_model(ours.arrays["model"], theirs.arrays["model"])
+        assert same_model(ours.tensors["model"], theirs.tensors["model"])
 
 
 def test_with_all_clients_the_server_goes_on_by_as_much_as_the_mean_moved(
-    after_rounds: Callable[..., list[Arrays]],
+    after_rounds: Callable[..., list[Tensors]],
 ) -> None:
     ends = after_rounds(FedDyn(), [(2.0, 4.0), (4.0, 6.0), (0.0, 2.0)])  # means 3, 5, 1; the start is 1
     assert [end["0.weight"].item() for end in ends] == [2 * 3 - 1, 2 * 5 - 3, 2 * 1 - 5]
 
 
-def test_batchnorm_statistics_are_the_mean_over_clients(after_rounds: Callable[..., list[Arrays]]) -> None:
+def test_batchnorm_statistics_are_the_mean_over_clients(after_rounds: Callable[..., list[Tensors]]) -> None:
     ends = after_rounds(FedDyn(), [(2.0, 4.0), (4.0, 6.0)])
     assert [end["1.running_mean"].item() for end in ends] == [3.0, 5.0]
     assert [end["1.num_batches_tracked"].item() for end in ends] == [4, 6]
@@ -62,7 +61,7 @@ def test_what_a_client_keeps_is_its_gradient_where_it_came_to_rest(line: Callabl
     problem = line(FedDyn(alpha=1.0), rounds=1, steps=60, lr=0.5)
     for reply in problem.transport.train(problem.session.state, [0, 1, 2]):
         kept = problem.of(problem.transport.store.load(reply.client_id, 2)["gradient"])
-        slope = problem.slope(problem.of(reply.arrays["model"]), reply.client_id)
+        slope = problem.slope(problem.of(reply.tensors["model"]), reply.client_id)
         np.testing.assert_allclose(kept, slope, atol=1e-5)
 
 

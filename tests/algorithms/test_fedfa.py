@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from fedcir import FedAvg, FedFA, InputError
-from fedcir.engine.rounds import run
 from fedcir.losses import EPSILON
-from fedcir.models.cnn import CNN
-from fedcir.models.task import Task, module_task
+from fedcir.models.networks import CNN
+from fedcir.models.task import Task, make_module_task
+from fedcir.runtime.rounds import run_rounds
 from fedcir.types import ClientReply, Groups, LocalContext, ServerContext
 
 X = torch.randn(6, 1, 8, 8, generator=torch.Generator().manual_seed(0))
@@ -22,7 +22,7 @@ Y = torch.arange(6) % 3
 
 @pytest.fixture(scope="module")
 def images() -> Task:
-    return module_task(CNN(channels=1, width=2), X, 3, None, seed=0)
+    return make_module_task(CNN(channels=1, width=2), X, 3, None, seed=0)
 
 
 def context(received: Groups | None = None) -> LocalContext:
@@ -71,7 +71,7 @@ def test_features_get_the_drawn_statistics_as_numpy_has_them(images: Task) -> No
         weight = 1 / (1 + 1 / over_clients[name].double().numpy())
         gamma = 2 * weight / weight.sum()
         new[name] = value + torch.randn(6, 2, generator=rng).numpy() * np.sqrt((1 + gamma) * value.var(0))
-    old_mean, old_std, mean, std = (each[..., None, None] for each in (*statistics.values(), *new.values()))
+    old_mean, old_std, mean, std = (item[..., None, None] for item in (*statistics.values(), *new.values()))
     np.testing.assert_allclose(changed, (x - old_mean) / old_std * std + mean, rtol=1e-3, atol=1e-3)
 
 
@@ -101,18 +101,18 @@ def test_evaluation_changes_nothing(images: Task) -> None:
 def test_a_client_keeps_its_running_statistics_and_sends_a_copy(opened: Callable[..., Any]) -> None:
     session, transport = opened(FedFA())
     first, second = (next(iter(transport.train(session.state, [0]))) for _ in range(2))
-    assert first.arrays.keys() == {"model", "feature_statistics"}
-    sent = first.arrays["feature_statistics"]
+    assert first.tensors.keys() == {"model", "feature_statistics"}
+    sent = first.tensors["feature_statistics"]
     assert {name: list(tensor.shape) for name, tensor in sent.items()} == {"0.mean": [6], "0.std": [6]}
     assert sent["0.mean"].abs().max() > 0
-    assert torch.equal(sent["0.mean"], second.arrays["feature_statistics"]["0.mean"])  # the same round again
+    assert torch.equal(sent["0.mean"], second.tensors["feature_statistics"]["0.mean"])  # the same round again
     kept = transport.store.load(0, 2)["statistics"]
     assert all(torch.equal(kept[name], sent[name]) for name in sent)
 
 
 def test_the_next_round_goes_on_from_the_statistics_that_were_kept(opened: Callable[..., Any]) -> None:
     session, transport = opened(FedFA(probability=1.0, momentum=0.0), rounds=2)
-    for _ in run(session, transport):
+    for _ in run_rounds(session, transport):
         pass
     latest = [transport.store.load(client, 3)["statistics"]["0.mean"] for client in (0, 1, 2)]
     expected = torch.stack(latest).var(0, correction=0)

@@ -13,7 +13,7 @@ from fedcir import InputError
 from fedcir.algorithms import make_algorithm
 from fedcir.algorithms.fedgen import FedGen
 from fedcir.config import AlgorithmConfig
-from fedcir.models.generator import Generator
+from fedcir.models.classifier import Generator
 from fedcir.models.task import Task
 from fedcir.types import ClientReply, LocalContext, Modules, ServerContext, ServerState
 
@@ -103,7 +103,7 @@ def test_the_first_server_step_is_one_of_adam_on_the_weighted_heads(
     z = generator(noise, labels, "update")
     loss = torch.zeros(())
     for share, reply in zip(SHARES, replies(state, COUNTS), strict=True):  # sum_k mean_b w_{y,k} CE(h_k(z), y)
-        logits = F.linear(z, reply.arrays["model"]["head.weight"], reply.arrays["model"]["head.bias"])
+        logits = F.linear(z, reply.tensors["model"]["head.weight"], reply.tensors["model"]["head.bias"])
         loss = loss + (share[labels] * F.cross_entropy(logits, labels, reduction="none")).mean()
     apart = [((noise[i] - noise[j]) ** 2).mean() * (z[i] - z[j]).abs().mean() for i in range(6) for j in range(6)]
     optimizer = torch.optim.Adam(generator.parameters(), lr=algorithm.generator_lr)
@@ -130,13 +130,13 @@ def test_the_state_of_the_generators_optimiser_lives_across_rounds(task: Task) -
     modules, state, ctx = setting(algorithm, task)
     once = algorithm.server_step(state, replies(state, COUNTS), modules, ctx)
     twice = algorithm.server_step(once, replies(once, COUNTS), modules, replace(ctx, round=2))
-    steps = [int(each.private["optimizer"]["0.step"]) for each in (once, twice)]
+    steps = [int(item.private["optimizer"]["0.step"]) for item in (once, twice)]
     assert steps == [algorithm.generator_steps, 2 * algorithm.generator_steps]
 
 
 def test_the_model_is_the_plain_mean_whatever_the_counts(task: Task) -> None:
     _, state, _ = setting(FedGen(**SMALL), task)
-    heads = [reply.arrays["model"]["head.weight"].double() for reply in replies(state, COUNTS)]
+    heads = [reply.tensors["model"]["head.weight"].double() for reply in replies(state, COUNTS)]
     got = after(FedGen(**SMALL), task, COUNTS).shared["model"]["head.weight"]
     assert torch.equal(got, ((heads[0] + heads[1]) / 2).float())
 
@@ -147,9 +147,9 @@ def test_a_client_uploads_its_model_and_how_often_it_has_each_class(
 ) -> None:
     session, transport = opened(FedGen(**SMALL), sizes=(size, 5))
     (reply,) = transport.train(session.state, [0])
-    assert reply.arrays.keys() == {"model", "label_counts"}
-    assert reply.arrays["label_counts"].keys() == {"counts"}
-    assert reply.arrays["label_counts"]["counts"].tolist() == counts
+    assert reply.tensors.keys() == {"model", "label_counts"}
+    assert reply.tensors["label_counts"].keys() == {"counts"}
+    assert reply.tensors["label_counts"]["counts"].tolist() == counts
 
 
 def test_the_generator_is_off_in_round_1_and_on_from_round_2(trained: Callable[..., Any]) -> None:
@@ -269,12 +269,12 @@ def test_a_client_may_count_the_labels_of_its_batches_instead(opened: Callable[.
     steps, batch = session.config.local.steps, session.config.local.batch_size
     for _ in range(2):  # the counts of one round are not those of two
         (reply,) = transport.train(session.state, [0])
-        assert reply.arrays.keys() == {"model", "label_counts"}
-        assert reply.arrays["label_counts"]["counts"].sum() == steps * batch
+        assert reply.tensors.keys() == {"model", "label_counts"}
+        assert reply.tensors["label_counts"]["counts"].sum() == steps * batch
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "message"),
     [
         ({"lambda_kd": -1.0}, r"algorithm\.lambda_kd must be at least 0"),
         ({"diversity_weight": float("nan")}, r"algorithm\.diversity_weight must be at least 0"),
@@ -283,6 +283,6 @@ def test_a_client_may_count_the_labels_of_its_batches_instead(opened: Callable[.
         ({"noise_kind": "laplace"}, r"algorithm\.noise_kind cannot be 'laplace'"),
     ],
 )
-def test_a_field_out_of_range_is_named(fields: dict[str, Any], said: str) -> None:
-    with pytest.raises(InputError, match=said):
+def test_a_field_out_of_range_is_named(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
         make_algorithm(AlgorithmConfig("fedgen", fields))

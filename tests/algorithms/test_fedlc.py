@@ -48,8 +48,8 @@ def test_a_client_with_one_class_trains_to_finite_weights(opened: Callable[..., 
     for against in ("all", "others"):
         session, transport = opened(FedLC(against=against), sizes=(1,))
         (reply,) = transport.train(session.state, [0])
-        assert all(tensor.isfinite().all() for tensor in reply.arrays["model"].values())
-        assert reply.arrays.keys() == {"model"}
+        assert all(tensor.isfinite().all() for tensor in reply.tensors["model"].values())
+        assert reply.tensors.keys() == {"model"}
 
 
 def test_a_tau_below_zero_is_refused() -> None:

@@ -10,21 +10,21 @@ import torch
 from torch import Tensor
 
 from fedcir import FedAvg, InputError
-from fedcir.algorithms.fedproc import FedProc, merged_prototypes
-from fedcir.engine.rounds import run
+from fedcir.algorithms.fedproc import FedProc, merge_prototype_sums
 from fedcir.models.task import Task
-from fedcir.runs.run import load_run
-from fedcir.types import Arrays, ClientReply, LocalContext, ServerContext, ServerState
+from fedcir.runs.reader import load_run
+from fedcir.runtime.rounds import run_rounds
+from fedcir.types import ClientReply, LocalContext, ServerContext, ServerState, Tensors
 
 X, Y = torch.randn(6, 5, generator=torch.Generator().manual_seed(0)), torch.arange(6) % 3
 PROTOTYPES = torch.randn(3, 6, generator=torch.Generator().manual_seed(1))
 
 
-def context(round: int, total: int = 4, received: dict[str, Arrays] | None = None) -> LocalContext:
-    return LocalContext(round, total, 3, 6, received or {}, torch.Generator().manual_seed(0))
+def context(round: int, total: int = 4, broadcast: dict[str, Tensors] | None = None) -> LocalContext:
+    return LocalContext(round, total, 3, 6, broadcast or {}, torch.Generator().manual_seed(0))
 
 
-def summary(sums: list[list[float]], counts: list[float]) -> Arrays:
+def summary(sums: list[list[float]], counts: list[float]) -> Tensors:
     return {"sums": torch.tensor(sums), "counts": torch.tensor(counts)}
 
 
@@ -35,7 +35,7 @@ def unit(rows: Any) -> Any:
 
 def test_the_first_round_is_fedavgs_bit_for_bit(opened: Callable[..., Any], same_model: Callable[..., bool]) -> None:
     (one, real), (other, plain) = opened(FedProc()), opened(FedAvg())
-    record, reference = next(run(one, real)), next(run(other, plain))
+    record, reference = next(run_rounds(one, real)), next(run_rounds(other, plain))
     assert record.losses == reference.losses
     assert same_model(one.state.shared["model"], other.state.shared["model"])
     assert one.state.shared.keys() == {"model", "prototypes"}
@@ -49,7 +49,7 @@ def test_the_contrast_is_on_from_round_2(trained: Callable[..., Any]) -> None:
 
 def test_the_contrast_is_the_cross_entropy_of_cosines_to_the_prototypes(task: Task) -> None:
     modules = FedProc().build(task)
-    losses = FedProc().local_loss(modules, X, Y, context(2, received={"prototypes": {"mean": PROTOTYPES}}))
+    losses = FedProc().local_loss(modules, X, Y, context(2, broadcast={"prototypes": {"mean": PROTOTYPES}}))
     with torch.no_grad():
         cosines = unit(modules["model"].encoder(X)) @ unit(PROTOTYPES).T
     nll = np.log(np.exp(cosines).sum(-1)) - cosines[np.arange(6), Y.numpy()]
@@ -59,7 +59,7 @@ def test_the_contrast_is_the_cross_entropy_of_cosines_to_the_prototypes(task: Ta
 @pytest.mark.parametrize(("round", "weight"), [(1, 0.25), (2, 0.5), (3, 0.75), (4, 1.0)])
 def test_the_weight_of_cross_entropy_is_the_share_of_rounds_done(task: Task, round: int, weight: float) -> None:
     losses = FedProc().local_loss(
-        FedProc().build(task), X, Y, context(round, received={"prototypes": {"mean": PROTOTYPES}})
+        FedProc().build(task), X, Y, context(round, broadcast={"prototypes": {"mean": PROTOTYPES}})
     )
     ce, contrast = losses.terms["ce"].item(), losses.terms["contrast"].item()
     assert losses.total.item() == pytest.approx(weight * ce + (1 - weight) * contrast, rel=1e-6)
@@ -69,8 +69,8 @@ def test_the_weight_of_cross_entropy_is_the_share_of_rounds_done(task: Task, rou
 @pytest.mark.parametrize("round", [1, 2, 4])
 def test_a_constant_ramp_weighs_all_rounds_alike(task: Task, round: int) -> None:
     algorithm = FedProc(ramp="constant", ce_weight=0.3)
-    received = {"prototypes": {"mean": PROTOTYPES}}
-    losses = algorithm.local_loss(algorithm.build(task), X, Y, context(round, received=received))
+    broadcast = {"prototypes": {"mean": PROTOTYPES}}
+    losses = algorithm.local_loss(algorithm.build(task), X, Y, context(round, broadcast=broadcast))
     want = 0.3 * losses.terms["ce"].item() + 0.7 * losses.terms["contrast"].item()
     assert losses.total.item() == pytest.approx(want, rel=1e-6)
 
@@ -89,12 +89,12 @@ def test_a_client_sums_normalised_features_in_evaluation_mode_over_all_its_data(
     session, transport = opened(FedProc(), sizes=(size, 5))
     (reply,) = transport.train(session.state, [0])
     model = session.modules["model"]
-    model.load_state_dict(reply.arrays["model"])
+    model.load_state_dict(reply.tensors["model"])
     x, y = vectors(size, 0).tensors
     with torch.no_grad():
         features = unit(model.eval().encoder(x))
     sums = np.stack([features[y.numpy() == label].sum(0) for label in range(3)])
-    got = reply.arrays["prototype_sums"]
+    got = reply.tensors["prototype_sums"]
     np.testing.assert_allclose(got["sums"], sums, rtol=1e-4, atol=1e-5)
     assert got["counts"].tolist() == [int((y == label).sum()) for label in range(3)]
 
@@ -102,7 +102,7 @@ def test_a_client_sums_normalised_features_in_evaluation_mode_over_all_its_data(
 def test_a_client_without_a_class_sends_a_zero_sum_and_count_for_it(opened: Callable[..., Any]) -> None:
     session, transport = opened(FedProc(), sizes=(2, 9))  # classes 0 and 1
     (reply,) = transport.train(session.state, [0])
-    got = reply.arrays["prototype_sums"]
+    got = reply.tensors["prototype_sums"]
     assert got["counts"].tolist() == [1, 1, 0]
     assert got["sums"][2].tolist() == [0.0] * 6
 
@@ -110,8 +110,8 @@ def test_a_client_without_a_class_sends_a_zero_sum_and_count_for_it(opened: Call
 def test_a_client_uploads_its_model_and_its_prototype_sums_and_nothing_else(opened: Callable[..., Any]) -> None:
     session, transport = opened(FedProc())
     for reply in transport.train(session.state, [0, 1, 2]):
-        assert reply.arrays.keys() == {"model", "prototype_sums"}
-        shapes = {name: list(tensor.shape) for name, tensor in reply.arrays["prototype_sums"].items()}
+        assert reply.tensors.keys() == {"model", "prototype_sums"}
+        shapes = {name: list(tensor.shape) for name, tensor in reply.tensors["prototype_sums"].items()}
         assert shapes == {"sums": [3, 6], "counts": [3]}
 
 
@@ -120,24 +120,24 @@ B = summary([[1.0, 2.0], [0.0, 0.0], [0.0, 0.0]], [4, 0, 0])
 
 
 def test_prototypes_are_total_sums_over_total_counts() -> None:
-    got = merged_prototypes([A, B], torch.full((3, 2), 7.0))
+    got = merge_prototype_sums([A, B], torch.full((3, 2), 7.0))
     assert got.tolist() == [[0.5, 0.25], [0.5, 0.5], [7.0, 7.0]]
 
 
 def test_the_total_is_not_the_mean_of_the_clients_own_prototypes() -> None:
     many, few = summary([[9.0, 0.0]], [9]), summary([[0.0, 1.0]], [1])
-    assert merged_prototypes([many, few], None)[0].tolist() == pytest.approx([0.9, 0.1])
+    assert merge_prototype_sums([many, few], None)[0].tolist() == pytest.approx([0.9, 0.1])
 
 
 def test_a_class_that_nobody_has_keeps_its_old_prototype_or_is_zero_without_one() -> None:
     old = torch.tensor([[9.0, 9.0], [9.0, 9.0], [0.25, 0.75]])
-    assert merged_prototypes([A, B], old)[2].tolist() == [0.25, 0.75]
-    assert merged_prototypes([A, B], None)[2].tolist() == [0.0, 0.0]
+    assert merge_prototype_sums([A, B], old)[2].tolist() == [0.25, 0.75]
+    assert merge_prototype_sums([A, B], None)[2].tolist() == [0.0, 0.0]
 
 
 def test_a_zero_prototype_gives_a_finite_loss_and_gradient(task: Task) -> None:
     modules = FedProc().build(task)
-    losses = FedProc().local_loss(modules, X, Y, context(2, received={"prototypes": {"mean": torch.zeros(3, 6)}}))
+    losses = FedProc().local_loss(modules, X, Y, context(2, broadcast={"prototypes": {"mean": torch.zeros(3, 6)}}))
     losses.total.backward()
     assert losses.terms["contrast"].item() == pytest.approx(np.log(3), rel=1e-6)
     assert all(torch.isfinite(p.grad).all() for p in modules["model"].parameters())
@@ -175,7 +175,7 @@ def test_total_rounds_enter_the_second_round(opened: Callable[..., Any], same_mo
     models = []
     for total in (3, 6):
         session, transport = opened(FedProc(), rounds=total)
-        rounds = run(session, transport)
+        rounds = run_rounds(session, transport)
         next(rounds), next(rounds)
         models.append(session.state.shared["model"])
     assert not same_model(*models)
@@ -195,7 +195,7 @@ def test_a_projection_head_of_two_layers_and_normalised_features_are_the_papers_
         want = unit(features) @ model.head.weight.numpy().T + model.head.bias.numpy()
         np.testing.assert_allclose(model(X), want, rtol=1e-5, atol=1e-6)
     losses = FedProc(projection=4, normalised_head=True).local_loss(
-        {"model": model}, X, Y, context(2, received={"prototypes": {"mean": PROTOTYPES[:, :4]}})
+        {"model": model}, X, Y, context(2, broadcast={"prototypes": {"mean": PROTOTYPES[:, :4]}})
     )
     cosines = unit(features) @ unit(PROTOTYPES[:, :4]).T
     nll = np.log(np.exp(cosines).sum(-1)) - cosines[np.arange(6), Y.numpy()]

@@ -8,16 +8,16 @@ import pytest
 import torch
 
 from fedcir import FedAvg, FedProto, InputError, load_run
-from fedcir.algorithms.fedproto import merged_prototypes
-from fedcir.engine.rounds import run
+from fedcir.algorithms.fedproto import merge_prototypes
 from fedcir.models.task import Task
-from fedcir.types import Arrays, ClientReply, LocalContext, ServerContext
+from fedcir.runtime.rounds import run_rounds
+from fedcir.types import ClientReply, LocalContext, ServerContext, Tensors
 
 X, Y = torch.randn(6, 5, generator=torch.Generator().manual_seed(0)), torch.arange(6) % 3
 CONTEXT = LocalContext(2, 4, 3, 6, {}, torch.Generator())
 
 
-def client(mean: list[list[float]], count: list[float]) -> Arrays:
+def client(mean: list[list[float]], count: list[float]) -> Tensors:
     return {"mean": torch.tensor(mean), "count": torch.tensor(count)}
 
 
@@ -27,7 +27,7 @@ B = client([[5.0, 2.0], [0.0, 0.0], [0.0, 0.0]], [1, 0, 0])
 
 @pytest.mark.parametrize(("by_samples", "first"), [(False, [3.0, 1.0]), (True, [2.0, 0.5])])
 def test_a_prototype_is_the_mean_over_the_clients_that_hold_the_class(by_samples: bool, first: list[float]) -> None:
-    merged = merged_prototypes([A, B], by_samples)
+    merged = merge_prototypes([A, B], by_samples)
     assert merged["mean"].tolist() == [first, [4.0, 4.0], [0.0, 0.0]]
     assert merged["count"].tolist() == [4, 2, 0]
 
@@ -37,7 +37,7 @@ def test_a_class_that_nobody_held_in_a_round_keeps_its_prototype(task: Task) -> 
     modules = algorithm.build(task)
     ctx = ServerContext(1, 4, 3, 6, "uniform", "average", torch.Generator())
     state = algorithm.start(modules, ctx)
-    wide = [{"mean": each["mean"].repeat(1, 3), "count": each["count"]} for each in (A, B)]
+    wide = [{"mean": item["mean"].repeat(1, 3), "count": item["count"]} for item in (A, B)]
     for local in wide:
         state = algorithm.server_step(state, [ClientReply(0, 4, {"prototypes": local}, {})], modules, ctx)
     assert state.shared.keys() == {"prototypes"}
@@ -59,9 +59,9 @@ def test_the_distance_is_to_the_prototype_of_the_own_class(task: Task) -> None:
 
 def test_prototypes_travel_and_models_do_not(opened: Callable[..., Any]) -> None:
     session, transport = opened(FedProto(), rounds=2)
-    records = list(run(session, transport))
+    records = list(run_rounds(session, transport))
     for reply in transport.train(session.state, [0, 1, 2]):
-        assert {group: sorted(bag) for group, bag in reply.arrays.items()} == {"prototypes": ["count", "mean"]}
+        assert {group: sorted(bag) for group, bag in reply.tensors.items()} == {"prototypes": ["count", "mean"]}
     assert session.state.shared.keys() == {"prototypes"}
     assert (
         [record.bytes_down for record in records] == [record.bytes_up for record in records] == [3 * 4 * (18 + 3)] * 2
@@ -73,7 +73,7 @@ def test_the_first_round_of_a_client_is_fedavgs(opened: Callable[..., Any], same
     (one, kept), (other, plain) = opened(FedProto()), opened(FedAvg())
     list(kept.train(one.state, [1]))
     (reply,) = plain.train(other.state, [1])
-    assert same_model(kept.store.load(1, 2)["model"], reply.arrays["model"])
+    assert same_model(kept.store.load(1, 2)["model"], reply.tensors["model"])
 
 
 def test_without_its_weight_every_client_trains_alone(
@@ -82,11 +82,11 @@ def test_without_its_weight_every_client_trains_alone(
     models = []
     for sizes in ((12, 9, 7), (12,)):
         session, transport = opened(FedProto(lambda_proto=0.0), sizes=sizes, rounds=3)
-        list(run(session, transport))
+        list(run_rounds(session, transport))
         models.append(transport.store.load(0, 4)["model"])
     assert same_model(*models)
     session, transport = opened(FedProto(), rounds=3)
-    list(run(session, transport))
+    list(run_rounds(session, transport))
     assert not same_model(models[0], transport.store.load(0, 4)["model"])
 
 

@@ -85,12 +85,12 @@ def test_the_first_step_is_fedavgs_and_the_second_is_not(
 
     one, two = reply(FedProx(mu=1.0), 1), reply(FedProx(mu=1.0), 2)
     assert one.metrics["loss/proximal"] == 0.0
-    assert same_model(one.arrays["model"], reply(FedAvg(), 1).arrays["model"])
-    assert not same_model(two.arrays["model"], reply(FedAvg(), 2).arrays["model"])
+    assert same_model(one.tensors["model"], reply(FedAvg(), 1).tensors["model"])
+    assert not same_model(two.tensors["model"], reply(FedAvg(), 2).tensors["model"])
     # The mean over the two steps: nothing at the first, half the squared length of the first step at the second.
     session, _ = opened(FedProx())
     before, names = session.state.shared["model"], dict(session.modules["model"].named_parameters())
-    squared = sum(float((one.arrays["model"][name] - before[name]).square().sum()) for name in names)
+    squared = sum(float((one.tensors["model"][name] - before[name]).square().sum()) for name in names)
     assert two.metrics["loss/proximal"] == pytest.approx(0.5 * squared / 2, rel=1e-4)
     assert two.metrics["loss/proximal"] > 0
 
@@ -105,13 +105,13 @@ def test_a_large_mu_holds_clients_near_what_they_received(opened: Callable[..., 
     for mu in (0.0, 5.0):
         session, transport = opened(FedProx(mu=mu), steps=20, lr=0.05)
         (reply,) = transport.train(session.state, [0])
-        moved[mu] = float((reply.arrays["model"]["head.weight"] - session.state.shared["model"]["head.weight"]).norm())
+        moved[mu] = float((reply.tensors["model"]["head.weight"] - session.state.shared["model"]["head.weight"]).norm())
     assert moved[5.0] < moved[0.0] / 2
 
 
 def test_a_client_uploads_its_model_and_nothing_else(opened: Callable[..., Any]) -> None:
     session, transport = opened(FedProx())
-    assert [reply.arrays.keys() for reply in transport.train(session.state, [0, 1, 2])] == [{"model"}] * 3
+    assert [reply.tensors.keys() for reply in transport.train(session.state, [0, 1, 2])] == [{"model"}] * 3
 
 
 @pytest.mark.parametrize("mu", [-0.1, -math.inf, math.inf, math.nan])

@@ -16,11 +16,11 @@ from torch import Tensor
 
 from fedcir import FedAvg, FedCiR, InputError, Losses
 from fedcir.algorithms.fedsr import FedSR
-from fedcir.engine.cohort import sample_cohort
-from fedcir.engine.folder import RunFolder
-from fedcir.engine.rounds import run
-from fedcir.models.reference import Reference
+from fedcir.models.classifier import Reference
 from fedcir.models.task import Task
+from fedcir.runtime.rounds import run_rounds
+from fedcir.runtime.run_folder import RunFolder
+from fedcir.server.accounting import sample_cohort
 from fedcir.types import LocalContext, Modules
 
 Tiny = Callable[..., Any]
@@ -68,7 +68,7 @@ def built(task: Task, algorithm: FedSR) -> tuple[Modules, Any, Any, Any]:
         modules["reference"].raw_sigma += torch.randn(3, 6, generator=rng)
         mu, sigma = modules["model"].encoder(X)
     z = mu + sigma * torch.randn(6, 6, generator=torch.Generator().manual_seed(0))
-    return modules, *(each.double().numpy() for each in (mu, sigma, z))
+    return modules, *(item.double().numpy() for item in (mu, sigma, z))
 
 
 def kl(mu: Any, sigma: Any, reference: Reference) -> float:
@@ -161,7 +161,7 @@ def test_a_term_of_weight_zero_is_not_computed(trained: Callable[..., Any]) -> N
 def test_each_client_learns_a_reference_of_its_own_and_uploads_the_model_only(opened: Callable[..., Any]) -> None:
     session, transport = opened(FedSR(alpha_cmi=0.1))
     replies = list(transport.train(session.state, [0, 1, 2]))
-    assert [reply.arrays.keys() for reply in replies] == [{"model"}] * 3
+    assert [reply.tensors.keys() for reply in replies] == [{"model"}] * 3
     kept = [transport.store.load(client, 2)["reference"] for client in range(3)]
     for reference in kept:
         assert reference.keys() == {"mean", "raw_sigma", "scale"}
@@ -172,7 +172,7 @@ def test_each_client_learns_a_reference_of_its_own_and_uploads_the_model_only(op
 
 def test_the_reference_is_in_no_state_of_the_server(opened: Callable[..., Any]) -> None:
     session, transport = opened(FedSR(alpha_cmi=0.1))
-    for _ in run(session, transport):
+    for _ in run_rounds(session, transport):
         assert session.state.shared.keys() == {"model"}
         assert session.state.private == {}
     assert not any("reference" in name for name in session.state.shared["model"])
@@ -192,11 +192,11 @@ def test_a_shared_reference_is_uploaded_and_averaged_and_not_kept(opened: Callab
     session, transport = opened(FedSR(alpha_cmi=0.1, share_reference=True))
     assert session.state.shared.keys() == {"model", "reference"}
     replies = list(transport.train(session.state, [0, 1, 2]))
-    assert [reply.arrays.keys() for reply in replies] == [{"model", "reference"}] * 3
+    assert [reply.tensors.keys() for reply in replies] == [{"model", "reference"}] * 3
     assert [transport.store.load(client, 2) for client in range(3)] == [{}] * 3
-    next(run(session, transport))
+    next(run_rounds(session, transport))
     for name in ("mean", "raw_sigma", "scale"):
-        want = torch.stack([reply.arrays["reference"][name].double() for reply in replies]).mean(0).float()
+        want = torch.stack([reply.tensors["reference"][name].double() for reply in replies]).mean(0).float()
         assert torch.equal(session.state.shared["reference"][name], want)
 
 
@@ -204,7 +204,7 @@ def test_a_shared_reference_is_what_every_client_begins_with(opened: Callable[..
     Watched.began.clear()
     session, transport = opened(Watched(alpha_cmi=0.1, share_reference=True), rounds=3)
     shared = {}
-    for record in run(session, transport):
+    for record in run_rounds(session, transport):
         shared[record.round] = session.state.shared["reference"]["mean"]
     assert torch.equal(Watched.began[1], torch.zeros(3, 6))
     assert torch.equal(Watched.began[2], shared[1])
@@ -226,7 +226,7 @@ def test_a_client_that_sits_out_a_round_goes_on_from_the_reference_that_it_kept(
     seed, (first, second, _) = next((s, c) for s in range(100) if (c := cohorts(s))[0] == c[2] != c[1])
     Watched.began.clear()
     session, transport = opened(Watched(alpha_cmi=0.1), active=1, rounds=3, seed=seed)
-    rounds = run(session, transport)
+    rounds = run_rounds(session, transport)
     next(rounds)
     after_1 = transport.store.load(first[0], 2)["reference"]["mean"].clone()
     next(rounds)
@@ -293,12 +293,12 @@ def test_inference_takes_the_mean_or_averages_the_probabilities_of_samples(task:
         assert torch.equal(FedSR().predict({"model": model}, X, context()), model(X))
         mu, sigma = model.encoder(X)
         noise = torch.randn(3, 1, 6, generator=torch.Generator().manual_seed(0))
-        want = sum(model.head(mu + sigma * each).softmax(-1) for each in noise) / 3
+        want = sum(model.head(mu + sigma * item).softmax(-1) for item in noise) / 3
         torch.testing.assert_close(algorithm.predict({"model": model}, X, context()).exp(), want)
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "message"),
     [
         ({"alpha_l2r": -1.0}, r"algorithm\.alpha_l2r must be at least 0"),
         ({"alpha_cmi": math.nan}, r"algorithm\.alpha_cmi must be at least 0"),
@@ -306,6 +306,6 @@ def test_inference_takes_the_mean_or_averages_the_probabilities_of_samples(task:
         ({"sigma_init": 1e-4}, r"algorithm\.sigma_init must be above sigma_floor=0\.001, got 0\.0001"),
     ],
 )
-def test_a_field_out_of_range_is_named(fields: dict[str, float], said: str) -> None:
-    with pytest.raises(InputError, match=said):
+def test_a_field_out_of_range_is_named(fields: dict[str, float], message: str) -> None:
+    with pytest.raises(InputError, match=message):
         FedSR(**fields)

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from fedcir import FPL, FedAvg, InputError
-from fedcir.algorithms.fpl import clustered
-from fedcir.engine.rounds import run
+from fedcir.algorithms.fpl import cluster_prototypes
 from fedcir.models.task import Task
-from fedcir.types import Arrays, LocalContext
+from fedcir.runtime.rounds import run_rounds
+from fedcir.types import LocalContext, Tensors
 
 X, Y = torch.randn(6, 5, generator=torch.Generator().manual_seed(0)), torch.arange(6) % 3
 CLUSTERS = {
@@ -20,20 +20,20 @@ CLUSTERS = {
 }
 
 
-def context(clusters: Arrays | None) -> LocalContext:
+def context(clusters: Tensors | None) -> LocalContext:
     received = {} if clusters is None else {"clusters": clusters}
     return LocalContext(2, 4, 3, 6, received, torch.Generator().manual_seed(0))
 
 
-def client(*prototypes: list[float] | None) -> Arrays:
+def client(*prototypes: list[float] | None) -> Tensors:
     """One with these prototypes; None stands for a class that it does not hold."""
-    means = torch.tensor([[0.0, 0.0] if each is None else each for each in prototypes])
-    return {"means": means, "held": torch.tensor([each is not None for each in prototypes])}
+    means = torch.tensor([[0.0, 0.0] if prototype is None else prototype for prototype in prototypes])
+    return {"means": means, "held": torch.tensor([prototype is not None for prototype in prototypes])}
 
 
 def test_the_first_round_is_fedavgs_bit_for_bit(opened: Callable[..., Any], same_model: Callable[..., bool]) -> None:
     (one, real), (other, plain) = opened(FPL()), opened(FedAvg())
-    assert next(run(one, real)).losses == next(run(other, plain)).losses
+    assert next(run_rounds(one, real)).losses == next(run_rounds(other, plain)).losses
     assert same_model(one.state.shared["model"], other.state.shared["model"])
     assert one.state.shared.keys() == {"model", "clusters"}
 
@@ -67,7 +67,7 @@ def test_clusters_are_found_and_averaged_class_by_class() -> None:
     # Class 0: the first two point right, the last two up. Class 1: one client alone. Class 2: nobody.
     right, right2 = client([1.0, 0.0], [2.0, 3.0], None), client([3.0, 0.3], None, None)
     up, up2 = client([0.0, 4.0], None, None), client([0.1, 2.0], None, None)
-    got = clustered([right, up, right2, up2])
+    got = cluster_prototypes([right, up, right2, up2])
     assert got["classes"].tolist() == [0, 0, 1]
     first, second, alone = (pytest.approx(row) for row in ([2.0, 0.15], [0.05, 3.0], [2.0, 3.0]))
     assert sorted(got["prototypes"][:2].tolist(), reverse=True) == [first, second]
@@ -79,12 +79,12 @@ def test_a_client_sends_means_and_which_classes_it_holds_but_no_counts(
 ) -> None:
     session, transport = opened(FPL(), sizes=(2, 9))  # the first client holds classes 0 and 1
     (reply,) = transport.train(session.state, [0])
-    assert reply.arrays.keys() == {"model", "prototypes"}
-    got = reply.arrays["prototypes"]
+    assert reply.tensors.keys() == {"model", "prototypes"}
+    got = reply.tensors["prototypes"]
     assert got.keys() == {"means", "held"}
     assert got["held"].tolist() == [True, True, False]
     model = session.modules["model"]
-    model.load_state_dict(reply.arrays["model"])
+    model.load_state_dict(reply.tensors["model"])
     with torch.no_grad():
         features = model.eval().encoder(vectors(2, 0).tensors[0])
     torch.testing.assert_close(got["means"], torch.cat([features, torch.zeros(1, 6)]))

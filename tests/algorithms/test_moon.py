@@ -11,11 +11,10 @@ import torch
 from torch import nn
 
 from fedcir import FedAvg, Moon
-from fedcir.algorithms import algorithm_class
-from fedcir.engine.rounds import run
-from fedcir.engine.transports.serial import SerialTransport
-from fedcir.models.task import Task, module_task
+from fedcir.algorithms import find_algorithm
+from fedcir.models.task import Task, make_module_task
 from fedcir.models.tensors import snapshot
+from fedcir.runtime.rounds import SerialTransport, run_rounds
 from fedcir.types import LocalContext
 
 Opened = Callable[..., tuple[Any, SerialTransport]]
@@ -35,11 +34,11 @@ TURNED = torch.tensor([[0.0, -1.0], [1.0, 0.0]])
 )
 def test_the_contrast_by_hand(everyone: torch.Tensor, last: torch.Tensor, expected: float) -> None:
     method = Moon(mu=3.0)
-    modules = method.build(module_task(nn.Linear(2, 2, bias=False), torch.zeros(2, 2), 2, None, seed=0))
+    modules = method.build(make_module_task(nn.Linear(2, 2, bias=False), torch.zeros(2, 2), 2, None, seed=0))
     for name, weight in (("model", torch.eye(2)), ("global", everyone), ("last", last)):
         modules[name].encoder.weight.data = weight.clone()  # type: ignore[union-attr]
     kept = {"last": snapshot(modules["last"])}
-    ctx = LocalContext(2, 4, 2, 2, {"model": snapshot(modules["global"])}, torch.Generator(), kept=kept)
+    ctx = LocalContext(2, 4, 2, 2, {"model": snapshot(modules["global"])}, torch.Generator(), client_state=kept)
     losses = method.local_loss(modules, torch.tensor([[1.0, 2.0], [3.0, -1.0]]), torch.tensor([0, 1]), ctx)
     assert losses.terms["contrast"].item() == pytest.approx(expected, rel=1e-5)
     assert losses.total.item() == pytest.approx(losses.terms["ce"].item() + 3 * expected, rel=1e-5)
@@ -53,11 +52,11 @@ def test_a_client_compares_with_the_model_it_received_and_the_one_it_came_to_las
 ) -> None:
     session, transport = opened(Moon())
     before = session.state
-    first = {reply.client_id: reply.arrays["model"] for reply in transport.train(before, [0, 1, 2])}
+    first = {reply.client_id: reply.tensors["model"] for reply in transport.train(before, [0, 1, 2])}
     for client in (2, 0, 1):
         (reply,) = transport.train(type(before)(1, before.shared), [client])
-        assert same_model(transport.bench.modules["last"], first[client])
-        assert same_model(transport.bench.modules["global"], before.shared["model"])
+        assert same_model(transport.trainer.modules["last"], first[client])
+        assert same_model(transport.trainer.modules["global"], before.shared["model"])
         assert "loss/contrast" in reply.metrics
 
 
@@ -66,7 +65,7 @@ def test_moon_as_the_docs_write_it_is_this_one(
 ) -> None:
     page = (Path(__file__).parents[2] / "docs" / "add-an-algorithm.md").read_text(encoding="utf-8")
     (tmp_path / "moon.py").write_text(re.findall(r"```python\n(.*?)```", page, re.DOTALL)[1], encoding="utf-8")
-    theirs = algorithm_class(str(tmp_path / "moon.py"))(mu=2.0)
+    theirs = find_algorithm(str(tmp_path / "moon.py"))(mu=2.0)
     assert same_model(trained(theirs), trained(Moon(mu=2.0)))
     assert not same_model(trained(theirs), trained(FedAvg()))
 
@@ -88,6 +87,6 @@ def test_moon_with_zero_mu_is_fedavg(opened: Opened, same_model: Callable[[Any, 
     ends = []
     for method in (Moon(mu=0.0), FedAvg()):
         session, transport = opened(method, batchnorm=batchnorm)
-        list(run(session, transport))
+        list(run_rounds(session, transport))
         ends.append(session.state.shared["model"])
     assert same_model(*ends)

@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 from fedcir import FedAvg
-from fedcir.algorithms.scaffold import Scaffold, plain_steps
-from fedcir.engine.rounds import run
-from fedcir.engine.transports.serial import SerialTransport
+from fedcir.algorithms.scaffold import Scaffold, count_plain_steps
+from fedcir.runtime.rounds import SerialTransport, run_rounds
 
 Opened = Callable[..., tuple[Any, SerialTransport]]
 
@@ -33,7 +32,7 @@ def test_scaffold_is_algorithm_1_of_its_paper_with_option_2(
             changes.append(after - own[i])
             own[i] = after
         x, c = x + server_lr * np.mean([y - x for y in ends], 0), c + len(ends) / 3 * np.mean(changes, 0)
-    list(run(problem.session, problem.transport))
+    list(run_rounds(problem.session, problem.transport))
     shared = problem.session.state.shared
     np.testing.assert_allclose(problem.of(shared["model"]), x, atol=1e-5)
     np.testing.assert_allclose(problem.of(shared["control"]), c, atol=1e-5)
@@ -41,16 +40,16 @@ def test_scaffold_is_algorithm_1_of_its_paper_with_option_2(
         np.testing.assert_allclose(problem.of(problem.transport.store.load(i, 9)["control"]), own[i], atol=1e-5)
 
 
-def test_plain_steps_without_momentum_are_the_steps_and_with_it_those_of_one_gradient() -> None:
-    assert plain_steps(20, 0.0) == 20
-    assert plain_steps(3, 0.5) == pytest.approx(1 + 1.5 + 1.75)
+def test_count_plain_steps_without_momentum_are_the_steps_and_with_it_those_of_one_gradient() -> None:
+    assert count_plain_steps(20, 0.0) == 20
+    assert count_plain_steps(3, 0.5) == pytest.approx(1 + 1.5 + 1.75)
 
 
 def test_scaffold_is_fedavg_in_its_first_round(opened: Opened, same_model: Callable[[Any, Any], bool]) -> None:
     ends = []
     for method in (Scaffold(), FedAvg()):
         session, transport = opened(method, rounds=1)
-        list(run(session, transport))
+        list(run_rounds(session, transport))
         ends.append(session.state.shared["model"])
     assert same_model(*ends)
 
@@ -58,5 +57,5 @@ def test_scaffold_is_fedavg_in_its_first_round(opened: Opened, same_model: Calla
 def test_what_a_client_remembers_is_in_no_upload(opened: Opened) -> None:
     session, transport = opened(Scaffold())
     for reply in transport.train(session.state, session.roster.trainers):
-        assert reply.arrays.keys() == {"model", "change"}
+        assert reply.tensors.keys() == {"model", "change"}
         assert transport.store.load(reply.client_id, 2).keys() == {"control"}

@@ -6,7 +6,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.svm import LinearSVC
 
 from fedcir.analysis import distance, divergences, proxy_a_distance
-from fedcir.types import InputError
+from fedcir.errors import InputError
 
 
 def normal(samples: int, shift: float = 0.0, width: int = 8, seed: int = 0) -> np.ndarray:
@@ -23,10 +23,10 @@ def test_sets_that_a_line_separates_are_at_2() -> None:
 
 def test_two_normal_distributions_come_to_what_their_overlap_says() -> None:
     # The best line between N(0, 1) and N(2, 1) lies at 1 and errs with probability Phi(-1) = 0.1587.
-    found = distance(normal(8000, width=1, seed=3), normal(8000, 2.0, width=1, seed=4))
-    assert found.value == pytest.approx(2 * (1 - 2 * 0.1587), abs=0.04)  # its own error is 0.012
-    assert found.low < 2 * (1 - 2 * 0.1587) < found.high
-    assert found.high - found.low < 0.06
+    result = distance(normal(8000, width=1, seed=3), normal(8000, 2.0, width=1, seed=4))
+    assert result.value == pytest.approx(2 * (1 - 2 * 0.1587), abs=0.04)  # its own error is 0.012
+    assert result.low < 2 * (1 - 2 * 0.1587) < result.high
+    assert result.high - result.low < 0.06
 
 
 def test_it_is_two_minus_four_times_the_error_of_a_linear_svm_on_what_it_has_not_seen() -> None:
@@ -65,18 +65,18 @@ def test_scale_and_place_do_not_matter() -> None:
 
 def test_every_pair_is_there_and_the_odd_one_out_is_furthest_from_the_mixture() -> None:
     sites = {"a": normal(200, seed=1), "b": normal(200, seed=2), "c": normal(200, 6.0, seed=3)}
-    found = divergences(sites)
-    assert list(found.pairs) == [("a", "b"), ("a", "c"), ("b", "c")]
-    assert found.pairs["a", "b"].value < 0.4
-    assert found.pairs["a", "c"].value > 1.9
-    assert max(found.to_mixture, key=lambda name: found.to_mixture[name].value) == "c"
-    assert found.mean_pair.value == pytest.approx(np.mean([each.value for each in found.pairs.values()]))
-    assert found.mean_to_mixture.value == pytest.approx(np.mean([each.value for each in found.to_mixture.values()]))
+    result = divergences(sites)
+    assert list(result.pairs) == [("a", "b"), ("a", "c"), ("b", "c")]
+    assert result.pairs["a", "b"].value < 0.4
+    assert result.pairs["a", "c"].value > 1.9
+    assert max(result.to_mixture, key=lambda name: result.to_mixture[name].value) == "c"
+    assert result.mean_pair.value == pytest.approx(np.mean([item.value for item in result.pairs.values()]))
+    assert result.mean_to_mixture.value == pytest.approx(np.mean([item.value for item in result.to_mixture.values()]))
 
 
 def test_clients_of_one_distribution_are_near_their_mixture() -> None:
-    found = divergences({name: normal(1000, seed=seed) for seed, name in enumerate("abc")})
-    assert max(each.value for each in found.to_mixture.values()) < 0.3
+    result = divergences({name: normal(1000, seed=seed) for seed, name in enumerate("abc")})
+    assert max(item.value for item in result.to_mixture.values()) < 0.3
 
 
 @pytest.mark.parametrize(

@@ -6,25 +6,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedcir.analysis.bootstrap import Interval
-from fedcir.analysis.inversion import cosine, invert, nearest, psnr, total_variation
-from fedcir.analysis.membership import Membership, membership
+from fedcir.analysis.leakage import Membership, cosine, find_nearest, infer_membership, invert, psnr, total_variation
+from fedcir.runs.statistics import Interval
 
 
 def test_auc_and_advantage_by_hand() -> None:
     """Of the six pairs, four have the lower loss in training and one is even; the mean training loss is 2."""
-    found = membership("clinic", np.array([1.0, 2.0, 3.0]), np.array([2.0, 4.0]))
-    assert found.auc.value == pytest.approx(4.5 / 6)
-    assert found.advantage.value == pytest.approx(2 / 3 - 1 / 2)
-    assert (found.trained, found.others) == (3, 2)
+    result = infer_membership("clinic", np.array([1.0, 2.0, 3.0]), np.array([2.0, 4.0]))
+    assert result.auc.value == pytest.approx(4.5 / 6)
+    assert result.advantage.value == pytest.approx(2 / 3 - 1 / 2)
+    assert (result.trained, result.others) == (3, 2)
 
 
 def test_a_model_that_remembers_is_found_out_and_one_that_does_not_is_at_chance() -> None:
     rng = np.random.default_rng(0)
-    same = membership("a", rng.exponential(size=300), rng.exponential(size=200))
+    same = infer_membership("a", rng.exponential(size=300), rng.exponential(size=200))
     assert same.auc.low < 0.5 < same.auc.high
     assert same.advantage.low < 0 < same.advantage.high
-    known = membership("a", 0.1 * rng.exponential(size=300), rng.exponential(size=200))
+    known = infer_membership("a", 0.1 * rng.exponential(size=300), rng.exponential(size=200))
     assert known.auc.low > 0.8
     assert known.advantage.low > 0.4
 
@@ -39,9 +38,10 @@ def test_a_domain_is_beyond_chance_if_either_interval_is() -> None:
 
 def test_intervals_are_the_same_again() -> None:
     losses = np.random.default_rng(1).exponential(size=(2, 40))
-    assert membership("a", *losses) == membership("a", *losses)
+    assert infer_membership("a", *losses) == infer_membership("a", *losses)
 
 
+@pytest.mark.slow
 def test_an_image_comes_back_from_the_gradient_of_a_step_on_it() -> None:
     rng = torch.Generator().manual_seed(0)
     weight = torch.randn(3, 64, generator=rng).requires_grad_()
@@ -54,9 +54,9 @@ def test_an_image_comes_back_from_the_gradient_of_a_step_on_it() -> None:
 
     start = torch.randn(image.shape, generator=rng)
     sent = [part.detach() for part in gradient(image)]
-    found = invert(gradient, sent, torch.tensor(-1.0), torch.tensor(1.0), 150, start)
-    assert psnr((found + 1) / 2, (image + 1) / 2)[0] > 15 > psnr((start + 1) / 2, (image + 1) / 2)[0]
-    assert nearest(found[0], torch.cat([start, -image, image])) == 2
+    result = invert(gradient, sent, torch.tensor(-1.0), torch.tensor(1.0), 150, start)
+    assert psnr((result + 1) / 2, (image + 1) / 2)[0] > 15 > psnr((start + 1) / 2, (image + 1) / 2)[0]
+    assert find_nearest(result[0], torch.cat([start, -image, image])) == 2
 
 
 def test_distances_by_hand() -> None:

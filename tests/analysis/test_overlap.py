@@ -14,14 +14,13 @@ from PIL import Image
 
 import fedcir
 from fedcir import InputError
-from fedcir.analysis.overlap import unseen_tests
-from fedcir.analysis.views import data_of_run
-from fedcir.config import Config, config_from
-from fedcir.data.hashes import hash_samples, image_hashes
-from fedcir.engine.folder import IMAGE_HASHES, RunFolder
-from fedcir.use.audit import audit_run
-from fedcir.use.evaluate import evaluate_run
-from fedcir.use.evaluation import Evaluation
+from fedcir.config import Config, config_from_tables
+from fedcir.data.splits import hash_images_in_use, hash_samples
+from fedcir.inference.evaluation import Evaluation
+from fedcir.reporting.evaluation_report import evaluate
+from fedcir.reporting.leakage_report import audit
+from fedcir.runs.evaluation_data import exclude_seen_images, open_run_data
+from fedcir.runtime.run_folder import IMAGE_HASHES, RunFolder
 
 CHANCE = 0.5
 
@@ -45,7 +44,7 @@ def noise_config(root: Path, **data: Any) -> Config:
         "algorithm": {"name": "fedavg"},
         "run": {"device": "cpu", "workers": 1},
     }
-    return config_from(tables)
+    return config_from_tables(tables)
 
 
 @pytest.fixture(scope="module")
@@ -75,21 +74,22 @@ def seen_images(run: Path, root: Path) -> tuple[set[bytes], set[bytes]]:
     return ({hashlib.blake2b((root / name).read_bytes()).digest() for name in names} for names in (train, aside))  # type: ignore[return-value]
 
 
-def is_chance(found: Evaluation) -> bool:
-    return found.all.accuracy.low < CHANCE < found.all.accuracy.high
+def is_chance(result: Evaluation) -> bool:
+    return result.all.accuracy_interval.low < CHANCE < result.all.accuracy_interval.high
 
 
+@pytest.mark.slow
 def test_the_model_knows_its_training_images_by_heart(memorised: Path) -> None:
-    found = evaluate_run(memorised, split="train", device="cpu")
-    assert found.all.accuracy.value > 0.95
-    assert (found.overlap.images, found.overlap.trained, found.overlap.chosen) == (104, 104, 0)
-    assert found.notes[0].startswith("WARNING: this is no test, and accuracies are too high: of 104 images")
+    result = evaluate(memorised, split="train", device="cpu")
+    assert result.all.accuracy > 0.95
+    assert (result.overlap.images, result.overlap.trained, result.overlap.chosen) == (104, 104, 0)
+    assert result.notes[0].startswith("WARNING: this is no test, and accuracies are too high: of 104 images")
 
 
 def test_validation_images_come_with_a_warning_too(memorised: Path) -> None:
-    found = evaluate_run(memorised, split="val", device="cpu")
-    assert (found.overlap.trained, found.overlap.chosen, found.all.images) == (0, 24, 24)
-    assert found.notes[0].startswith("WARNING: this is no test")
+    result = evaluate(memorised, split="val", device="cpu")
+    assert (result.overlap.trained, result.overlap.chosen, len(result.all)) == (0, 24, 24)
+    assert result.notes[0].startswith("WARNING: this is no test")
 
 
 @pytest.mark.parametrize(
@@ -101,23 +101,23 @@ def test_noise_is_at_chance_wherever_it_is_tested(
     memorised: Path, grown: Path, options: dict[str, Any], images: int
 ) -> None:
     given = {**options, **({"data_root": grown} if "data_root" in options else {})}
-    found = evaluate_run(memorised, device="cpu", **given)
-    assert is_chance(found)
-    assert found.overlap.images == found.all.images + found.overlap.seen == images
-    assert found.overlap.unchecked == ""
+    result = evaluate(memorised, device="cpu", **given)
+    assert is_chance(result)
+    assert result.overlap.images == len(result.all) + result.overlap.seen == images
+    assert result.overlap.unchecked == ""
 
 
 def test_redrawn_test_images_that_were_seen_are_counted_and_left_out(memorised: Path, grown: Path) -> None:
     """With nine tenths of 25 images of a class, 22 or 23 are tested: all but a few of the 200 images."""
-    found = evaluate_run(memorised, data_root=grown, set=["data.test_fraction=0.9"], split="test", device="cpu")
+    result = evaluate(memorised, data_root=grown, set=["data.test_fraction=0.9"], split="test", device="cpu")
     trained, chosen = seen_images(memorised, grown)
-    assert found.overlap.images == 180
-    assert found.overlap.trained <= len(trained) == 104
-    assert found.overlap.chosen <= len(chosen) == 24
-    assert found.all.images == 180 - found.overlap.seen
-    whole = evaluate_run(memorised, data_root=grown, split="all", device="cpu")
+    assert result.overlap.images == 180
+    assert result.overlap.trained <= len(trained) == 104
+    assert result.overlap.chosen <= len(chosen) == 24
+    assert len(result.all) == 180 - result.overlap.seen
+    whole = evaluate(memorised, data_root=grown, split="all", device="cpu")
     assert (whole.overlap.images, whole.overlap.trained, whole.overlap.chosen) == (200, 104, 24)
-    assert whole.all.images == 32 + 40  # its test images, and those that were added
+    assert len(whole.all) == 32 + 40  # its test images, and those that were added
     assert whole.notes[0] == (
         "128 of 200 images are left out: the run trained on 104 of them and chose on 24 (equal content)"
     )
@@ -138,9 +138,9 @@ def test_copies_under_the_name_of_another_domain_and_class_are_found(
     shutil.copyfile(noise / first, root / "e" / "x" / "renamed.png")
     shutil.copyfile(noise / first, root / "b" / "y" / "again.png")
     shutil.copyfile(noise / aside, root / "c" / "y" / "renamed.png")
-    found = evaluate_run(memorised, data_root=root, split="all", device="cpu")
-    assert (found.overlap.trained, found.overlap.chosen) == (1, 1)  # copies within a dataset are left out before
-    assert found.all.images == 40
+    result = evaluate(memorised, data_root=root, split="all", device="cpu")
+    assert (result.overlap.trained, result.overlap.chosen) == (1, 1)  # copies within a dataset are left out before
+    assert len(result.all) == 40
 
 
 def test_where_nothing_is_left_one_line_says_so(memorised: Path, noise: Path, tmp_path: Path, fedcir: Any) -> None:
@@ -149,19 +149,19 @@ def test_where_nothing_is_left_one_line_says_so(memorised: Path, noise: Path, tm
         for name in client["train"]:
             (tmp_path / "seen" / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(noise / name, tmp_path / "seen" / name)
-    said = fedcir("evaluate", memorised, "--data-root", tmp_path / "seen", "--split", "all", "--device", "cpu")
-    assert said.code == 2
-    assert said.err.splitlines()[-1] == (
+    output = fedcir("evaluate", memorised, "--data-root", tmp_path / "seen", "--split", "all", "--device", "cpu")
+    assert output.code == 2
+    assert output.err.splitlines()[-1] == (
         "fedcir: no image of folders (all) is left to test on: of 104 images, the run trained on 104 and chose on 0; "
         "add images that it has not seen"
     )
 
 
 def test_the_command_tells_what_is_left_out_in_a_line_and_as_json(memorised: Path, fedcir: Any, tmp_path: Path) -> None:
-    said = fedcir("evaluate", memorised, "--split", "all", "--device", "cpu", "--json", "-o", tmp_path / "page")
-    assert "note: 128 of 160 images are left out: the run trained on 104 of them and chose on 24" in said.err
+    output = fedcir("evaluate", memorised, "--split", "all", "--device", "cpu", "--json", "-o", tmp_path / "page")
+    assert "note: 128 of 160 images are left out: the run trained on 104 of them and chose on 24" in output.err
     overlap = {"checked": True, "images": 160, "trained_on": 104, "chosen_on": 24, "left_out": 128}
-    assert json.loads(said.out)["overlap"] == overlap
+    assert json.loads(output.out)["overlap"] == overlap
 
 
 def test_a_run_without_hashes_is_checked_by_the_names_in_its_manifest(
@@ -170,8 +170,8 @@ def test_a_run_without_hashes_is_checked_by_the_names_in_its_manifest(
     old = tmp_path / "old"
     shutil.copytree(memorised, old)
     (old / IMAGE_HASHES).unlink()
-    found = evaluate_run(old, data_root=grown, split="all", device="cpu")
-    assert (found.overlap.trained, found.overlap.chosen) == (104, 24)
+    result = evaluate(old, data_root=grown, split="all", device="cpu")
+    assert (result.overlap.trained, result.overlap.chosen) == (104, 24)
     name = fedcir.load_run(old).manifest["clients"][0]["train"][0]
     moved = noise_config(tmp_path / "nowhere").data
     run = fedcir.load_run(old)
@@ -179,7 +179,7 @@ def test_a_run_without_hashes_is_checked_by_the_names_in_its_manifest(
     partly = tmp_path / "partly"
     shutil.copytree(noise, partly)
     (partly / name).unlink()
-    unknown = evaluate_run(run, data_root=partly, split="all", device="cpu")
+    unknown = evaluate(run, data_root=partly, split="all", device="cpu")
     assert unknown.overlap.unchecked
     assert unknown.notes[0] == (
         "whether the model was trained on any of these images could not be checked: the run has no "
@@ -198,8 +198,8 @@ def test_of_a_deployed_run_a_line_says_that_nothing_can_be_checked(
         {"id": c["id"], "domain": c["domain"], "train": len(c["train"]), "test": 8} for c in run.manifest["clients"]
     ]
     run = replace(run, manifest={"clients": counts, "hash": "", "key": "0"})
-    found = evaluate_run(run, data_root=noise, device="cpu")
-    assert found.notes[0].endswith("could not be checked: sites do not tell the server which images they hold")
+    result = evaluate(run, data_root=noise, device="cpu")
+    assert result.notes[0].endswith("could not be checked: sites do not tell the server which images they hold")
 
 
 def test_an_audit_and_a_diagnosis_compare_with_images_that_the_run_has_not_seen(
@@ -208,16 +208,16 @@ def test_an_audit_and_a_diagnosis_compare_with_images_that_the_run_has_not_seen(
     """Hashes of a run say that it trained on two of its test images too, as those of a damaged split would."""
     shutil.copytree(memorised, tmp_path / "run")
     run = fedcir.load_run(tmp_path / "run")
-    _, domains, shares = data_of_run(run)
-    hashes = image_hashes(domains, shares)
+    _, domains, shares = open_run_data(run)
+    hashes = hash_images_in_use(domains, shares)
     more = hash_samples(domains["a"].test, "file")[:2]  # type: ignore[index]
     RunFolder(run.path).create(run.config, run.manifest, replace(hashes, train=np.sort([*hashes.train, *more])))
-    clean, overlap = unseen_tests(run, domains)
+    clean, overlap = exclude_seen_images(run, domains)
     assert [len(domain.test) for domain in clean] == [6, 8, 8, 8]
     assert overlap.trained == 2
-    found = audit_run(run, samples=10, steps=0)
-    assert [each.others for each in found.membership] == [6, 8, 8, 8]
-    assert found.notes == tuple(overlap.notes)
+    result = audit(run, samples=10, steps=0)
+    assert [item.others for item in result.membership] == [6, 8, 8, 8]
+    assert result.notes == tuple(overlap.notes)
 
 
 def test_files_cannot_be_compared_with_arrays_and_a_line_says_so(memorised: Path, tmp_path: Path) -> None:
@@ -226,8 +226,8 @@ def test_files_cannot_be_compared_with_arrays_and_a_line_says_so(memorised: Path
     np.savez(tmp_path / "a.npz", x_train=images[:4], y_train=labels[:4], x_test=images[4:], y_test=labels[4:])
     run = fedcir.load_run(memorised)
     run.card["classes"] = ["0", "1"]
-    found = evaluate_run(run, dataset="arrays", data_root=tmp_path, device="cpu")
-    assert found.overlap.unchecked == "the run keeps hashes of files, and the images of arrays are no files"
+    result = evaluate(run, dataset="arrays", data_root=tmp_path, device="cpu")
+    assert result.overlap.unchecked == "the run keeps hashes of files, and the images of arrays are no files"
 
 
 def test_a_changed_folder_is_refused_without_naming_the_option_that_redraws_the_split(
@@ -236,7 +236,7 @@ def test_a_changed_folder_is_refused_without_naming_the_option_that_redraws_the_
     run = fedcir.load_run(memorised)
     moved = replace(run, config=replace(run.config, data=replace(run.config.data, root=str(grown))))
     with pytest.raises(InputError) as refused:
-        evaluate_run(moved, device="cpu")
+        evaluate(moved, device="cpu")
     assert str(refused.value).endswith(f"are not those that {memorised} ran on: restore the folder as it was then")
     assert "data_root" not in str(refused.value)
 
@@ -250,9 +250,9 @@ def test_arrays_are_compared_by_their_pixels(
         arrays = dict(file)
     arrays["x_test"][:7] = arrays["x_train"][:7]  # trained on, or chosen on
     np.savez(tmp_path / "other" / "wax.npz", **arrays)
-    found = evaluate_run(run, data_root=tmp_path / "other", device="cpu")
-    assert found.overlap.seen == 7
-    assert found.all.images == 5
+    result = evaluate(run, data_root=tmp_path / "other", device="cpu")
+    assert result.overlap.seen == 7
+    assert len(result.all) == 5
 
 
 def test_hashes_take_eight_bytes_an_image_and_are_equal_for_equal_runs(
@@ -277,4 +277,4 @@ def test_damaged_hashes_are_named(memorised: Path, tmp_path: Path) -> None:
     content[-1] ^= 1
     path.write_bytes(bytes(content))
     with pytest.raises(InputError, match=r"image_hashes\.safetensors: its checksum is .*; delete it, and resume"):
-        evaluate_run(tmp_path / "run", device="cpu")
+        evaluate(tmp_path / "run", device="cpu")

@@ -8,7 +8,8 @@ HURRY = 300  # seconds until a process that should have ended is given up
 
 COMMAND = """
 import sys
-from fedcir.cli import interrupt
+import importlib
+interrupt = importlib.import_module("fedcir.cli.application")
 
 interrupt.PATIENCE = float(sys.argv[1])
 interrupt.catch_signals()
@@ -38,8 +39,8 @@ def test_two_quick_signals_let_a_command_end_in_order_and_print_no_traceback() -
     assert process.stdin is not None
     assert process.stdout.readline() == "ready\n"
     process.send_signal(signal.SIGINT)
-    for said, number in (("saving", signal.SIGINT), ("saved", signal.SIGTERM), ("over", signal.SIGINT)):
-        assert process.stdout.readline() == f"{said}\n"
+    for message, number in (("saving", signal.SIGINT), ("saved", signal.SIGTERM), ("over", signal.SIGINT)):
+        assert process.stdout.readline() == f"{message}\n"
         process.send_signal(number)
         process.stdin.write("\n")
         process.stdin.flush()

@@ -10,11 +10,10 @@ import pytest
 from PIL import Image
 
 from fedcir.config import Config
-from fedcir.data.private import open_to_append
-from fedcir.engine.files import write
-from fedcir.engine.folder import RunFolder
-from fedcir.runs.run import load_run
-from fedcir.types import InputError
+from fedcir.errors import InputError
+from fedcir.files import open_append, write_file
+from fedcir.runs.reader import load_run
+from fedcir.runtime.run_folder import RunFolder
 
 Said = tuple[int, str, str]
 
@@ -29,7 +28,8 @@ FILES = [
 FOLDERS = ["checkpoint", "clients", "clients/0", "evaluation", "audit", "track"]
 COMPARED = ["settings", "settings/.arrays-fedavg-0.toml.tmp", "fedavg-0", "fedavg-0/.lock", "fedavg-0/checkpoint"]
 COMPARED += [".comparison.json.tmp", ".curves.png.tmp"]
-TUNED = [".lock", "trials.jsonl", "settings.toml", ".settings.toml.tmp", ".best.toml.tmp", ".trials.png.tmp"]
+TUNED = [".lock", "trials.jsonl", "study.journal", "settings.toml", ".settings.toml.tmp"]
+TUNED += [".best.toml.tmp", ".trials.png.tmp"]
 SMALL = ("server.checkpoint_every=1", "local.steps=1", "run.workers=1", "data.val_fraction=0.2")
 
 
@@ -162,7 +162,7 @@ def test_a_link_beside_trials_is_refused(
     source.mkdir()
     (source / "settings.toml").write_text("")
     (source / "trials.jsonl").write_text("")
-    without = [each for each in options if each != "--no-report"]
+    without = [option for option in options if option != "--no-report"]
 
     def resume(out: Path) -> list[list[object]]:
         return [["tune", "--resume", "--out", out, "--algorithm", "fedavg", "--trials", 1, "--quiet", *without]]
@@ -193,14 +193,14 @@ def test_links_that_a_tracker_makes_in_its_own_folder_are_no_fault(whole: Path, 
 def test_what_is_added_to_a_hard_link_does_not_reach_the_other_file(home: Path, tmp_path: Path) -> None:
     os.link(home / "notes.txt", tmp_path / "rounds.jsonl")
     with pytest.raises(InputError, match=r"rounds\.jsonl is the same file as another"):
-        open_to_append(tmp_path / "rounds.jsonl")
-    write(tmp_path / "rounds.jsonl", "new")
+        open_append(tmp_path / "rounds.jsonl")
+    write_file(tmp_path / "rounds.jsonl", "new")
     assert (home / "notes.txt").read_text() == "../notes.txt is mine"
 
 
 def test_a_lock_is_not_emptied(tmp_path: Path) -> None:
     (tmp_path / ".lock").write_text("mine")
-    with RunFolder(tmp_path).locked():
+    with RunFolder(tmp_path).lock():
         assert (tmp_path / ".lock").read_text() == "mine"
 
 
@@ -208,5 +208,5 @@ def test_a_file_can_be_written_where_the_system_has_no_folder_handles(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "supports_dir_fd", set())
-    write(tmp_path / "file", "content")
+    write_file(tmp_path / "file", "content")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]

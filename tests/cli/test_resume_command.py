@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fedcir.config import Config
-from fedcir.engine.folder import RunFolder
+from fedcir.runtime.run_folder import RunFolder
 
 Tiny = Callable[..., Config]
 Train = Callable[..., Path]
@@ -33,7 +33,7 @@ class Own(fedcir.FedAvg):
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -42,10 +42,10 @@ def model(run: Path) -> bytes:
     return (run / "model.safetensors").read_bytes()
 
 
-def refused(said: Any, *named: str) -> None:
-    assert (said.code, said.out, said.err.count("\n")) == (2, "", 1)
+def refused(message: Any, *named: str) -> None:
+    assert (message.code, message.out, message.err.count("\n")) == (2, "", 1)
     for name in named:
-        assert name in said.err
+        assert name in message.err
 
 
 @pytest.mark.parametrize("stop", [0, 1])
@@ -77,39 +77,41 @@ def test_options_beside_resume_must_agree_or_be_ones_that_may_change(
 
 
 @pytest.mark.parametrize("command", [["run"], ["deploy", "local"]])
-def test_resume_without_a_run_says_so_and_starts_nothing(fedcir: Command, place: Path, command: list[str]) -> None:
-    (place / "empty").mkdir()
+def test_resume_without_a_run_says_so_and_starts_nothing(fedcir: Command, workspace: Path, command: list[str]) -> None:
+    (workspace / "empty").mkdir()
     for out in ("nowhere", "empty"):
         refused(fedcir(*command, "--resume", "--out", out), f"{out} holds no run to continue", "without --resume")
     refused(fedcir(*command, "--resume"), "--out")
-    assert [path.name for path in place.rglob("*")] == ["empty"]
+    assert [path.name for path in workspace.rglob("*")] == ["empty"]
 
 
-def test_runs_without_out_are_numbered(fedcir: Command, options: list[str], place: Path) -> None:
+def test_runs_without_out_are_numbered(fedcir: Command, options: list[str], workspace: Path) -> None:
     for folder in ("arrays-fedavg-0", "arrays-fedavg-0-2", "arrays-fedavg-0-3"):
-        said = fedcir("run", *options, "--algorithm", "fedavg", "--rounds", 1)
-        assert said.code == 0
-        assert f"saved in runs/{folder}\n" in said.out
-        assert RunFolder(place / "runs" / folder).finished
+        output = fedcir("run", *options, "--algorithm", "fedavg", "--rounds", 1)
+        assert output.code == 0
+        assert f"saved in runs/{folder}\n" in output.out
+        assert RunFolder(workspace / "runs" / folder).finished
 
 
-def test_a_run_keeps_a_copy_of_its_method_and_refuses_another(fedcir: Command, options: list[str], place: Path) -> None:
+def test_a_run_keeps_a_copy_of_its_method_and_refuses_another(
+    fedcir: Command, options: list[str], workspace: Path
+) -> None:
     Path("own.py").write_text(OWN.replace("WEIGHT", "1.0"))
     command = ["run", *options, "--algorithm", "./own.py", "--out", "run"]
     assert fedcir(*command).code == 0
     assert Path("run/own.py").read_bytes() == Path("own.py").read_bytes()
-    before = model(place / "run")
+    before = model(workspace / "run")
     Path("own.py").write_text(OWN.replace("WEIGHT", "2.0"))
     resume = [*command, "--resume", "--rounds", 5]
     refused(fedcir(*resume), "own.py has changed since run was started", "choose another folder", "run/own.py")
-    assert model(place / "run") == before
+    assert model(workspace / "run") == before
     shutil.move("run/own.py", "own.py")  # it may lie elsewhere
     Path("elsewhere").mkdir()
     shutil.move("own.py", "elsewhere/own.py")
     assert fedcir("run", "--resume", "--out", "run", "--algorithm", "elsewhere/own.py", "--rounds", 5).code == 0
 
 
-def test_compare_refuses_a_method_that_has_changed_since(fedcir: Command, options: list[str], place: Path) -> None:
+def test_compare_refuses_a_method_that_has_changed_since(fedcir: Command, options: list[str], workspace: Path) -> None:
     Path("own.py").write_text(OWN.replace("WEIGHT", "1.0"))
     command = ["compare", *options, "--rounds", 1, "--algorithms", "fedavg,./own.py", "--out", "both"]
     assert fedcir(*command).code == 0
@@ -127,8 +129,8 @@ def test_a_finished_run_whose_model_is_damaged_writes_it_again(
         (out / "model.safetensors").unlink()
     else:
         (out / "model.safetensors").write_bytes(whole[:-9] if damage == "cut" else b"")
-    said = fedcir("run", "--resume", "--out", out, "--no-report")
-    assert said.code == 0
-    assert "model.safetensors was missing or damaged, and was written again from the last checkpoint" in said.err
+    output = fedcir("run", "--resume", "--out", out, "--no-report")
+    assert output.code == 0
+    assert "model.safetensors was missing or damaged, and was written again from the last checkpoint" in output.err
     assert model(out) == whole
     assert (out / "summary.json").read_bytes() == summary

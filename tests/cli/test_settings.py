@@ -10,38 +10,40 @@ import pytest
 from typer.main import get_command
 
 from fedcir.cli import app
-from fedcir.config import OPTIONS, SECTIONS, Config, config_from, merged, parse_assignment
-from fedcir.engine.train import train
-from fedcir.insight.settings import settings
+from fedcir.config import OPTIONS, SECTIONS, Config, config_from_tables, merge_tables, parse_assignment
+from fedcir.experiments.reference import list_settings
+from fedcir.runtime.simulation import train
 
-SETTINGS = {each.name: each for each in settings()}
+SETTINGS = {each.name: each for each in list_settings()}
 
 
 def test_every_field_of_the_config_is_listed_with_a_sentence() -> None:
     fields = {f"{section}.{f.name}" for section, cls in SECTIONS.items() for f in dataclasses.fields(cls)}
     assert SETTINGS.keys() == fields - {"algorithm.fields"}
-    assert all(each.meaning.endswith(".") for each in SETTINGS.values())
+    assert all(setting.meaning.endswith(".") for setting in SETTINGS.values())
 
 
 def test_defaults_are_those_of_a_config_without_any_settings() -> None:
-    for name, each in SETTINGS.items():
+    for name, item in SETTINGS.items():
         section, field = name.split(".")
-        assert getattr(getattr(Config(), section), field) == each.default
+        assert getattr(getattr(Config(), section), field) == item.default
 
 
-@pytest.mark.parametrize("name", [name for name, each in SETTINGS.items() if each.choices and each.default != ()])
+@pytest.mark.parametrize("name", [name for name, item in SETTINGS.items() if item.choices and item.default != ()])
 def test_every_choice_is_one(name: str) -> None:
     for choice in SETTINGS[name].choices:
         tables = parse_assignment(f"{name}={choice}")
         more = {"csv": {"partition": {"file": "owners.csv"}}, "example": {"privacy": {"clip": 1, "noise": 1}}}
         section, field = name.split(".")
-        assert getattr(getattr(config_from(merged(tables, more.get(choice, {}))), section), field) == choice
+        assert (
+            getattr(getattr(config_from_tables(merge_tables(tables, more.get(choice, {}))), section), field) == choice
+        )
 
 
 def test_the_option_of_a_setting_is_one_of_run() -> None:
     run = get_command(app).commands["run"]  # type: ignore[attr-defined]
     known = {name for param in run.params for name in param.opts}
-    assert {each.option for each in SETTINGS.values() if each.option} <= known
+    assert {setting.option for setting in SETTINGS.values() if setting.option} <= known
     assert SETTINGS["local.lr"].option == "--lr"
     assert SETTINGS["run.seed"].option == "--seed"
 
@@ -59,7 +61,7 @@ def test_a_setting_is_the_same_option_in_every_command_of_runs(command: str) -> 
 
 def test_train_and_the_strategy_have_the_defaults_of_the_settings() -> None:
     strategy = pytest.importorskip("fedcir.flower.strategy")
-    places = {name: option.place for name, option in OPTIONS.items()}
+    places = {name: option.setting for name, option in OPTIONS.items()}
     places |= {name: f"local.{name}" for name in ("momentum", "weight_decay")}
     places |= {"min_replies": "server.min_replies", "latent": "model.latent"}
     for function in (train, strategy.AlgorithmStrategy.__init__):
@@ -73,14 +75,14 @@ def test_train_and_the_strategy_have_the_defaults_of_the_settings() -> None:
 
 
 def test_the_command_shows_all_a_section_or_one_setting(fedcir: Callable[..., Any]) -> None:
-    said = fedcir("settings")
-    assert said.code == 0
-    assert [line.split(":")[0] for line in said.out.splitlines() if not line.startswith(" ")] == list(SETTINGS)
+    output = fedcir("settings")
+    assert output.code == 0
+    assert [line.split(":")[0] for line in output.out.splitlines() if not line.startswith(" ")] == list(SETTINGS)
     assert fedcir("settings", "local.lr").out == (
         "local.lr: number, above 0, at most 1,000; default 0.01; --lr\n    Learning rate of SGD.\n"
     )
     assert "; default batch; invariant for fedcirplus; --norm\n" in fedcir("settings", "model.norm").out
     listed = json.loads(fedcir("settings", "local", "--json").out)
-    assert [each["name"] for each in listed] == [name for name in SETTINGS if name.startswith("local.")]
-    (schedule,) = (each for each in listed if each["name"] == "local.schedule")
+    assert [item["name"] for item in listed] == [name for name in SETTINGS if name.startswith("local.")]
+    (schedule,) = (item for item in listed if item["name"] == "local.schedule")
     assert (schedule["choices"], schedule["default"]) == (["constant", "cosine"], "constant")

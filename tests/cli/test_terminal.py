@@ -14,10 +14,10 @@ import pytest
 from PIL import Image
 from rich.progress import Progress
 
-from fedcir.cli.console import PlainColumn, make_console
-from fedcir.cli.terminal import escape_output
-from fedcir.config.display import CONTROLS, escape_controls, escape_line, escape_markdown, markdown_code
-from fedcir.use.predictor import Predictor
+from fedcir.cli.output import escape_output, get_raw_stream
+from fedcir.cli.progress import PlainColumn, make_console
+from fedcir.inference.predictor import Predictor
+from fedcir.text import CONTROLS, escape_controls, escape_line, escape_markdown, format_code
 
 Said = tuple[int, str, str]
 
@@ -51,9 +51,9 @@ def good(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return good
 
 
-def raw(said: Said) -> set[str]:
+def raw(message: Said) -> set[str]:
     """Characters in what was printed that a terminal would obey, in hexadecimal."""
-    return {f"{ord(found):x}" for found in CONTROLS.findall(said[1] + said[2])}
+    return {f"{ord(result):x}" for result in CONTROLS.findall(message[1] + message[2])}
 
 
 @pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow, id="every command")])
@@ -88,26 +88,27 @@ def test_no_command_sends_escape_sequences_of_names_to_the_terminal(
         "wrong name": ["run", "--algorithm", "\x1b[31m\u202e"],
     }
     printed = {name: fedcir(*command) for name, command in commands.items() if every or name in QUICK}
-    obeyed = {name: raw(said) for name, said in printed.items() if raw(said)}
+    obeyed = {name: raw(message) for name, message in printed.items() if raw(message)}
     if tries := os.environ.get("FEDCIR_ESCAPE_TRIES"):
-        Path(tries).write_text("\n".join(f"{name}\t{said[0]}\t{sorted(raw(said))}" for name, said in printed.items()))
+        Path(tries).write_text(
+            "\n".join(f"{name}\t{message[0]}\t{sorted(raw(message))}" for name, message in printed.items())
+        )
     assert obeyed == {}
     assert r"\u001b[31mred" in printed["run"][1]
-    codes = {name: said[0] for name, said in printed.items()}
+    codes = {name: message[0] for name, message in printed.items()}
     failing = {"refused", "missing", "broken", "predict", "wrong option", "wrong setting", "wrong name"}
     assert {name for name, code in codes.items() if code != 0} <= {*failing, "data check"}
-    [told] = json.loads(printed["predict json"][1])
-    assert told["path"] == str(image)  # JSON stays exact
-    assert told["class"] in CLASSES
+    [text] = json.loads(printed["predict json"][1])
+    assert text["path"] == str(image)  # JSON stays exact
+    assert text["class"] in CLASSES
     card = (tmp_path / "MODEL_CARD.md").read_text(encoding="utf-8")
     assert not CONTROLS.search(card)
 
 
 def test_a_redirected_csv_is_exact(capsys: pytest.CaptureFixture[str]) -> None:
-    from fedcir.cli.terminal import unescaped
 
     with escape_output():
-        print("a\x1b", file=unescaped(sys.stdout))
+        print("a\x1b", file=get_raw_stream(sys.stdout))
         print("a\x1b")
     assert capsys.readouterr().out == "a\x1b\na\\u001b\n"
 
@@ -136,8 +137,8 @@ def test_readable_text_stays_as_it_is() -> None:
 
 def test_markdown_shows_names_as_text() -> None:
     assert escape_markdown("<img src=x> [a](b) | `c` & d") == r"&lt;img src=x&gt; \[a\](b) \| \`c\` &amp; d"
-    assert markdown_code("cat") == "`cat`"
-    assert markdown_code("a``<b>") == "``` a``<b> ```"
+    assert format_code("cat") == "`cat`"
+    assert format_code("a``<b>") == "``` a``<b> ```"
 
 
 def test_a_model_card_shows_the_name_of_a_run_as_text(

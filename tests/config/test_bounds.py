@@ -7,21 +7,21 @@ from typing import Annotated, Any, get_type_hints
 
 import pytest
 
-from fedcir.algorithms import algorithm_class, names
+from fedcir.algorithms import find_algorithm, list_algorithms
 from fedcir.algorithms.algorithm import Algorithm
-from fedcir.config import SECTIONS, Between, LocalConfig, ModelConfig, bounds_of, config_from, read_toml
-from fedcir.config.tables import parse_assignment
-from fedcir.insight.settings import settings
-from fedcir.insight.takes import takes
-from fedcir.types import InputError
+from fedcir.config import SECTIONS, LocalConfig, ModelConfig, config_from_tables, read_toml
+from fedcir.config.toml import parse_assignment
+from fedcir.errors import InputError
+from fedcir.experiments.reference import describe_field, list_settings
+from fedcir.validation import Between, bounds_of
 
-CLASSES = [*SECTIONS.values(), *map(algorithm_class, names())]
+CLASSES = [*SECTIONS.values(), *map(find_algorithm, list_algorithms())]
 
 
 @pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
 def test_every_number_of_the_settings_and_of_the_methods_has_bounds(cls: type) -> None:
     for field in dataclasses.fields(cls):
-        if field.init and "number" in takes(cls, field.name)[0]:
+        if field.init and "number" in describe_field(cls, field.name)[0]:
             assert field.name in bounds_of(cls)
 
 
@@ -72,8 +72,8 @@ def test_a_users_own_method_declares_bounds_in_the_same_way() -> None:
 
 
 def test_settings_tell_their_bounds() -> None:
-    assert [each.takes for each in settings("local.steps")] == ["whole number, 1 to 1,000,000"]
-    assert [each.takes for each in settings("local.momentum")] == ["number, at least 0, below 1"]
+    assert [item.takes for item in list_settings("local.steps")] == ["whole number, 1 to 1,000,000"]
+    assert [item.takes for item in list_settings("local.momentum")] == ["number, at least 0, below 1"]
 
 
 @pytest.mark.parametrize("number", ["9" * 300, "9" * 5000, "0x" + "f" * 5000, "-" + "9" * 300])
@@ -83,7 +83,7 @@ def test_a_number_of_any_length_ends_in_one_short_line(number: str, place: str, 
     path = tmp_path / "config.toml"
     path.write_text(f"{section}.{field} = {number}")
     with pytest.raises(InputError) as refused:
-        config_from(read_toml(path))
+        config_from_tables(read_toml(path))
     assert len(str(refused.value)) < 300
 
 
@@ -95,12 +95,12 @@ def test_a_config_that_is_nested_beyond_measure_is_refused(text: str, tmp_path: 
     path = tmp_path / "config.toml"
     path.write_text(text)
     with pytest.raises(InputError):
-        config_from(read_toml(path))
+        config_from_tables(read_toml(path))
 
 
 def test_a_number_that_is_too_long_is_named() -> None:
     with pytest.raises(InputError, match=r"^algorithm\.mu must be .* at most 19 digits, got a number of 300 digits$"):
-        config_from({"algorithm": {"mu": [{"x": 1}, int("9" * 300)]}})
+        config_from_tables({"algorithm": {"mu": [{"x": 1}, int("9" * 300)]}})
 
 
 def test_a_config_without_end_is_refused(tmp_path: Path) -> None:
@@ -123,5 +123,5 @@ def test_an_assignment_is_no_deeper_than_a_file() -> None:
 
 def test_an_error_is_one_line_that_a_terminal_can_show() -> None:
     with pytest.raises(InputError) as refused:
-        config_from({"a\n\x1b[31mb": {}})
+        config_from_tables({"a\n\x1b[31mb": {}})
     assert str(refused.value).startswith("no section [a �[31mb]; ")

@@ -6,20 +6,20 @@ import pytest
 from fedcir.config import (
     DEFAULT_ALGORITHM,
     AlgorithmConfig,
-    Asked,
     Config,
+    ConfigRequest,
     DataConfig,
     LocalConfig,
     ModelConfig,
-    config_from,
-    config_tables,
+    config_from_tables,
+    config_to_tables,
     dump_toml,
-    merged,
+    merge_tables,
     parse_assignment,
     read_toml,
 )
-from fedcir.engine.folder import RunFolder
-from fedcir.types import InputError
+from fedcir.errors import InputError
+from fedcir.runtime.run_folder import RunFolder
 
 CHANGED = Config(
     data=DataConfig(name="arrays", root="/data/größe", train_per_domain=50),
@@ -32,19 +32,19 @@ CHANGED = Config(
 @pytest.mark.parametrize("config", [Config(), CHANGED])
 def test_a_config_survives_toml(config: Config, tmp_path: Path) -> None:
     path = tmp_path / "config.toml"
-    path.write_text(dump_toml(config_tables(config)), encoding="utf-8")
-    assert config_from(read_toml(path)) == config
+    path.write_text(dump_toml(config_to_tables(config)), encoding="utf-8")
+    assert config_from_tables(read_toml(path)) == config
 
 
 def test_a_saved_config_with_its_own_section_reads_back(tmp_path: Path) -> None:
-    RunFolder(tmp_path).create(CHANGED, {})
+    RunFolder(tmp_path).create(CHANGED, {"clients": [], "hash": ""})
     tables = read_toml(tmp_path / "config.toml")
     assert {"format", "version"} <= tables["fedcir"].keys()
-    assert config_from(tables) == CHANGED
+    assert config_from_tables(tables) == CHANGED
 
 
 def test_no_tables_are_the_defaults_which_train_as_the_paper_does_but_with_the_recommended_method() -> None:
-    config = config_from({})
+    config = config_from_tables({})
     assert config == Config()
     local = config.local
     assert (local.steps, local.batch_size, local.lr, local.momentum, local.weight_decay) == (20, 32, 0.01, 0.9, 5e-4)
@@ -53,12 +53,12 @@ def test_no_tables_are_the_defaults_which_train_as_the_paper_does_but_with_the_r
 
 
 def test_a_field_that_is_none_is_left_out_of_toml() -> None:
-    assert "root" not in config_tables(Config())["data"]
-    assert "None" not in dump_toml(config_tables(Config()))
+    assert "root" not in config_to_tables(Config())["data"]
+    assert "None" not in dump_toml(config_to_tables(Config()))
 
 
 def test_a_whole_number_is_taken_for_a_number() -> None:
-    lr = config_from({"local": {"lr": 1}}).local.lr
+    lr = config_from_tables({"local": {"lr": 1}}).local.lr
     assert (lr, type(lr)) == (1.0, float)
 
 
@@ -86,7 +86,7 @@ def test_a_whole_number_is_taken_for_a_number() -> None:
 )
 def test_a_wrong_name_or_type_is_named_with_the_fix(tables: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        config_from(tables)
+        config_from_tables(tables)
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_a_wrong_name_or_type_is_named_with_the_fix(tables: dict[str, Any], mess
 def test_a_value_out_of_range_is_refused_by_name_and_value(name: str, value: float) -> None:
     section, field = name.split(".")
     with pytest.raises(InputError, match=rf"^{name} must be .*, got {value}$"):
-        config_from({section: {field: value}})
+        config_from_tables({section: {field: value}})
 
 
 @pytest.mark.parametrize("text", ["a = ", "[local]\nlr = 1\nlr = 2", None])
@@ -133,7 +133,7 @@ def test_a_config_that_cannot_be_read_is_named(text: str | None, tmp_path: Path)
 
 def test_merged_takes_the_second_over_the_first_field_by_field() -> None:
     base = {"local": {"lr": 0.1, "steps": 5}, "run": {"seed": 1}}
-    assert merged(base, {"local": {"lr": 0.2}, "data": {"name": "arrays"}}) == {
+    assert merge_tables(base, {"local": {"lr": 0.2}, "data": {"name": "arrays"}}) == {
         "local": {"lr": 0.2, "steps": 5},
         "run": {"seed": 1},
         "data": {"name": "arrays"},
@@ -143,15 +143,15 @@ def test_merged_takes_the_second_over_the_first_field_by_field() -> None:
 
 def test_merged_drops_the_fields_of_another_algorithm() -> None:
     base = {"algorithm": {"name": "fedprox", "mu": 0.5}}
-    assert merged(base, {"algorithm": {"name": "fedcir"}}) == {"algorithm": {"name": "fedcir"}}
-    assert merged(base, {"algorithm": {"name": "fedprox"}}) == base
-    assert merged(base, {"algorithm": {"mu": 0.9}}) == {"algorithm": {"name": "fedprox", "mu": 0.9}}
+    assert merge_tables(base, {"algorithm": {"name": "fedcir"}}) == {"algorithm": {"name": "fedcir"}}
+    assert merge_tables(base, {"algorithm": {"name": "fedprox"}}) == base
+    assert merge_tables(base, {"algorithm": {"mu": 0.9}}) == {"algorithm": {"name": "fedprox", "mu": 0.9}}
 
 
 def test_merged_keeps_the_fields_of_the_default_algorithm_when_it_is_named() -> None:
     base = {"algorithm": {"anything": 0.1}}
-    both = merged(base, {"algorithm": {"name": DEFAULT_ALGORITHM}})
-    assert config_from(both).algorithm == AlgorithmConfig(DEFAULT_ALGORITHM, {"anything": 0.1})
+    both = merge_tables(base, {"algorithm": {"name": DEFAULT_ALGORITHM}})
+    assert config_from_tables(both).algorithm == AlgorithmConfig(DEFAULT_ALGORITHM, {"anything": 0.1})
 
 
 @pytest.mark.parametrize(
@@ -184,10 +184,10 @@ def test_a_path_in_a_file_is_relative_to_the_file(tmp_path: Path, monkeypatch: p
     (tmp_path / "project" / "mine.toml").write_text(text)
     for folder, root in ((tmp_path, "project/images"), (tmp_path / "project", "images")):
         monkeypatch.chdir(folder)
-        config = Asked(file=(tmp_path / "project" / "mine.toml").relative_to(folder)).config()
+        config = ConfigRequest(file=(tmp_path / "project" / "mine.toml").relative_to(folder)).resolve()
         assert (config.data.root, config.model.weights) == (root, "/weights/resnet18.pth")
 
 
 def test_the_name_of_a_dataset_on_the_hub_is_no_path(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text('[data]\nname = "hub"\nroot = "flwrlabs/pacs"\n')
-    assert Asked(file=tmp_path / "mine.toml").config().data.root == "flwrlabs/pacs"
+    assert ConfigRequest(file=tmp_path / "mine.toml").resolve().data.root == "flwrlabs/pacs"

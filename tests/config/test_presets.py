@@ -3,9 +3,9 @@
 import pytest
 
 from fedcir.algorithms import make_algorithm
-from fedcir.config import Asked, Config, config_from, merged
+from fedcir.config import Config, ConfigRequest, config_from_tables, merge_tables
 from fedcir.config.presets import names, read_preset
-from fedcir.types import InputError
+from fedcir.errors import InputError
 
 # FedProx mu; FedGen kd, reg; FedSR l2r, cmi; FedAlign's and FedCiR's align (FedReg's and FedCiR's reg is 0.5)
 PAPER = {
@@ -18,7 +18,7 @@ PAPER = {
 
 
 def configured(preset: str, algorithm: str) -> Config:
-    return Asked(preset, options={"algorithm": algorithm}).config()
+    return ConfigRequest(preset, options={"algorithm": algorithm}).resolve()
 
 
 def test_there_is_one_preset_for_each_dataset_of_the_paper() -> None:
@@ -51,21 +51,23 @@ def test_a_preset_holds_the_papers_training(preset: str) -> None:
 
 def test_any_field_of_a_preset_can_be_overridden() -> None:
     fields = ["algorithms.fedgen.lambda_kd=3", "algorithm.lambda_reg=0.25"]
-    config = Asked("pacs", options={"algorithm": "fedgen", "rounds": 5}, assignments=fields).config()
+    config = ConfigRequest("pacs", options={"algorithm": "fedgen", "rounds": 5}, assignments=fields).resolve()
     assert config.server.rounds == 5
     assert config.algorithm.fields == {"lambda_kd": 3, "lambda_reg": 0.25}
 
 
 def test_fields_of_other_methods_do_not_reach_a_method() -> None:
-    assert config_from(merged(read_preset("pacs"), {"algorithm": {"name": "fedavg"}})).algorithm.fields == {}
+    assert (
+        config_from_tables(merge_tables(read_preset("pacs"), {"algorithm": {"name": "fedavg"}})).algorithm.fields == {}
+    )
 
 
 def test_a_preset_of_another_dataset_is_refused_and_ones_own_data_is_not() -> None:
     with pytest.raises(InputError, match="preset 'pacs' is for the dataset pacs, not minidigits"):
-        Asked("pacs", options={"dataset": "minidigits"}).config()
-    assert Asked("pacs", options={"dataset": "arrays"}).config().data.name == "arrays"
+        ConfigRequest("pacs", options={"dataset": "minidigits"}).resolve()
+    assert ConfigRequest("pacs", options={"dataset": "arrays"}).resolve().data.name == "arrays"
 
 
 def test_a_preset_that_is_not_there_names_the_nearest() -> None:
     with pytest.raises(InputError, match="no preset 'pac'; did you mean 'pacs'"):
-        Asked("pac").config()
+        ConfigRequest("pac").resolve()

@@ -13,13 +13,14 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import fedcir as library
+from fedcir.client.client_requests import evaluate_client
+from fedcir.client.local_update import LocalTrainer, train_client
 from fedcir.config import Config
-from fedcir.data.examples.augment import _colour, _crop, _flip, augment
+from fedcir.data.examples import _crop, _flip, _jitter_colour, augment
 from fedcir.data.federation import open_federation
-from fedcir.engine.client import Workbench, evaluate, fit
-from fedcir.engine.folder import RunFolder
-from fedcir.engine.simulate import open_run
 from fedcir.rng import numpy_rng, torch_rng
+from fedcir.runtime.run_folder import RunFolder
+from fedcir.runtime.simulation import open_run
 
 Tiny = Callable[..., Config]
 Train = Callable[..., Path]
@@ -101,7 +102,7 @@ def test_a_crop_stays_within_the_range_of_each_image() -> None:
 
 
 def test_colour_in_the_middle_of_its_draws_is_the_image() -> None:
-    assert torch.allclose(_colour(images(), torch.full((3, 8), 0.5)), images(), atol=1e-6)
+    assert torch.allclose(_jitter_colour(images(), torch.full((3, 8), 0.5)), images(), atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -118,7 +119,7 @@ def test_colour_in_the_middle_of_its_draws_is_the_image() -> None:
 def test_colour_by_hand(values: tuple[float, float, float], result: list[list[float]]) -> None:
     x = torch.zeros(1, 3, 1, 2)
     x[0, 0, 0, 0] = 3.0
-    assert _colour(x, draws(*values))[0, :, 0] == pytest.approx(np.array(result), abs=1e-6)
+    assert _jitter_colour(x, draws(*values))[0, :, 0] == pytest.approx(np.array(result), abs=1e-6)
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -171,19 +172,19 @@ def test_a_run_stopped_on_its_way_ends_in_the_same_bits(
     assert RunFolder(stopped).config().local.augment == ALL
 
 
-def workers(tiny: Tiny, *assignments: str) -> tuple[Workbench, Any, dict[str, Any]]:
+def workers(tiny: Tiny, *assignments: str) -> tuple[LocalTrainer, Any, dict[str, Any]]:
     """A client's side of a run, its clients, and what they are sent first."""
     config = tiny("fedavg", "run.layout=channels_last", *assignments)
     federation = open_federation(config)
     with open_run(config) as (session, _):
-        return session.workbench(), federation.clients, session.state.shared
+        return session.make_trainer(), federation.clients, session.state.shared
 
 
 def test_a_clients_changes_depend_on_seed_round_and_client_only(tiny: Tiny) -> None:
     def trained(order: list[int], round: int = 1, *assignments: str) -> dict[int, list[bytes]]:
         worker, clients, shared = workers(tiny, ON, *assignments)
-        replies = {number: fit(worker, clients[number], shared, {}, round)[0] for number in order}
-        return {n: [t.numpy().tobytes() for t in reply.arrays["model"].values()] for n, reply in replies.items()}
+        replies = {number: train_client(worker, clients[number], shared, {}, round)[0] for number in order}
+        return {n: [t.numpy().tobytes() for t in reply.tensors["model"].values()] for n, reply in replies.items()}
 
     first = trained([0, 1, 2])
     assert trained([2, 0, 1]) == first
@@ -202,7 +203,7 @@ def test_what_a_client_trains_on_is_its_batch_changed_by_draws_of_its_own(tiny: 
             return super().local_loss(modules, x, y, ctx)
 
     worker, clients, shared = workers(tiny, ON, "run.seed=3")
-    fit(replace(worker, algorithm=Seeing()), clients[number], shared, {}, round)
+    train_client(replace(worker, algorithm=Seeing()), clients[number], shared, {}, round)
     draws = torch_rng(3, "augment", round, number)
     positions = numpy_rng(3, "batches", round, number).permutation(24)
     for step, x in enumerate(seen[-2:]):  # before the first step its cost is counted
@@ -214,9 +215,9 @@ def test_test_images_are_never_changed(tiny: Tiny) -> None:
     aside = "data.val_fraction=0.25"
     (plain, clients, shared), (changing, _, _) = workers(tiny, aside), workers(tiny, aside, ON)
     before = clients[0].train.split.images.copy()
-    fit(changing, clients[0], shared, {}, 1)
+    train_client(changing, clients[0], shared, {}, 1)
     assert np.array_equal(clients[0].train.split.images, before)  # nor is what is kept
-    metrics = [evaluate(worker, clients[0], shared, {}, 1).metrics for worker in (plain, changing)]
+    metrics = [evaluate_client(worker, clients[0], shared, {}, 1).metrics for worker in (plain, changing)]
     assert metrics[0] == metrics[1]
     assert "validation/loss" in metrics[0]
 
@@ -235,9 +236,9 @@ def test_test_images_are_never_changed(tiny: Tiny) -> None:
 def test_a_kind_that_does_not_exist_is_named_in_one_line(
     fedcir: Callable[..., Any], options: list[str], tmp_path: Path, setting: str, named: list[str]
 ) -> None:
-    said = fedcir("run", *options, "--set", setting, "-o", tmp_path / "run")
-    assert (said.code, said.out, said.err.count("\n")) == (2, "", 1)
-    assert all(name in said.err for name in named)
+    output = fedcir("run", *options, "--set", setting, "-o", tmp_path / "run")
+    assert (output.code, output.out, output.err.count("\n")) == (2, "", 1)
+    assert all(name in output.err for name in named)
     assert not (tmp_path / "run").exists()
 
 

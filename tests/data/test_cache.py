@@ -14,10 +14,11 @@ import psutil
 import pytest
 from PIL import Image
 
-from fedcir.config import DataConfig, cores
+from fedcir.config import DataConfig
+from fedcir.data.cache import cache_entries, cache_folder, clear_cache
+from fedcir.data.decoding import MAX_IN_PROCESS
 from fedcir.data.opening import open_dataset
-from fedcir.data.pictures.cache import cache_entries, cache_folder, clear_cache
-from fedcir.data.pictures.decode import FEW
+from fedcir.machine import count_cores
 
 Fedcir = Callable[..., tuple[int, str, str]]
 HURRY = 300  # seconds until a process that should have ended is given up
@@ -126,13 +127,13 @@ def test_the_same_files_at_another_root_are_the_same_entry_and_manifest(
     root: Path, tmp_path: Path, own: Path, fedcir: Fedcir
 ) -> None:
     shutil.copytree(root, tmp_path / "moved")
-    said = [
-        fedcir("data", "partition", "folders", "--data-root", place, "--image-size", 8, "--json")[1]
-        for place in (root, tmp_path / "moved")
+    messages = [
+        fedcir("data", "partition", "folders", "--data-root", folder, "--image-size", 8, "--json")[1]
+        for folder in (root, tmp_path / "moved")
     ]
-    assert said[0] == said[1]
+    assert messages[0] == messages[1]
     assert kinds(own) == ["prepared", "seen", "seen"]
-    assert [f"prepared-{json.loads(said[0])['content']}"] == [path.name for path in own.glob("prepared-*")]
+    assert [f"prepared-{json.loads(messages[0])['content']}"] == [path.name for path in own.glob("prepared-*")]
 
 
 @pytest.mark.parametrize("damage", ["gone", "cut", "empty"])
@@ -146,7 +147,7 @@ def test_a_damaged_entry_is_built_anew(file: str, damage: str, root: Path, own: 
         else:
             os.truncate(path, path.stat().st_size // 2 if damage == "cut" else 0)
     assert np.array_equal(images(root), first)
-    assert [(each.images, each.size) for each in cache_entries()] == [(20, 8)]
+    assert [(item.images, item.size) for item in cache_entries()] == [(20, 8)]
     assert kinds(own) == ["prepared", "seen"]
 
 
@@ -193,17 +194,20 @@ def go(*processes: subprocess.Popen[str]) -> list[tuple[str, str]]:
 
 
 def test_two_builders_at_once_make_one_entry(tmp_path: Path, own: Path) -> None:
-    root = draw(tmp_path / "data", FEW)
-    said = go(builder(root), builder(root))
-    lines = [out.split() for out, _ in said]
-    assert [err for _, err in said] == ["", ""]
+    root = draw(tmp_path / "data", MAX_IN_PROCESS)
+    message = go(builder(root), builder(root))
+    lines = [out.split() for out, _ in message]
+    assert [err for _, err in message] == ["", ""]
     assert sorted(map(len, lines)) == [1, 2]  # only one of them built
     assert {line[-1] for line in lines} == {digest(files(root))}
     assert kinds(own) == ["prepared", "seen"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "count", [pytest.param(FEW - 100, marks=pytest.mark.slow), FEW + 100], ids=["alone", "with decoding processes"]
+    "count",
+    [MAX_IN_PROCESS - 100, MAX_IN_PROCESS + 100],
+    ids=["alone", "with decoding processes"],
 )
 def test_after_a_killed_builder_the_next_one_succeeds(count: int, tmp_path: Path, own: Path) -> None:
     root = draw(tmp_path / "data", count)
@@ -218,24 +222,24 @@ def test_after_a_killed_builder_the_next_one_succeeds(count: int, tmp_path: Path
 
 def decoders(cache: Path) -> list[int]:
     """The decoding processes, whosever children they are by now, that have this cache in their environment."""
-    found = []
+    results = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            decoding = b"fedcir.data.pictures.decode" in (folder / "cmdline").read_bytes()
+            decoding = b"fedcir.data.decoding" in (folder / "cmdline").read_bytes()
             if decoding and f"FEDCIR_CACHE={cache}\0".encode() in (folder / "environ").read_bytes():
-                found.append(int(folder.name))
+                results.append(int(folder.name))
         except OSError:  # it has just ended
             continue
-    return found
+    return results
 
 
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="needs /proc to find the processes")
 @pytest.mark.parametrize(
     ("number", "event", "file"),
     [
-        pytest.param(signal.SIGINT, "import", "pictures", marks=pytest.mark.slow),
+        pytest.param(signal.SIGINT, "import", "fedcir.data", marks=pytest.mark.slow),
         (signal.SIGINT, "open", ".bmp"),
-        (signal.SIGTERM, "open", ".bmp"),
+        pytest.param(signal.SIGTERM, "open", ".bmp", marks=pytest.mark.slow),
     ],
     ids=["ctrl-c at the start", "ctrl-c in the middle", "sigterm in the middle"],
 )
@@ -243,13 +247,15 @@ def test_an_interrupted_build_leaves_no_process_and_no_folder(
     number: int, event: str, file: str, tmp_path: Path, own: Path, signalling: Callable[..., dict[str, str]]
 ) -> None:
     """The decoding processes stop, so that they have work for as long as they live."""
-    root = draw(tmp_path / "data", FEW + 1)
-    env = signalling("fedcir.data.pictures.decode", event, file, signal.SIGSTOP)
+    root = draw(tmp_path / "data", MAX_IN_PROCESS + 1)
+    env = signalling("fedcir.data.decoding", event, file, signal.SIGSTOP)
     command = [sys.executable, "-m", "fedcir", "data", "prepare", "folders", "--data-root", str(root)]
-    with (tmp_path / "said").open("w") as said:
-        process = subprocess.Popen(command, stdout=said, stderr=said, env=env)
+    with (tmp_path / "said").open("w") as message:
+        process = subprocess.Popen(command, stdout=message, stderr=message, env=env)
     deadline = time.monotonic() + HURRY
-    while len([each for each in decoders(own) if psutil.Process(each).status() == psutil.STATUS_STOPPED]) < cores():
+    while (
+        len([item for item in decoders(own) if psutil.Process(item).status() == psutil.STATUS_STOPPED]) < count_cores()
+    ):
         assert process.poll() is None
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -276,6 +282,7 @@ def needs_unshare() -> None:
         pytest.skip("there is no unshare here")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("needs_unshare")
 def test_a_read_only_cache_serves_what_is_in_it_and_refuses_the_rest_in_one_line(root: Path, own: Path) -> None:
     images(root, 8)
@@ -291,7 +298,11 @@ def test_a_read_only_cache_serves_what_is_in_it_and_refuses_the_rest_in_one_line
 
 
 @pytest.mark.usefixtures("needs_unshare")
-@pytest.mark.parametrize(("count", "size"), [(30, 128), (100, 59)], ids=["too many images", "room for images only"])
+@pytest.mark.parametrize(
+    ("count", "size"),
+    [pytest.param(30, 128, marks=pytest.mark.slow), (100, 59)],
+    ids=["too many images", "room for images only"],
+)
 def test_a_full_disk_is_one_line_and_leaves_nothing_behind(count: int, size: int, tmp_path: Path, own: Path) -> None:
     """A disk of 256 pages of 4096 bytes: 100 images of 59x59 take 255 of them, and a page more is needed twice."""
     ended = mounted(own, f"mount -t tmpfs -o size=1m tmpfs {own}", draw(tmp_path / "data", count), size)
@@ -343,9 +354,9 @@ def test_the_command_shows_the_entries_and_clears_them(root: Path, own: Path, fe
 
 
 def test_preparing_tells_where_it_is_the_first_time_and_the_second(root: Path, own: Path, fedcir: Fedcir) -> None:
-    said = [fedcir("data", "prepare", "folders", "--data-root", root, "--image-size", 8) for _ in range(2)]
+    messages = [fedcir("data", "prepare", "folders", "--data-root", root, "--image-size", 8) for _ in range(2)]
     [entry] = own.glob("prepared-*")
-    assert said == [(0, f"prepared 20 images of 8x8 pixels, 0 MB, in {entry}\n", "")] * 2
+    assert messages == [(0, f"prepared 20 images of 8x8 pixels, 0 MB, in {entry}\n", "")] * 2
 
 
 def test_a_dataset_that_is_open_survives_clearing(root: Path) -> None:

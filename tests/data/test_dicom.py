@@ -11,10 +11,9 @@ import pytest
 from PIL import Image
 
 from fedcir.config import DataConfig
+from fedcir.data.decoding import GREY, decode_files, read_image
 from fedcir.data.opening import open_dataset
-from fedcir.data.pictures.decode import decode_files
-from fedcir.data.pictures.square import GREY, read_picture
-from fedcir.types import InputError
+from fedcir.errors import InputError
 
 pydicom = pytest.importorskip("pydicom", reason="no pydicom: pip install 'fedcir[dicom]'")
 
@@ -45,7 +44,7 @@ def dicom(pixels: Any = VALUES, bits: int = 16, syntax: str = ExplicitVRLittleEn
 
 
 def shown(content: bytes) -> list[list[int]]:
-    picture, _ = read_picture(content, 2, GREY)
+    picture, _ = read_image(content, 2, GREY)
     return np.asarray(picture).tolist()
 
 
@@ -66,15 +65,15 @@ def test_an_image_of_one_value_is_black() -> None:
 
 def test_the_window_of_the_file_is_used_after_rescaling() -> None:
     """Values 0, 100, 200, 300 are -1000, -800, -600, -400; the window goes from -900 to -500 (width 401 means 400)."""
-    found = shown(dicom(RescaleSlope=2, RescaleIntercept=-1000, WindowCenter=-699.5, WindowWidth=401))
-    assert found == [[0, 64], [191, 255]]
-    found = shown(dicom(WindowCenter=[150, 7], WindowWidth=[200, 7], VOILUTFunction="LINEAR_EXACT"))  # 50 to 250
-    assert found == [[0, 64], [191, 255]]
+    result = shown(dicom(RescaleSlope=2, RescaleIntercept=-1000, WindowCenter=-699.5, WindowWidth=401))
+    assert result == [[0, 64], [191, 255]]
+    result = shown(dicom(WindowCenter=[150, 7], WindowWidth=[200, 7], VOILUTFunction="LINEAR_EXACT"))  # 50 to 250
+    assert result == [[0, 64], [191, 255]]
 
 
 def test_a_sigmoid_window_is_a_sigmoid() -> None:
-    found = shown(dicom(WindowCenter=100, WindowWidth=400, VOILUTFunction="SIGMOID"))
-    assert found == np.round(255 / (1 + np.exp(-(VALUES - 100) / 100))).astype(int).tolist()
+    result = shown(dicom(WindowCenter=100, WindowWidth=400, VOILUTFunction="SIGMOID"))
+    assert result == np.round(255 / (1 + np.exp(-(VALUES - 100) / 100))).astype(int).tolist()
 
 
 def test_a_table_of_values_of_interest_goes_before_a_window() -> None:
@@ -91,7 +90,7 @@ def test_monochrome1_is_inverted() -> None:
 def test_colours_stay_what_they_are() -> None:
     pixels = np.array([[[255, 0, 0], [0, 255, 0]], [[0, 0, 255], [9, 8, 7]]])
     content = dicom(pixels, bits=8, SamplesPerPixel=3, PhotometricInterpretation="RGB", PlanarConfiguration=0)
-    picture, size = read_picture(content, 2)
+    picture, size = read_image(content, 2)
     assert size == (2, 2)
     assert np.asarray(picture).tolist() == pixels.tolist()
 
@@ -117,7 +116,7 @@ def compressed() -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         (lambda: dicom(NumberOfFrames=3), "it is a DICOM file of 3 frames: save the one you need as a file of its own"),
         (without_pixels, "it is a DICOM file without pixels"),
@@ -128,19 +127,19 @@ def compressed() -> bytes:
         ),
     ],
 )
-def test_what_cannot_be_shown_is_told_in_one_line(content: Callable[[], bytes], said: str, tmp_path: Path) -> None:
+def test_what_cannot_be_shown_is_told_in_one_line(content: Callable[[], bytes], message: str, tmp_path: Path) -> None:
     (tmp_path / "a.dcm").write_bytes(content())
     [look] = decode_files([str(tmp_path / "a.dcm")], 2)
-    assert look.error.startswith(said)
+    assert look.error.startswith(message)
     assert "\n" not in look.error
 
 
 def write(root: Path, suffix: str = ".dcm") -> Path:
-    for place, label in ((place, label) for place in "ab" for label in ("ill", "well")):
-        (root / place / label).mkdir(parents=True)
+    for path, label in ((path, label) for path in "ab" for label in ("ill", "well")):
+        (root / path / label).mkdir(parents=True)
         for number in range(4):
-            pixels = VALUES + number + 10 * (label == "ill") + 100 * (place == "a")
-            (root / place / label / f"{number}{suffix}").write_bytes(dicom(pixels, WindowCenter=200, WindowWidth=400))
+            pixels = VALUES + number + 10 * (label == "ill") + 100 * (path == "a")
+            (root / path / label / f"{number}{suffix}").write_bytes(dicom(pixels, WindowCenter=200, WindowWidth=400))
     return root
 
 
@@ -163,7 +162,7 @@ def test_without_pydicom_one_line_names_the_extra(tmp_path: Path, monkeypatch: p
     with pytest.raises(InputError, match=r"^DICOM files need pydicom: pip install 'fedcir\[dicom\]'$"):
         open_dataset(DataConfig("folders", str(tmp_path), image_size=2), seed=0)
     with pytest.raises(ValueError, match="DICOM files need pydicom"):
-        read_picture(dicom(), 2)
+        read_image(dicom(), 2)
 
 
 def test_pictures_of_other_kinds_do_not_load_pydicom(tmp_path: Path) -> None:
@@ -171,12 +170,12 @@ def test_pictures_of_other_kinds_do_not_load_pydicom(tmp_path: Path) -> None:
     import subprocess
 
     Image.new("L", (2, 2)).save(tmp_path / "a.png")
-    script = "import sys; from fedcir.data.pictures.decode import decode_files; decode_files([sys.argv[1]], 2)"
+    script = "import sys; from fedcir.data.decoding import decode_files; decode_files([sys.argv[1]], 2)"
     script += "; print({'pydicom', 'numpy', 'torch'} & sys.modules.keys())"
-    said = subprocess.run(
+    output = subprocess.run(
         [sys.executable, "-c", script, tmp_path / "a.png"], capture_output=True, text=True, check=True
     )
-    assert said.stdout == "set()\n"
+    assert output.stdout == "set()\n"
 
 
 def test_a_scan_looks_the_same_however_it_is_stored() -> None:
@@ -186,6 +185,6 @@ def test_a_scan_looks_the_same_however_it_is_stored() -> None:
     if not all((root / f"MR_small{kind}.dcm").is_file() for kind in kinds):
         pytest.skip("this pydicom comes without its test files")
     first, *others = ((root / f"MR_small{kind}.dcm").read_bytes() for kind in kinds)
-    picture, size = read_picture(first, 32, GREY)
+    picture, size = read_image(first, 32, GREY)
     assert size == (64, 64)
-    assert all(read_picture(other, 32, GREY)[0].tobytes() == picture.tobytes() for other in others)
+    assert all(read_image(other, 32, GREY)[0].tobytes() == picture.tobytes() for other in others)

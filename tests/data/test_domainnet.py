@@ -10,8 +10,8 @@ from PIL import Image
 from fedcir.config import DataConfig
 from fedcir.data.domains import Domains
 from fedcir.data.opening import open_dataset
-from fedcir.data.readers.named import TEN_CLASSES
-from fedcir.types import InputError
+from fedcir.data.sources.published import TEN_CLASSES
+from fedcir.errors import InputError
 
 SIX = ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")
 NUMBERS = {name: 23 * (i + 1) for i, name in enumerate((*TEN_CLASSES, "airplane", "t-shirt"))}
@@ -81,9 +81,9 @@ def test_classes_are_chosen_on_the_command_line(
     classes: str, train: int, fedcir: Callable[..., Any], tmp_path: Path
 ) -> None:
     arguments = ("data", "partition", "domainnet", "--data-root", tree(tmp_path, SIX[:2]), "--image-size", 4)
-    said = fedcir(*arguments, "--set", f"data.classes={classes}")
-    assert said.code == 0
-    assert [line.split()[2] for line in said.out.splitlines() if "clipart" in line] == [str(train)]
+    output = fedcir(*arguments, "--set", f"data.classes={classes}")
+    assert output.code == 0
+    assert [line.split()[2] for line in output.out.splitlines() if "clipart" in line] == [str(train)]
 
 
 def test_a_class_that_no_list_has_is_named_with_the_nearest(tmp_path: Path) -> None:
@@ -97,8 +97,8 @@ def test_a_class_that_one_domain_lacks_keeps_its_place_in_all(tmp_path: Path) ->
     assert tiger not in {*domains["infograph"].train.labels, *domains["infograph"].test.labels}
     assert tiger in domains["clipart"].train.labels
     for domain in domains:
-        found = dict(zip(domain.train.ids, domain.train.labels, strict=True))
-        assert all((label == zebra) == ("/zebra/" in name) for name, label in found.items())
+        result = dict(zip(domain.train.ids, domain.train.labels, strict=True))
+        assert all((label == zebra) == ("/zebra/" in name) for name, label in result.items())
 
 
 def test_domains_that_are_not_there_are_named_and_the_rest_is_opened(
@@ -108,8 +108,8 @@ def test_domains_that_are_not_there_are_named_and_the_rest_is_opened(
     domains = opened(tmp_path)
     assert domains.names == ("clipart", "real")
     assert domains.notes == ("infograph, painting, quickdraw, sketch are missing, and left out",)
-    said = fedcir("data", "partition", "domainnet", "--data-root", tmp_path, "--image-size", 4)
-    assert "infograph, painting, quickdraw, sketch are missing" in said.err
+    output = fedcir("data", "partition", "domainnet", "--data-root", tmp_path, "--image-size", 4)
+    assert "infograph, painting, quickdraw, sketch are missing" in output.err
 
 
 def test_a_folder_without_any_list_is_named(tmp_path: Path) -> None:
@@ -126,10 +126,10 @@ def test_a_domain_with_one_list_of_two_is_refused(tmp_path: Path) -> None:
 def test_a_listed_file_that_is_missing_is_named_in_one_line(tmp_path: Path, fedcir: Callable[..., Any]) -> None:
     gone = tree(tmp_path, SIX[:2]) / "clipart/bird/clipart_001_000002.jpg"
     gone.unlink()
-    said = fedcir("run", "--dataset", "domainnet", "--data-root", tmp_path, "--image-size", 4, "--quiet")
-    assert said.code == 2
-    assert str(gone) in said.err
-    assert said.err.count("\n") == 1
+    output = fedcir("run", "--dataset", "domainnet", "--data-root", tmp_path, "--image-size", 4, "--quiet")
+    assert output.code == 2
+    assert str(gone) in output.err
+    assert output.err.count("\n") == 1
 
 
 @pytest.mark.parametrize("file", ["a, b.jpg", "my own bird 2.jpg", "vögel ✓.jpg"])

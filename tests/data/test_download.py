@@ -7,7 +7,6 @@ import tarfile
 import threading
 import zipfile
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -15,9 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedcir.data.catalogue import SOURCES
-from fedcir.data.readers.download import CHUNK, Download, NoAnswer, fetch
-from fedcir.types import InputError
+from fedcir.data.sources.download import CHUNK, Download, DownloadError, download_file
+from fedcir.data.sources.published import IWildCam
+from fedcir.errors import InputError
 
 NOISE = np.random.default_rng(0).bytes(300_000)
 DIGITS = " ".join(map(str, range(60_000))).encode()  # compresses, unlike noise
@@ -118,10 +117,10 @@ def left(root: Path) -> set[str]:
 
 
 def test_a_file_is_fetched_checked_and_told_about(host: Host, tmp_path: Path) -> None:
-    told: list[tuple[str, int, int | None]] = []
-    fetch(host.download(sha512=SHA512[:40]), tmp_path / "new", lambda *progress: told.append(progress))
+    messages: list[tuple[str, int, int | None]] = []
+    download_file(host.download(sha512=SHA512[:40]), tmp_path / "new", lambda *progress: messages.append(progress))
     assert (tmp_path / "new/file.bin").read_bytes() == BIG
-    assert told[-1] == ("file.bin", 3_000_000, 3_000_000)
+    assert messages[-1] == ("file.bin", 3_000_000, 3_000_000)
     assert left(tmp_path) == {"new/file.bin"}
 
 
@@ -132,11 +131,11 @@ def test_a_download_that_was_cut_goes_on_where_the_server_lets_it_and_is_whole(
 ) -> None:
     host.cut, host.resumes, host.chunked = 2 * CHUNK, resumes, chunked
     download = host.download(sha512=SHA512)
-    with pytest.raises(NoAnswer, match=r"127\.0\.0\.1 .*; the part that arrived is kept"):
-        fetch(download, tmp_path)
+    with pytest.raises(DownloadError, match=r"127\.0\.0\.1 .*; the part that arrived is kept"):
+        download_file(download, tmp_path)
     assert left(tmp_path) == {".file.bin.part"}
     host.cut = None
-    fetch(download, tmp_path)
+    download_file(download, tmp_path)
     assert (tmp_path / "file.bin").read_bytes() == BIG
     assert left(tmp_path) == {"file.bin"}
     assert host.asked == [None, f"bytes={2 * CHUNK}-"]
@@ -144,46 +143,45 @@ def test_a_download_that_was_cut_goes_on_where_the_server_lets_it_and_is_whole(
 
 def test_a_part_that_is_whole_already_is_taken(host: Host, tmp_path: Path) -> None:
     (tmp_path / ".file.bin.part").write_bytes(BIG)
-    fetch(host.download(sha512=SHA512), tmp_path)
+    download_file(host.download(sha512=SHA512), tmp_path)
     assert (tmp_path / "file.bin").read_bytes() == BIG
 
 
 def test_what_is_there_is_not_fetched_again(host: Host, tmp_path: Path) -> None:
     (tmp_path / "clipart").mkdir()
-    fetch(host.download("/clipart.zip", "clipart", packed=True), tmp_path)
+    download_file(host.download("/clipart.zip", "clipart", packed=True), tmp_path)
     assert host.asked == []
 
 
 def test_a_file_that_is_not_the_published_one_is_removed(host: Host, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=rf"has the SHA-512 {SHA512[:16]}\.\.\., not 0000000000000000\.\.\."):
-        fetch(host.download(sha512="0" * 40), tmp_path)
+        download_file(host.download(sha512="0" * 40), tmp_path)
     assert left(tmp_path) == set()
 
 
 def test_a_file_without_a_published_hash_must_have_one_that_is_trusted(host: Host, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=rf"has the SHA-512 {SHA512[:16]}\.\.\., not 0{{16}}\.\.\. or 1{{16}}\.\.\.: "):
-        fetch(host.download(), tmp_path, trusted=["0" * 128, "1" * 128])
+        download_file(host.download(), tmp_path, trusted=["0" * 128, "1" * 128])
     assert left(tmp_path) == set()
-    assert fetch(host.download(), tmp_path, trusted=["0" * 128, SHA512]) is None
+    assert download_file(host.download(), tmp_path, trusted=["0" * 128, SHA512]) is None
     with pytest.raises(InputError, match=r"not 0{16}\.\.\.: "):  # a published one counts alone
-        fetch(host.download(sha512="0" * 40), tmp_path / "other", trusted=[SHA512])
+        download_file(host.download(sha512="0" * 40), tmp_path / "other", trusted=[SHA512])
 
 
 def test_preparing_names_a_file_that_nobody_can_vouch_for(
     host: Host, tmp_path: Path, fedcir: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = replace(SOURCES["iwildcam"], downloads=(host.download(makes="metadata.csv"),))
-    monkeypatch.setitem(SOURCES, "iwildcam", source)
+    monkeypatch.setattr(IWildCam, "downloads", (host.download(makes="metadata.csv"),))
     prepare = ["data", "prepare", "iwildcam", "--quiet", "--data-root"]
     first = fedcir(*prepare, tmp_path / "new").err.splitlines()[0]
     assert first.endswith(f"is not verified, as nobody published a hash of it. Its SHA-512 is {SHA512}")
     assert "verified" not in fedcir(*prepare, tmp_path / "trusted", "--sha512", SHA512.upper()).err
-    said = fedcir(*prepare, tmp_path / "other", "--sha512", "0" * 128)
-    assert (said.code, said.err.count("\n")) == (2, 1)
-    assert "the file was deleted" in said.err
-    said = fedcir(*prepare, tmp_path / "other", "--sha512", "abc")
-    assert (said.code, said.err.count("\n")) == (2, 1)
-    assert "128 digits that sha512sum prints, got 'abc'" in said.err
+    output = fedcir(*prepare, tmp_path / "other", "--sha512", "0" * 128)
+    assert (output.code, output.err.count("\n")) == (2, 1)
+    assert "the file was deleted" in output.err
+    output = fedcir(*prepare, tmp_path / "other", "--sha512", "abc")
+    assert (output.code, output.err.count("\n")) == (2, 1)
+    assert "128 digits that sha512sum prints, got 'abc'" in output.err
 
 
 @pytest.mark.parametrize("url", ["http://csr.bu.edu/x.zip", "ftp://127.0.0.1/x", "file:///etc/passwd", "x.zip"])
@@ -195,7 +193,7 @@ def test_nothing_is_fetched_but_over_https(url: str) -> None:
 def test_a_server_cannot_send_us_to_another_without_https(host: Host, tmp_path: Path) -> None:
     host.elsewhere = "http://example.org/file.bin"
     with pytest.raises(InputError, match=r"http://example\.org/file\.bin is not fetched"):
-        fetch(host.download(), tmp_path)
+        download_file(host.download(), tmp_path)
     assert left(tmp_path) == set()
 
 
@@ -203,7 +201,7 @@ def test_a_server_cannot_send_us_to_another_without_https(host: Host, tmp_path: 
 def test_a_file_that_is_larger_than_it_can_be_is_given_up(chunked: bool, host: Host, tmp_path: Path) -> None:
     host.chunked = chunked
     with pytest.raises(InputError, match=r"file\.bin sends [\d,]+ bytes or more, but has at most 2,000,000"):
-        fetch(host.download(most=2_000_000), tmp_path)
+        download_file(host.download(most=2_000_000), tmp_path)
     assert left(tmp_path) == set()
 
 
@@ -213,7 +211,7 @@ def test_an_archive_that_would_fill_the_disk_is_not_unpacked(
 ) -> None:
     host.files["/clipart.zip"] = pack(**{"clipart/1.jpg": NOISE[:1000], "clipart/2.jpg": bytes(4_000_000)})
     with pytest.raises(InputError, match=r"it would become 4,\d+,\d+ bytes or more; the file was deleted"):
-        fetch(host.download("/clipart.zip", "clipart", packed=True), tmp_path)
+        download_file(host.download("/clipart.zip", "clipart", packed=True), tmp_path)
     assert left(tmp_path) == set()
 
 
@@ -223,21 +221,21 @@ def test_a_beginning_of_a_hash_that_could_be_forged_is_refused() -> None:
 
 
 def test_a_host_that_does_not_have_the_file_is_named(host: Host, tmp_path: Path) -> None:
-    with pytest.raises(NoAnswer, match=r"127\.0\.0\.1 answered 404 Not Found for http://127\.0\.0\.1:\d+/no\.zip"):
-        fetch(host.download("/no.zip", "no"), tmp_path)
+    with pytest.raises(DownloadError, match=r"127\.0\.0\.1 answered 404 Not Found for http://127\.0\.0\.1:\d+/no\.zip"):
+        download_file(host.download("/no.zip", "no"), tmp_path)
     assert left(tmp_path) == set()
 
 
 def test_a_host_that_does_not_answer_is_named_and_nothing_is_said_to_be_kept(nobody: str, tmp_path: Path) -> None:
-    with pytest.raises(NoAnswer, match=r"127\.0\.0\.1 does not answer \(.*refused\) for http") as refused:
-        fetch(Download(f"{nobody}/no.zip", "no"), tmp_path)
+    with pytest.raises(DownloadError, match=r"127\.0\.0\.1 does not answer \(.*refused\) for http") as refused:
+        download_file(Download(f"{nobody}/no.zip", "no"), tmp_path)
     assert "kept" not in str(refused.value)
 
 
 def test_a_host_that_is_no_web_server_is_named(host: Host, tmp_path: Path) -> None:
     host.speaks = False
-    with pytest.raises(NoAnswer, match=r"127\.0\.0\.1"):
-        fetch(host.download(), tmp_path)
+    with pytest.raises(DownloadError, match=r"127\.0\.0\.1"):
+        download_file(host.download(), tmp_path)
 
 
 @packed
@@ -247,7 +245,7 @@ def test_an_archive_is_unpacked_with_or_without_a_folder_around_it(
 ) -> None:
     members = {"metadata.csv": b"a,b\n", "train/1.jpg": NOISE, "LICENCE": b""}
     host.files["/blob/"] = pack(**{wrap + name: data for name, data in members.items()})
-    fetch(host.download("/blob/", "metadata.csv", packed=True), tmp_path)
+    download_file(host.download("/blob/", "metadata.csv", packed=True), tmp_path)
     assert left(tmp_path) == members.keys()
     assert (tmp_path / "train/1.jpg").read_bytes() == NOISE
 
@@ -258,7 +256,7 @@ def test_what_does_not_hold_the_images_is_refused_and_not_put_in_their_place(
 ) -> None:
     host.files["/clipart.zip"] = sent
     with pytest.raises(InputError, match=r"clipart\.zip"):
-        fetch(host.download("/clipart.zip", "clipart", packed=True), tmp_path)
+        download_file(host.download("/clipart.zip", "clipart", packed=True), tmp_path)
     assert not (tmp_path / "clipart").exists()
 
 
@@ -271,7 +269,7 @@ def test_a_damaged_archive_is_removed_and_nothing_of_it_is_put_in_place(
     archive[where:] = b"\xff" * 500 + archive[where + 500 :] if where > 0 else b""
     host.files["/clipart.zip"] = bytes(archive)
     with pytest.raises(InputError, match=r"clipart\.zip .*; the file was deleted, try again"):
-        fetch(host.download("/clipart.zip", "clipart", packed=True), tmp_path)
+        download_file(host.download("/clipart.zip", "clipart", packed=True), tmp_path)
     assert left(tmp_path) == set()
 
 
@@ -283,7 +281,7 @@ def test_a_hostile_archive_writes_nothing_outside_of_the_root(
     name = f"{tmp_path}{member}" if member.startswith("/") else member
     host.files["/clipart.zip"] = pack(**{"clipart/bird/1.jpg": b"one", name: b"evil"})
     try:
-        fetch(host.download("/clipart.zip", "clipart", packed=True), tmp_path / "deep/root")
+        download_file(host.download("/clipart.zip", "clipart", packed=True), tmp_path / "deep/root")
     except InputError:
         assert left(tmp_path) == set()
     assert all(file.startswith("deep/root/") for file in left(tmp_path))
@@ -304,8 +302,8 @@ def test_preparing_without_network_says_who_does_not_answer_and_how_to_do_it_by_
         monkeypatch.setenv(variable, nobody)
     monkeypatch.setenv("no_proxy", "")
     monkeypatch.setattr("urllib.request._opener", None)  # it has read the proxies of before
-    said = fedcir("data", "prepare", name, "--data-root", tmp_path / "data")
-    assert (said.code, said.err.count("\n")) == (2, 1)
-    assert f"{host_name} does not answer" in said.err
-    assert "refused" in said.err
-    assert f"get the files yourself: {by_hand}" in said.err  # and not by the command that has just failed
+    output = fedcir("data", "prepare", name, "--data-root", tmp_path / "data")
+    assert (output.code, output.err.count("\n")) == (2, 1)
+    assert f"{host_name} does not answer" in output.err
+    assert "refused" in output.err
+    assert f"get the files yourself: {by_hand}" in output.err  # and not by the command that has just failed

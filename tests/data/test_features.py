@@ -14,16 +14,14 @@ import torch
 from PIL import Image
 
 import fedcir
-from fedcir.config import Asked, Config
-from fedcir.data.examples import features
-from fedcir.data.examples.extraction import BATCH, compute
-from fedcir.data.examples.feature_store import FeatureStore
-from fedcir.data.examples.features import FeatureCache
-from fedcir.data.examples.images import ImageExamples, Normalisation
-from fedcir.data.federation import deal, open_federation
-from fedcir.data.pictures.cache import cache_entries, image_digests
-from fedcir.models.task import image_task
-from fedcir.types import InputError
+from fedcir.config import Config, ConfigRequest
+from fedcir.data import features
+from fedcir.data.cache import cache_entries, image_digests
+from fedcir.data.examples import ImageExamples, Normalisation
+from fedcir.data.features import BATCH, FeatureCache, FeatureStore, compute_features
+from fedcir.data.federation import open_federation, partition_dataset
+from fedcir.errors import InputError
+from fedcir.models.task import make_image_task
 
 Tiny = Callable[..., Config]
 Train = Callable[..., Path]
@@ -44,9 +42,9 @@ def computed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     def counting(network: object, examples: object, positions: object, *more: object) -> object:
         counts.append(len(positions))  # type: ignore[arg-type]
-        return compute(network, examples, positions, *more)  # type: ignore[arg-type]
+        return compute_features(network, examples, positions, *more)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(features, "compute", counting)
+    monkeypatch.setattr(features, "compute_features", counting)
     return counts
 
 
@@ -66,8 +64,8 @@ def random_images(count: int, seed: int = 0, size: int = 8) -> np.ndarray:
 @pytest.fixture
 def cache(tiny: Tiny) -> FeatureCache:
     """The features of 8x8 images under a small frozen network."""
-    model, normalisation = tiny("fedavg", FREEZE).model, Normalisation.of_channels(3)
-    network = image_task(model, 3, 3, 0, 8).frozen
+    model, normalisation = tiny("fedavg", FREEZE).model, Normalisation.default(3)
+    network = make_image_task(model, 3, 3, 0, 8).frozen
     assert network is not None
     return FeatureCache(model, network, normalisation, (8, 8, 3), workers=1)
 
@@ -82,23 +80,23 @@ def test_neither_its_neighbours_nor_its_place_in_a_batch_change_a_bit_of_an_imag
     if name == "efficientnet-lite0":
         pytest.importorskip("efficientnet_lite_pytorch")
     small = ["model.width=8"] if name == "resnet18" else []
-    model = Asked(options={"model": name}, assignments=[FREEZE, *small]).config().model
-    network = image_task(model, 3, 3, 0, 32).frozen
+    model = ConfigRequest(options={"model": name}, assignments=[FREEZE, *small]).resolve().model
+    network = make_image_task(model, 3, 3, 0, 32).frozen
     assert network is not None
     images = random_images(BATCH + 3, size=32)
-    split = features._without_labels(images, np.arange(len(images)))
-    examples = ImageExamples(split, Normalisation.of_channels(3))
-    together = compute(network, examples, np.arange(len(images)))
+    split = features._drop_labels(images, np.arange(len(images)))
+    examples = ImageExamples(split, Normalisation.default(3))
+    together = compute_features(network, examples, np.arange(len(images)))
     for order in (np.arange(len(images))[::-1], np.roll(np.arange(len(images)), 5)):
-        assert np.array_equal(compute(network, examples, order), together[order])
-    alone = np.concatenate([compute(network, examples, np.array([row])) for row in (0, 4, BATCH + 2)])
+        assert np.array_equal(compute_features(network, examples, order), together[order])
+    alone = np.concatenate([compute_features(network, examples, np.array([row])) for row in (0, 4, BATCH + 2)])
     assert np.array_equal(alone, together[[0, 4, BATCH + 2]])
 
 
 def test_several_processes_compute_the_same_features(cache: FeatureCache) -> None:
     images = random_images(5 * BATCH + 1)
-    examples = ImageExamples(features._without_labels(images, np.arange(len(images))), cache.normalisation)
-    one, three = (compute(cache.network, examples, np.arange(len(images)), workers) for workers in (1, 3))
+    examples = ImageExamples(features._drop_labels(images, np.arange(len(images))), cache.normalisation)
+    one, three = (compute_features(cache.network, examples, np.arange(len(images)), workers) for workers in (1, 3))
     assert np.array_equal(one, three)
 
 
@@ -139,9 +137,9 @@ def test_features_do_not_depend_on_which_images_were_in_the_cache(
 
 def test_an_image_that_occurs_twice_is_computed_once(cache: FeatureCache, computed: list[int]) -> None:
     images = np.concatenate([random_images(3), random_images(3)])
-    found = features_in(cache, images)
+    result = features_in(cache, images)
     assert computed == [3]
-    assert np.array_equal(found[:3], found[3:])
+    assert np.array_equal(result[:3], result[3:])
 
 
 def test_after_a_run_evaluate_audit_and_diagnose_compute_no_feature(
@@ -154,7 +152,7 @@ def test_after_a_run_evaluate_audit_and_diagnose_compute_no_feature(
     fedcir.diagnose(out)
     assert computed == [IMAGES]
     final = fedcir.load_run(out).final
-    assert {each.tested.domain: each.accuracy.value for each in evaluation} == pytest.approx(final["accuracy"])
+    assert {domain.domain: domain.accuracy for domain in evaluation} == pytest.approx(final["accuracy"])
 
 
 def test_adapting_batchnorm_statistics_uses_images_and_not_their_cached_features(
@@ -163,7 +161,7 @@ def test_adapting_batchnorm_statistics_uses_images_and_not_their_cached_features
     out = train(tiny("fedavg", FREEZE), tmp_path / "run")
     adapted = fedcir.evaluate(out, adapt=True).evaluation
     assert adapted.mean_before == pytest.approx(fedcir.evaluate(out).evaluation.mean.value)
-    assert all(np.isfinite(domain.probabilities).all() for domain in adapted.tested)
+    assert all(np.isfinite(domain.probabilities).all() for domain in adapted)
 
 
 @pytest.mark.parametrize("change", ["local.lr=0.5", "server.rounds=1"])
@@ -332,7 +330,7 @@ def test_an_encoder_that_fails_leaves_nothing_in_the_cache(cache: FeatureCache, 
 
 
 def test_other_pixels_weights_and_code_are_other_features(cache: FeatureCache, tmp_path: Path) -> None:
-    other = image_task(cache.model, 3, 3, 1, 8).frozen
+    other = make_image_task(cache.model, 3, 3, 1, 8).frozen
     assert other is not None
     file = tmp_path / "mine.py"
     file.write_text("one")
@@ -350,7 +348,7 @@ def test_a_prepared_dataset_holds_the_hashes_of_its_images(tmp_path: Path, own_c
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(image).save(path)
     options = {"dataset": "folders", "data_root": root, "image_size": 8}
-    domains, _ = deal(Asked(options=options).config())
+    domains, _ = partition_dataset(ConfigRequest(options=options).resolve())
     images, rows = domains["a"].train.images, domains["a"].train.where
     known = image_digests(images, rows)
     assert known.tolist() == image_digests(np.array(images), rows).tolist()

@@ -11,8 +11,8 @@ from PIL import Image
 
 from fedcir.config import DataConfig
 from fedcir.data.opening import open_dataset
-from fedcir.data.readers.folders import scan
-from fedcir.types import InputError
+from fedcir.data.sources.folders import list_folder_images
+from fedcir.errors import InputError
 
 Fedcir = Callable[..., tuple[int, str, str]]
 
@@ -28,7 +28,7 @@ def touch(root: Path, *names: str) -> Path:
 
 
 def names(root: Path) -> list[str]:
-    return [item.name for item in scan(root).pictures.items]
+    return [item.name for item in list_folder_images(root).pictures.items]
 
 
 def draw(root: Path, *names: str) -> Path:
@@ -41,7 +41,7 @@ def draw(root: Path, *names: str) -> Path:
 
 
 def test_domain_and_class_are_the_first_two_folders(tmp_path: Path) -> None:
-    [item] = scan(touch(tmp_path, "hospital/tumour/2021/left/7.png")).pictures.items
+    [item] = list_folder_images(touch(tmp_path, "hospital/tumour/2021/left/7.png")).pictures.items
     assert item == ("hospital/tumour/2021/left/7.png", "hospital", "tumour", None, None)
 
 
@@ -53,7 +53,7 @@ def test_the_order_is_that_of_the_names_whenever_they_were_made(tmp_path: Path) 
 
 @pytest.mark.parametrize("name", ["ä é 猫 🐈/kočka/Ω.png", "a b/c d/e f.png", "a,b/c,d/e,f.png", "a'\"b/$c/#%.png"])
 def test_unusual_names_are_names(name: str, tmp_path: Path) -> None:
-    [item] = scan(touch(tmp_path, name)).pictures.items
+    [item] = list_folder_images(touch(tmp_path, name)).pictures.items
     assert (item.name, item.domain, item.label) == (name, *name.split("/")[:2])
 
 
@@ -95,20 +95,20 @@ def test_a_link_back_to_a_folder_above_is_not_followed(link: str, target: str, t
 
 def test_a_link_to_itself_is_not_followed(tmp_path: Path) -> None:
     touch(tmp_path, *TREE)
-    for place in ("self", "a/self", "a/cat/self"):
-        (tmp_path / place).symlink_to("self")
+    for path in ("self", "a/self", "a/cat/self"):
+        (tmp_path / path).symlink_to("self")
     assert names(tmp_path) == TREE
 
 
 def test_a_class_of_one_domain_only_is_a_class(tmp_path: Path) -> None:
-    draw(tmp_path, *(f"{place}/{i}.png" for place in ("a/cat", "a/dog", "b/cat", "b/emu") for i in range(5)))
+    draw(tmp_path, *(f"{path}/{i}.png" for path in ("a/cat", "a/dog", "b/cat", "b/emu") for i in range(5)))
     domains = open_dataset(DataConfig("folders", str(tmp_path), image_size=8), seed=0)
     assert domains.classes == ("cat", "dog", "emu")
     assert [np.bincount(domain.train.labels, minlength=3).tolist() for domain in domains] == [[4, 4, 0], [4, 0, 4]]
 
 
 def test_pixels_labels_and_names_stay_together(tmp_path: Path) -> None:
-    root = draw(tmp_path, *(f"{place}/ü {i},.PNG" for place in ("a b/cat", "a b/dog") for i in range(5)))
+    root = draw(tmp_path, *(f"{path}/ü {i},.PNG" for path in ("a b/cat", "a b/dog") for i in range(5)))
     [domain] = open_dataset(DataConfig("folders", str(root), image_size=8), seed=0)
     for split, count in ((domain.train, 8), (domain.test, 2)):
         assert len(split) == count
@@ -128,9 +128,9 @@ def test_a_domain_without_a_usable_image_is_said(tmp_path: Path, fedcir: Fedcir)
     touch(tmp_path, "c/cat/1.heic")
     code, out, err = fedcir("data", "check", "folders", "--data-root", tmp_path, "--image-size", 8)
     assert code in (0, 2)
-    said = (out + err).replace(str(tmp_path), "")
-    assert "b" in [word.strip("'\",:;") for word in said.split()]
-    assert "c" in [word.strip("'\",:;") for word in said.split()]
+    message = (out + err).replace(str(tmp_path), "")
+    assert "b" in [word.strip("'\",:;") for word in message.split()]
+    assert "c" in [word.strip("'\",:;") for word in message.split()]
 
 
 TOO_HIGH = "holds images as {}; it should hold <domain>/<class>/<image>: put the classes of each domain"
@@ -183,6 +183,6 @@ def test_a_link_that_leads_nowhere_is_named(tmp_path: Path) -> None:
 
 
 def test_arrays_taken_for_folders_are_pointed_to_their_dataset(data_root: Path, fedcir: Fedcir) -> None:
-    said = fedcir("data", "check", "folders", "--data-root", data_root)
-    assert (said.code, said.out) == (2, "")
-    assert said.err.endswith("<domain>/<class>/<image>; use the dataset arrays for its .npz files\n")
+    output = fedcir("data", "check", "folders", "--data-root", data_root)
+    assert (output.code, output.out) == (2, "")
+    assert output.err.endswith("<domain>/<class>/<image>; use the dataset arrays for its .npz files\n")

@@ -11,11 +11,11 @@ import torch
 from PIL import Image
 
 from fedcir.config import DataConfig
+from fedcir.data.cache import cache_entries
+from fedcir.data.decoding import GREY, RGB, read_image
 from fedcir.data.opening import open_dataset
-from fedcir.data.pictures.cache import cache_entries
-from fedcir.data.pictures.square import GREY, RGB, read_picture
-from fedcir.runs.run import load_run
-from fedcir.types import InputError
+from fedcir.errors import InputError
+from fedcir.runs.reader import load_run
 
 Fedcir = Callable[..., Any]
 
@@ -29,7 +29,7 @@ def encoded(picture: Image.Image, kind: str = "png") -> bytes:
 @pytest.mark.parametrize("kind", ["png", "jpeg"])
 def test_a_grey_image_has_the_same_values_as_in_three_channels(kind: str) -> None:
     stored = Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 30), dtype=np.uint8))
-    one, three = (np.asarray(read_picture(encoded(stored, kind), 8, channels)[0]) for channels in (GREY, RGB))
+    one, three = (np.asarray(read_image(encoded(stored, kind), 8, channels)[0]) for channels in (GREY, RGB))
     assert one.shape == (8, 8)
     assert np.array_equal(np.stack([one] * 3, axis=-1), three)
 
@@ -37,15 +37,15 @@ def test_a_grey_image_has_the_same_values_as_in_three_channels(kind: str) -> Non
 def test_colours_become_their_brightness() -> None:
     """0.299 R + 0.587 G + 0.114 B, as in ITU-R 601."""
     for kind in ("png", "jpeg"):
-        picture, _ = read_picture(encoded(Image.new("RGB", (16, 16), (200, 100, 50)), kind), 4, GREY)
+        picture, _ = read_image(encoded(Image.new("RGB", (16, 16), (200, 100, 50)), kind), 4, GREY)
         assert np.abs(np.asarray(picture).astype(float) - (0.299 * 200 + 0.587 * 100 + 0.114 * 50)).max() <= 1.5
 
 
 def test_sixteen_bits_and_transparency_become_grey_too() -> None:
     deep = Image.fromarray(np.full((4, 4), 257 * 90, np.uint16))
-    assert np.asarray(read_picture(encoded(deep), 2, GREY)[0]).tolist() == [[90, 90], [90, 90]]
+    assert np.asarray(read_image(encoded(deep), 2, GREY)[0]).tolist() == [[90, 90], [90, 90]]
     glass = Image.new("LA", (4, 4), (0, 0))
-    assert np.asarray(read_picture(encoded(glass), 2, GREY)[0]).tolist() == [[255, 255], [255, 255]]
+    assert np.asarray(read_image(encoded(glass), 2, GREY)[0]).tolist() == [[255, 255], [255, 255]]
 
 
 @pytest.fixture(scope="module")
@@ -78,8 +78,8 @@ def test_a_run_of_two_classes_stays_grey_and_its_report_tells_more_than_accuracy
     text = "--dataset folders --image-size 8 --rounds 2 --local-steps 2 --batch-size 8 --device cpu"
     text += " --algorithm fedcir --set data.channels=1 --set model.width=2 --set algorithm.hidden=8"
     text += " --set local.augment=colour,crop"
-    said = fedcir("run", *text.split(), "--data-root", root, "-o", tmp_path / "run")
-    assert said.code == 0, said.err
+    output = fedcir("run", *text.split(), "--data-root", root, "-o", tmp_path / "run")
+    assert output.code == 0, output.err
     with torch.inference_mode():
         assert load_run(tmp_path / "run").model()(torch.zeros(2, 1, 8, 8)).shape == (2, 2)
     page = (tmp_path / "run" / "report.html").read_text()

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedcir.config import DataConfig, config_from
+from fedcir.config import DataConfig, config_from_tables
 from fedcir.data.domains import Domain, Domains, Split
-from fedcir.data.federation import deal, open_federation
-from fedcir.data.hashes import drop_copies, hash_arrays, hash_samples, image_hashes, is_among
+from fedcir.data.federation import open_federation, partition_dataset
 from fedcir.data.opening import open_dataset
-from fedcir.data.partition.shares import Share
-from fedcir.types import InputError
+from fedcir.data.partition import ClientPartition
+from fedcir.data.splits import drop_copies, hash_arrays, hash_images_in_use, hash_samples, is_among
+from fedcir.errors import InputError
 
 
 def split(values: list[int], name: str = "") -> Split:
@@ -61,7 +61,7 @@ def test_a_domain_whose_test_images_are_all_training_images_is_refused() -> None
 
 def test_only_images_that_clients_hold_count_as_trained_on() -> None:
     domains = hash_arrays(Domains("d", ("0", "1"), (Domain("a", split([1, 2, 3]), split([4]), split([5])),)))
-    hashes = image_hashes(domains, [Share("a", {"a": np.array([2, 0])})])
+    hashes = hash_images_in_use(domains, [ClientPartition("a", {"a": np.array([2, 0])})])
     trained, chosen = hashes.find(split([1, 2, 3, 4, 5]))  # type: ignore[misc]
     assert trained.tolist() == [True, False, True, False, False]
     assert chosen.tolist() == [False, False, False, False, True]
@@ -81,7 +81,7 @@ def write_arrays(root: Path) -> Path:
 
 def test_a_run_on_arrays_does_not_test_on_its_training_images(tmp_path: Path) -> None:
     data = {"name": "arrays", "root": str(write_arrays(tmp_path / "data"))}
-    federation = open_federation(config_from({"data": data, "model": {"width": 2}, "run": {"device": "cpu"}}))
+    federation = open_federation(config_from_tables({"data": data, "model": {"width": 2}, "run": {"device": "cpu"}}))
     assert [len(client.test or ()) for client in federation.clients] == [4, 3]
     assert "1 test image is also a training image and is left out of the test set" in federation.notes
     assert list(federation.manifest["test"]["b"]) == ["b/test/000000", "b/test/000001", "b/test/000002"]
@@ -121,8 +121,8 @@ def test_copies_in_folders_of_several_domains_and_classes_are_never_trained_and_
             )
     shutil.copyfile(tmp_path / "a" / "x" / "0.png", tmp_path / "b" / "y" / "other.png")
     data = {"name": "folders", "root": str(tmp_path), "image_size": 8, "val_fraction": 0.25}
-    domains, shares = deal(config_from({"data": data, "run": {"seed": seed}}))
-    hashes = image_hashes(domains, shares)
+    domains, shares = partition_dataset(config_from_tables({"data": data, "run": {"seed": seed}}))
+    hashes = hash_images_in_use(domains, shares)
     assert hashes.kind == "file"
     for domain in domains:
         trained, chosen = hashes.find(domain.test)  # type: ignore[misc]

@@ -14,15 +14,13 @@ import pytest
 from PIL import Image
 
 from fedcir.config import DataConfig
+from fedcir.data.decoding import LIMITS, Limits, decode_files
 from fedcir.data.inspection import inspect_dataset
 from fedcir.data.opening import open_dataset
-from fedcir.data.pictures.decode import decode_files
-from fedcir.data.pictures.square import LIMITS, Limits
-from fedcir.data.readers.folders import scan
-from fedcir.data.readers.levels import top_level
-from fedcir.data.readers.npz import arrays
-from fedcir.types import InputError
-from fedcir.use.pictures import files_in, read_file
+from fedcir.data.sources.arrays import load_npz_files
+from fedcir.data.sources.folders import list_folder_images, open_folder
+from fedcir.errors import InputError
+from fedcir.inference.predictor import files_in, read_file
 
 SMALL = Limits(1000, 1000)
 
@@ -68,10 +66,10 @@ def test_a_picture_of_too_many_pixels_is_not_decoded(tmp_path: Path) -> None:
 
 
 def test_limits_are_settings_and_reach_processes_that_decode(tmp_path: Path) -> None:
-    for place in ("ink/a", "ink/b", "oil/a", "oil/b"):
-        (tmp_path / place).mkdir(parents=True)
+    for path in ("ink/a", "ink/b", "oil/a", "oil/b"):
+        (tmp_path / path).mkdir(parents=True)
         for number in range(3):
-            Image.new("L", (8, 8), 20 * number).save(tmp_path / place / f"{number}.png")
+            Image.new("L", (8, 8), 20 * number).save(tmp_path / path / f"{number}.png")
     Image.new("L", (20, 20)).save(tmp_path / "ink/a/9.png")
     data = DataConfig("folders", str(tmp_path), image_size=4, max_pixels=100)
     with pytest.raises(InputError, match=r"9\.png is not a readable image: it has 400 pixels, more than .*=100; fix"):
@@ -98,7 +96,7 @@ def test_a_fan_of_links_is_gone_through_once(tmp_path: Path) -> None:
     (tmp_path / "39/1.png").touch()
     (root / "ink/a/fan").symlink_to(tmp_path / "0")
     (root / "ink/b").symlink_to(tmp_path / "0")
-    items = scan(root).pictures.items
+    items = list_folder_images(root).pictures.items
     assert [item.name for item in items] == ["ink/a/fan/" + "x/" * 39 + "1.png", "ink/b/" + "x/" * 39 + "1.png"]
 
 
@@ -109,7 +107,7 @@ def test_folders_may_be_nested_deeper_than_calls_of_python(tmp_path: Path) -> No
         deep += "/d"
         os.mkdir(deep)
     Path(f"{deep}/1.png").touch()
-    assert [len(item.name.split("/")) for item in scan(tmp_path).pictures.items] == [1202]
+    assert [len(item.name.split("/")) for item in list_folder_images(tmp_path).pictures.items] == [1202]
     assert files_in([tmp_path]) == [f"{deep}/1.png"]
     os.remove(f"{deep}/1.png")
     os.removedirs(deep)  # pytest cannot
@@ -125,7 +123,7 @@ def test_folders_deeper_than_a_path_can_be_are_named(tmp_path: Path) -> None:
         within = deeper
     os.close(within)
     with pytest.raises(InputError, match=r"cannot read the folder .*: File name too long"):
-        list(top_level(tmp_path).files())
+        list(open_folder(tmp_path).files())
 
 
 def npz(path: Path, **members: Any) -> None:
@@ -157,9 +155,9 @@ HOSTILE = {
 def test_an_archive_is_refused_by_its_headers(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     held, message = HOSTILE[kind]
     npz(tmp_path / "ink.npz", x_train=held, y_train=Y, x_test=X, y_test=Y)
-    monkeypatch.setattr("fedcir.data.readers.npz._member", lambda *_: pytest.fail("it was unpacked"))
+    monkeypatch.setattr("fedcir.data.sources.arrays._open_member", lambda *_: pytest.fail("it was unpacked"))
     with pytest.raises(InputError, match=message):
-        arrays(tmp_path)
+        load_npz_files(tmp_path)
 
 
 def test_an_archive_that_would_fill_the_disk_is_not_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,18 +165,18 @@ def test_an_archive_that_would_fill_the_disk_is_not_unpacked(tmp_path: Path, mon
     usage = type("Usage", (), {"free": 2 * (X.nbytes + Y.nbytes) - 1})
     monkeypatch.setattr("shutil.disk_usage", lambda place: usage)
     with pytest.raises(InputError, match=f"more than half of what is free in {tempfile.gettempdir()}"):
-        arrays(tmp_path)
+        load_npz_files(tmp_path)
 
 
 def test_other_members_of_an_archive_are_not_unpacked(tmp_path: Path) -> None:
     npz(tmp_path / "ink.npz", x_train=X, y_train=Y, x_test=X, y_test=Y, bomb=((10**9,), "u1", 10))
-    assert len(arrays(tmp_path)["ink"].train) == 4
+    assert len(load_npz_files(tmp_path)["ink"].train) == 4
 
 
 def test_a_pipe_in_place_of_an_archive_or_of_a_table_is_named(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "ink.npz")
     with pytest.raises(InputError, match=r"ink\.npz is not a readable \.npz file: it is not a regular file"):
-        arrays(tmp_path)
+        load_npz_files(tmp_path)
     os.mkfifo(tmp_path / "labels.csv")
     with pytest.raises(InputError, match=r"labels\.csv as UTF-8: it is not a regular file"):
         open_dataset(DataConfig("table", str(tmp_path)), seed=0)

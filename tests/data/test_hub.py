@@ -17,7 +17,7 @@ from PIL import Image as Pillow
 from fedcir.config import DataConfig
 from fedcir.data.domains import Domains
 from fedcir.data.opening import open_dataset
-from fedcir.types import InputError
+from fedcir.errors import InputError
 
 datasets = pytest.importorskip("datasets", reason="the datasets library is not installed (fedcir[hub])")
 
@@ -110,9 +110,9 @@ def test_a_single_parquet_file_is_divided(tmp_path: Path) -> None:
 def test_the_pixels_are_those_of_folders_with_the_same_images(tmp_path: Path) -> None:
     some = rows()
     for i, row in enumerate(some):
-        place = tmp_path / "folders" / row["domain"] / row["label"]
-        place.mkdir(parents=True, exist_ok=True)
-        (place / f"{i:06d}.png").write_bytes(row["image"]["bytes"])
+        folder = tmp_path / "folders" / row["domain"] / row["label"]
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{i:06d}.png").write_bytes(row["image"]["bytes"])
     table(some).save_to_disk(tmp_path / "saved")
     apart = open_dataset(DataConfig("folders", str(tmp_path / "folders"), image_size=8), seed=0)
 
@@ -145,9 +145,9 @@ def test_columns_of_other_names_are_chosen_and_classes_too(tmp_path: Path) -> No
 
 def test_a_missing_column_is_named_with_those_there_are_and_the_remedy(tmp_path: Path, fedcir: Any) -> None:
     table(rows(), ("image", "label", "site")).save_to_disk(tmp_path / "saved")
-    said = fedcir("data", "check", "hub", "--data-root", tmp_path / "saved")
-    assert (said.code, said.err.count("\n")) == (2, 1)
-    assert "has no column 'domain', it has image, label, site: name yours with data.columns=" in said.err
+    output = fedcir("data", "check", "hub", "--data-root", tmp_path / "saved")
+    assert (output.code, output.err.count("\n")) == (2, 1)
+    assert "has no column 'domain', it has image, label, site: name yours with data.columns=" in output.err
     setting = "data.columns=image,label,site"
     assert fedcir("data", "check", "hub", "--data-root", tmp_path / "saved", "--set", setting).code == 0
 
@@ -201,20 +201,21 @@ def test_a_folder_of_something_else_is_named(tmp_path: Path) -> None:
 
 def command(*arguments: object, code: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
     """The command in a process of its own, after some code."""
-    said = f"{code}; from fedcir.cli import main; main()".strip("; ")
-    line = [sys.executable, "-c", said, *map(str, arguments)]
+    message = f"{code}; from fedcir.cli import main; main()".strip("; ")
+    line = [sys.executable, "-c", message, *map(str, arguments)]
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "HUGGINGFACE"))}
     return subprocess.run(line, env={**kept, **environment}, capture_output=True, text=True, timeout=300, check=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "network", [{"HF_HUB_OFFLINE": "1"}, {"HF_ENDPOINT": "http://127.0.0.1:9"}], ids=["offline", "unreachable"]
 )
 def test_a_name_that_cannot_be_looked_up_is_said_in_one_line(network: dict[str, str], tmp_path: Path) -> None:
-    said = command("data", "prepare", "hub", "--data-root", "nobody/nothing", **network, HF_HOME=str(tmp_path))
-    assert said.returncode == 2
-    assert said.stderr.startswith("fedcir: cannot open 'nobody/nothing' from the hub: ")
-    assert said.stderr.count("\n") == 1
+    output = command("data", "prepare", "hub", "--data-root", "nobody/nothing", **network, HF_HOME=str(tmp_path))
+    assert output.returncode == 2
+    assert output.stderr.startswith("fedcir: cannot open 'nobody/nothing' from the hub: ")
+    assert output.stderr.count("\n") == 1
 
 
 def test_a_path_that_is_not_there_is_named(tmp_path: Path) -> None:
@@ -224,23 +225,27 @@ def test_a_path_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 def test_without_the_library_its_installation_is_told() -> None:
     absent = "import sys; sys.modules['datasets'] = None"
-    said = command("data", "check", "hub", "--data-root", "flwrlabs/pacs", code=absent)
-    assert said.returncode == 2
-    assert said.stderr == "fedcir: dataset 'hub' needs the datasets library: pip install 'fedcir[hub]'\n"
+    output = command("data", "check", "hub", "--data-root", "flwrlabs/pacs", code=absent)
+    assert output.returncode == 2
+    assert output.stderr == "fedcir: dataset 'hub' needs the datasets library: pip install 'fedcir[hub]'\n"
 
 
+@pytest.mark.slow
 def test_a_run_on_a_saved_dataset_works_and_the_library_says_nothing(tmp_path: Path) -> None:
     table(rows()).save_to_disk(tmp_path / "saved")
     small = "--rounds 2 --local-steps 2 --device cpu --set local.batch_size=8 --set model.width=2 --image-size 8"
     where = ("--dataset", "hub", "--data-root", tmp_path / "saved", "--out", tmp_path / "run", "--quiet")
-    said = command("run", *where, *small.split(), HF_HOME=str(tmp_path))
-    assert (said.returncode, said.stderr) == (0, "")
+    output = command("run", *where, *small.split(), HF_HOME=str(tmp_path))
+    assert (output.returncode, output.stderr) == (0, "")
     rounds = [json.loads(line) for line in (tmp_path / "run/rounds.jsonl").read_text().splitlines()]
     assert [each["accuracy"].keys() for each in rounds] == [{"photo", "sketch"}] * 2
 
 
+@pytest.mark.slow
 def test_whoever_has_turned_the_librarys_bars_off_hears_nothing_of_it(tmp_path: Path) -> None:
     table(rows()).save_to_disk(tmp_path / "saved")
-    said = command("data", "check", "hub", "--data-root", tmp_path / "saved", HF_DATASETS_DISABLE_PROGRESS_BARS="1")
-    assert said.returncode == 0
-    assert all(line.startswith("checking images: ") for line in said.stderr.splitlines())  # our own, on a busy machine
+    output = command("data", "check", "hub", "--data-root", tmp_path / "saved", HF_DATASETS_DISABLE_PROGRESS_BARS="1")
+    assert output.returncode == 0
+    assert all(
+        line.startswith("checking images: ") for line in output.stderr.splitlines()
+    )  # our own, on a busy machine

@@ -12,11 +12,11 @@ import pytest
 from PIL import Image
 
 from fedcir.config import DataConfig
+from fedcir.data.decoding import MAX_IN_PROCESS
 from fedcir.data.inspection import inspect_dataset
 from fedcir.data.opening import open_dataset
-from fedcir.data.pictures.decode import FEW
-from fedcir.data.readers.named import OFFICE_CALTECH_10
-from fedcir.types import InputError
+from fedcir.data.sources.published import OFFICE_CALTECH_10
+from fedcir.errors import InputError
 
 Fedcir = Callable[..., tuple[int, str, str]]
 HURRY = 300  # seconds until a process that should have ended is given up
@@ -44,17 +44,17 @@ def good(tmp_path: Path) -> Path:
 
 def line(text: str, start: str) -> str:
     """The only line that starts so."""
-    [found] = [each for each in text.splitlines() if each.strip().startswith(start)]
-    return found
+    [result] = [each for each in text.splitlines() if each.strip().startswith(start)]
+    return result
 
 
 def test_counts_sizes_and_missing_classes_are_those_of_the_files(good: Path) -> None:
-    found = inspect_dataset(DataConfig("folders", str(good)))
-    assert found.counts == {"a": {"cat": 5, "dog": 7}, "b": {"cat": 4, "emu": 3}}
-    assert found.sizes == Counter({(8, 8): 16, (5, 9): 3})  # width first
-    assert found.classes == ["cat", "dog", "emu"]
-    assert found.missing == {"a": ["emu"], "b": ["dog"]}
-    assert (found.unreadable, found.duplicates, found.off, found.notes, found.obstacle) == ([], [], {}, (), "")
+    result = inspect_dataset(DataConfig("folders", str(good)))
+    assert result.counts == {"a": {"cat": 5, "dog": 7}, "b": {"cat": 4, "emu": 3}}
+    assert result.sizes == Counter({(8, 8): 16, (5, 9): 3})  # width first
+    assert result.classes == ["cat", "dog", "emu"]
+    assert result.missing == {"a": ["emu"], "b": ["dog"]}
+    assert (result.unreadable, result.duplicates, result.off, result.notes, result.obstacle) == ([], [], {}, (), "")
 
 
 def test_what_is_found_is_printed_with_a_verdict(good: Path, fedcir: Fedcir) -> None:
@@ -90,8 +90,8 @@ def test_unreadable_files_are_named_and_are_an_error(good: Path, fedcir: Fedcir)
     code, out, err = fedcir("data", "check", "folders", "--data-root", good)
     assert code == 2
     assert err == "fedcir: folders cannot be trained on: 3 files are not readable: fix or remove them\n"
-    told = [each for each in out.splitlines() if each.startswith("error: not a readable image: ")]
-    assert [each.split(": ")[2] for each in told] == [
+    messages = [item for item in out.splitlines() if item.startswith("error: not a readable image: ")]
+    assert [item.split(": ")[2] for item in messages] == [
         str(good / name) for name in ("a/cat/text, too.jpg", "b/emu/cut.png", "b/emu/gone.png")
     ]
     assert "verdict" not in out
@@ -185,16 +185,16 @@ def test_json_holds_what_is_printed(broken: bool, good: Path, fedcir: Fedcir) ->
     if broken:
         (good / "a/dog/000.png").write_text("no image")
     code, out, err = fedcir("data", "check", "folders", "--data-root", good, "--json")
-    found = json.loads(out)
+    result = json.loads(out)
     assert (code, bool(err)) == ((2, True) if broken else (0, False))
-    assert found["counts"] == {"a": {"cat": 5, "dog": 7}, "b": {"cat": 5, "emu": 3}}
-    assert found["sizes"] == [[8, 8, 16 if broken else 17], [5, 9, 3]]
-    assert found["duplicates"] == [["a/cat/001.png", "b/cat/ä.png"]]
-    assert found["missing"] == {"a": ["emu"], "b": ["dog"]}
-    assert (found["published"], found["notes"]) == ({}, [])
-    assert len(found["unreadable"]) == broken
-    assert found["obstacle"] == ("1 file is not readable: fix or remove it" if broken else "")
-    assert ("ä" in out, found["obstacle"] in err) == (True, True)
+    assert result["counts"] == {"a": {"cat": 5, "dog": 7}, "b": {"cat": 5, "emu": 3}}
+    assert result["sizes"] == [[8, 8, 16 if broken else 17], [5, 9, 3]]
+    assert result["duplicates"] == [["a/cat/001.png", "b/cat/ä.png"]]
+    assert result["missing"] == {"a": ["emu"], "b": ["dog"]}
+    assert (result["published"], result["notes"]) == ({}, [])
+    assert len(result["unreadable"]) == broken
+    assert result["obstacle"] == ("1 file is not readable: fix or remove it" if broken else "")
+    assert ("ä" in out, result["obstacle"] in err) == (True, True)
 
 
 def test_long_lists_are_cut_in_print_and_whole_in_json(good: Path, fedcir: Fedcir) -> None:
@@ -222,13 +222,14 @@ def test_arrays_and_the_embedded_digits_are_checked_too(data_root: Path, fedcir:
     assert fedcir("data", "check", "minidigits")[0] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["check", "prepare"])
 def test_a_decoding_process_that_is_killed_is_one_line(
     command: str, good: Path, tmp_path: Path, signalling: Callable[..., dict[str, str]]
 ) -> None:
     """As the kernel does it when memory is short. Each process dies when it opens its first image."""
-    draw(good, *images("a/dog", FEW + 1))
-    dies = signalling("fedcir.data.pictures.decode", "open", ".png", signal.SIGKILL)
+    draw(good, *images("a/dog", MAX_IN_PROCESS + 1))
+    dies = signalling("fedcir.data.decoding", "open", ".png", signal.SIGKILL)
     started = subprocess.Popen(
         [sys.executable, "-m", "fedcir", "data", command, "folders", "--data-root", str(good), "--image-size", "8"],
         env={**dies, "FEDCIR_CACHE": str(tmp_path / "cache")},

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from fedcir.data.pictures.items import Item
-from fedcir.data.readers.lists import read_list, with_lists
-from fedcir.types import InputError
+from fedcir.data.sources.published import read_list, with_lists
+from fedcir.data.sources.source import ImageRecord
+from fedcir.errors import InputError
 
 
 def listed(folder: Path, text: str | bytes) -> Path:
@@ -15,8 +15,8 @@ def listed(folder: Path, text: str | bytes) -> Path:
     return path
 
 
-def items(*names: str) -> list[Item]:
-    return [Item(name, *name.split("/")[:2]) for name in names]
+def items(*names: str) -> list[ImageRecord]:
+    return [ImageRecord(name, *name.split("/")[:2]) for name in names]
 
 
 @pytest.mark.parametrize(

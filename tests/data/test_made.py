@@ -8,10 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedcir.data.cache import clear_cache
 from fedcir.data.domains import Domains, Split
-from fedcir.data.pictures.cache import clear_cache
-from fedcir.data.readers.made import kept_minidigits
-from fedcir.data.readers.minidigits import minidigits
+from fedcir.data.sources.minidigits import cached_minidigits, minidigits
 
 
 @pytest.fixture(autouse=True)
@@ -36,34 +35,35 @@ def same(one: Domains, other: Domains) -> bool:
 
 
 def test_what_is_read_again_is_what_was_made(digits: Domains, folder: Path) -> None:
-    made, read = kept_minidigits(), kept_minidigits()
+    made, read = cached_minidigits(), cached_minidigits()
     assert [path.suffix for path in folder.iterdir()] == [".npz"]
     assert same(made, digits)
     assert same(read, digits)
     assert read.classes == digits.classes
 
 
+@pytest.mark.slow
 def test_reading_again_imports_nothing_that_draws() -> None:
-    kept_minidigits()
-    code = "import sys; from fedcir.data.readers.made import kept_minidigits as k; k(); print('sklearn' in sys.modules)"
+    cached_minidigits()
+    code = "import sys, fedcir.data.sources.minidigits as m; m.cached_minidigits(); print('sklearn' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout == "False\n"
 
 
 def test_a_damaged_file_is_made_anew(digits: Domains, folder: Path) -> None:
-    kept_minidigits()
+    cached_minidigits()
     (file,) = folder.iterdir()
     whole = file.read_bytes()
     file.write_bytes(whole[: len(whole) // 2])
-    assert same(kept_minidigits(), digits)
+    assert same(cached_minidigits(), digits)
     assert len(file.read_bytes()) == len(whole)
 
 
 def test_a_cache_that_cannot_be_written_to_does_no_harm(digits: Domains, folder: Path) -> None:
     folder.write_text("a file where the folder should be")
-    assert same(kept_minidigits(), digits)
+    assert same(cached_minidigits(), digits)
 
 
 def test_clearing_the_cache_removes_it(folder: Path) -> None:
-    kept_minidigits()
+    cached_minidigits()
     assert clear_cache() > 0
     assert not list(folder.iterdir())

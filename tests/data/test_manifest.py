@@ -15,9 +15,9 @@ import pytest
 from PIL import Image
 
 from fedcir.config import Config
-from fedcir.data.examples.images import ImageExamples
-from fedcir.data.federation import deal, open_federation
-from fedcir.data.partition.manifest import manifest_of
+from fedcir.data.examples import ImageExamples
+from fedcir.data.federation import open_federation, partition_dataset
+from fedcir.data.manifest import build_manifest
 
 Make = Callable[..., Config]
 
@@ -34,11 +34,11 @@ KINDS = ["arrays", "folders"]
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three domains of three classes, ten images each, all different."""
     root, rng = tmp_path_factory.mktemp("tree"), np.random.default_rng(0)
-    for place in (f"{domain}/{label}" for domain in ("ink", "pen", "wax") for label in ("cat", "dog", "emu")):
-        (root / place).mkdir(parents=True)
+    for path in (f"{domain}/{label}" for domain in ("ink", "pen", "wax") for label in ("cat", "dog", "emu")):
+        (root / path).mkdir(parents=True)
         for number in range(10):
             picture = Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8))
-            picture.save(root / place / f"{number}.png")
+            picture.save(root / path / f"{number}.png")
     return root
 
 
@@ -50,7 +50,7 @@ def make(tiny: Make, tree: Path, tmp_path: Path) -> Make:
         data = ["data.name=folders", "data.image_size=8", f"data.root={tree}"] if kind == "folders" else []
         more = [*data, *([] if root is None else [f"data.root={root}"]), *SCHEMES[scheme], *assignments]
         if scheme == "csv":
-            domains, _ = deal(tiny("fedavg", *data, *assignments))
+            domains, _ = partition_dataset(tiny("fedavg", *data, *assignments))
             names = [name for domain in domains for name in domain.train.ids]
             rows = [f"{name},{'even' if row % 2 else 'odd'}\n" for row, name in enumerate(names)]
             (tmp_path / "owners.csv").write_text("path,client\n" + "".join(rows), encoding="utf-8")
@@ -61,7 +61,7 @@ def make(tiny: Make, tree: Path, tmp_path: Path) -> Make:
 
 
 def manifest(config: Config) -> dict[str, Any]:
-    return manifest_of(*deal(config))
+    return build_manifest(*partition_dataset(config))
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
@@ -70,13 +70,13 @@ def test_every_training_image_is_with_exactly_one_client_and_none_is_a_test_imag
     make: Make, kind: str, scheme: str
 ) -> None:
     config = make(kind, scheme, "data.val_fraction=0.2")
-    domains, found = deal(config)[0], manifest(config)
-    held = list(chain.from_iterable(client["train"] for client in found["clients"]))
+    domains, result = partition_dataset(config)[0], manifest(config)
+    held = list(chain.from_iterable(client["train"] for client in result["clients"]))
     everything = [name for domain in domains for name in domain.train.ids]
     assert sorted(held) == sorted(everything)
     assert len(set(held)) == len(held)
-    tests = set(chain.from_iterable(found["test"].values()))
-    aside = set(chain.from_iterable(found["validation"].values()))
+    tests = set(chain.from_iterable(result["test"].values()))
+    aside = set(chain.from_iterable(result["validation"].values()))
     assert not tests & set(held)
     assert not aside & (tests | set(held))
     assert len(tests) + len(aside) + len(held) == (108 if kind == "arrays" else 90)
@@ -119,17 +119,17 @@ def test_the_hash_does_not_depend_on_where_the_data_lie(
     assert manifest(make(kind, root=Path("copy"))) == before
 
 
+@pytest.mark.slow
 def test_the_manifest_does_not_depend_on_the_process(data_root: Path, tree: Path) -> None:
     script = (
         "import json, sys\n"
-        "from fedcir.data.federation import deal\n"
-        "from fedcir.data.partition.manifest import manifest_of\n"
-        "from fedcir.data.partition.pieces import compact\n"
-        "from fedcir.config import Asked\n"
+        "from fedcir.data.federation import partition_dataset\n"
+        "from fedcir.data.manifest import build_manifest, to_json\n"
+        "from fedcir.config import ConfigRequest\n"
         "for name, root in (('arrays', sys.argv[1]), ('folders', sys.argv[2])):\n"
         "    given = {'dataset': name, 'data_root': root, 'clients': 6}\n"
-        "    asked = Asked(options=given, assignments=['data.val_fraction=0.2'])\n"
-        "    print(*compact(manifest_of(*deal(asked.config()))), sep='')\n"
+        "    asked = ConfigRequest(options=given, assignments=['data.val_fraction=0.2'])\n"
+        "    print(json.dumps(json.loads(to_json(build_manifest(*partition_dataset(asked.resolve()))))))\n"
     )
     command = [sys.executable, "-c", script, str(data_root), str(tree)]
     first, second = (
@@ -184,8 +184,8 @@ def test_the_order_in_which_an_array_lies_in_memory_does_not_matter(
 
 
 def test_of_a_held_out_domain_the_manifest_names_test_images_only(make: Make) -> None:
-    found = manifest(make("folders", "domain", "partition.hold_out=pen", "data.val_fraction=0.2"))
-    assert [client["domain"] for client in found["clients"]] == ["ink", "wax", "pen"]
-    assert found["clients"][2]["train"] == []
-    assert found["test"].keys() == {"ink", "pen", "wax"}
-    assert found["validation"].keys() == {"ink", "wax"}
+    result = manifest(make("folders", "domain", "partition.hold_out=pen", "data.val_fraction=0.2"))
+    assert [client["domain"] for client in result["clients"]] == ["ink", "wax", "pen"]
+    assert result["clients"][2]["train"] == []
+    assert result["test"].keys() == {"ink", "pen", "wax"}
+    assert result["validation"].keys() == {"ink", "wax"}

@@ -9,10 +9,10 @@ import pytest
 from PIL import Image
 
 from fedcir.config import DataConfig
+from fedcir.data.cache import PreparedImages, prepare_images
 from fedcir.data.domains import Split
 from fedcir.data.opening import open_dataset
-from fedcir.data.pictures.cache import Prepared, prepare
-from fedcir.data.readers.folders import scan
+from fedcir.data.sources.folders import list_folder_images
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (2, 2, 6, 9, 9, 3), dtype=np.uint8)
 """By domain, class and number."""
@@ -34,8 +34,8 @@ def split(tree: Path) -> Split:
     return open_dataset(DataConfig("folders", str(tree), image_size=9), seed=0)["photo"].train
 
 
-def opened(root: Path) -> Prepared:
-    return prepare("folders", str(root), scan(root).pictures, 9)
+def opened(root: Path) -> PreparedImages:
+    return prepare_images("folders", str(root), list_folder_images(root).pictures, 9)
 
 
 def test_prepared_images_are_a_map_that_nobody_can_write_to(split: Split) -> None:
@@ -116,7 +116,7 @@ def test_a_process_that_has_read_everything_holds_next_to_nothing_of_it(tmp_path
         "print(largest, resident() - before)\n"
     )
     command = [sys.executable, "-c", script, str(tmp_path / "images.npy"), order]
-    said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    grown, without = map(int, said.split())
+    message = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    grown, without = map(int, message.split())
     assert grown < 6e6
     assert without > 50e6  # as is seen when the map is read directly

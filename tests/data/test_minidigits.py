@@ -6,7 +6,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from fedcir.data.domains import Domains, Split
-from fedcir.data.readers.minidigits import FACES, minidigits
+from fedcir.data.sources.minidigits import FACES, minidigits
 
 WRITTEN = ("handwritten", "photo", "outlined")
 
@@ -89,8 +89,8 @@ def test_an_id_names_the_original_that_was_drawn(digits: Domains) -> None:
     # A scan is slanted and moved, yet of all 1,797 originals it is often most like its own.
     scans = digits["handwritten"].test
     likeness = np.corrcoef([enlarged(i) for i in source.images], scans.images[..., 0].reshape(399, -1))[:1797, 1797:]
-    found = [image_id == f"handwritten/{i:04}" for image_id, i in zip(scans.ids, likeness.argmax(0), strict=True)]
-    assert np.mean(found) > 0.2
+    results = [image_id == f"handwritten/{i:04}" for image_id, i in zip(scans.ids, likeness.argmax(0), strict=True)]
+    assert np.mean(results) > 0.2
 
 
 def test_ids_are_unique(digits: Domains) -> None:

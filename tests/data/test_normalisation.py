@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fedcir.data.examples.images import Normalisation
+from fedcir.data.examples import Normalisation
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])

@@ -10,8 +10,8 @@ import pytest
 from PIL import Image
 
 from fedcir.config import Config
-from fedcir.data.federation import deal, open_federation
-from fedcir.engine.folder import RunFolder
+from fedcir.data.federation import open_federation, partition_dataset
+from fedcir.runtime.run_folder import RunFolder
 
 Tiny = Callable[..., Config]
 Train = Callable[..., Path]
@@ -52,7 +52,7 @@ def by_file(tiny: Tiny) -> Callable[..., Config]:
 def test_clients_come_in_the_order_of_their_first_mention(write: Write, by_file: Tiny) -> None:
     rows = [("pen", 3, "zoo"), ("ink", 0, "b"), ("wax", 2, "zoo"), ("ink", 1, "a"), ("pen", 0, "b")]
     text = "".join(f"{domain}/train/{number:06d},{owner}\n" for domain, number, owner in rows)
-    _, shares = deal(by_file(write("path,client\n" + text)))
+    _, shares = partition_dataset(by_file(write("path,client\n" + text)))
     assert [share.name for share in shares[:3]] == ["zoo", "b", "a"]
     assert [{name: rows.tolist() for name, rows in share.rows.items()} for share in shares[:3]] == [
         {"pen": [3], "wax": [2]},
@@ -67,7 +67,7 @@ def test_a_client_stands_for_the_domain_it_holds_most_of(write: Write, by_file: 
         "b": some("wax", 5, 6) + some("ink", 5, 6),  # as many of each: the first domain
         "c": some("wax", 7, 8),
     }
-    _, shares = deal(by_file(write(owned)))
+    _, shares = partition_dataset(by_file(write(owned)))
     assert [share.domain for share in shares] == ["pen", "ink", "wax"]
 
 
@@ -96,15 +96,15 @@ def test_a_site_that_only_tests_does_not_go_with_batchnorm_of_its_own(
 ) -> None:
     sets = ["partition.scheme=csv", f"partition.file={write(MIXED)}", "model.batchnorm=local"]
     out = tmp_path / "run"
-    said = fedcir("run", *options, "-o", out, "--algorithm", "fedavg", *(w for each in sets for w in ("--set", each)))
-    assert (said.code, said.err.count("\n")) == (2, 1)
-    assert "model.batchnorm=local" in said.err
+    output = fedcir("run", *options, "-o", out, "--algorithm", "fedavg", *(w for each in sets for w in ("--set", each)))
+    assert (output.code, output.err.count("\n")) == (2, 1)
+    assert "model.batchnorm=local" in output.err
     assert not out.exists()
 
 
 def test_rows_that_name_test_images_are_passed_over(write: Write, by_file: Tiny) -> None:
     tests = {owner: [*rows, rows[0].replace("train", "test")] for owner, rows in WHOLE.items()}
-    domains, shares = deal(by_file(write(tests)))
+    domains, shares = partition_dataset(by_file(write(tests)))
     assert [sum(map(len, share.rows.values())) for share in shares] == [24, 24, 24]
     assert domains.notes == ()
 
@@ -116,16 +116,16 @@ def test_unknown_paths_and_images_without_an_owner_become_notes(fedcir: Command,
         f"note: training images that {path} gives to no client: 2, the first is 'ink/train/000022'\n"
     )
     command = ["data", "partition", "arrays", "--data-root", data_root, "--set", "partition.scheme=csv"]
-    said = fedcir(*command, "--set", f"partition.file={path}")
-    assert (said.code, said.err) == (0, notes)
-    assert [line.split()[:3] for line in said.out.splitlines() if "north" in line] == [["north", "ink", "22"]]
+    output = fedcir(*command, "--set", f"partition.file={path}")
+    assert (output.code, output.err) == (0, notes)
+    assert [line.split()[:3] for line in output.out.splitlines() if "north" in line] == [["north", "ink", "22"]]
 
 
 def test_notes_are_told_beside_json_too(fedcir: Command, data_root: Path, write: Write) -> None:
     sets = ["--set", "partition.scheme=csv", "--set", f"partition.file={write({**WHOLE, 'east': some('wax', 0, 1)})}"]
-    said = fedcir("data", "partition", "arrays", "--data-root", data_root, *sets, "--json")
-    assert len(json.loads(said.out)["clients"]) == 3
-    assert said.err.startswith("note: training images that ")
+    output = fedcir("data", "partition", "arrays", "--data-root", data_root, *sets, "--json")
+    assert len(json.loads(output.out)["clients"]) == 3
+    assert output.err.startswith("note: training images that ")
 
 
 @pytest.mark.parametrize("name", ["north [old]", "[/north]"])
@@ -136,17 +136,17 @@ def test_a_clients_name_is_shown_as_it_is(fedcir: Command, data_root: Path, writ
 
 def test_extra_columns_a_byte_order_mark_and_quoted_commas_are_read(tiny: Tiny, write: Write, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
-    for place in ("ward 1/cat", "ward 1/dog", "ward 2/cat", "ward 2/dog"):
-        (tmp_path / "scans" / place).mkdir(parents=True)
+    for path in ("ward 1/cat", "ward 1/dog", "ward 2/cat", "ward 2/dog"):
+        (tmp_path / "scans" / path).mkdir(parents=True)
         for name in ("a,1.png", 'b"2.png', "c.png", "d.png"):
-            Image.fromarray(rng.integers(0, 256, (9, 9, 3), dtype=np.uint8)).save(tmp_path / "scans" / place / name)
+            Image.fromarray(rng.integers(0, 256, (9, 9, 3), dtype=np.uint8)).save(tmp_path / "scans" / path / name)
     rows = []
     for image in sorted((tmp_path / "scans").rglob("*.png")):
         name = image.relative_to(tmp_path / "scans").as_posix().replace('"', '""')
         rows.append(f'"{name}",7,x,"Clinic, {name.split("/")[0]}"')
     file = write("\ufeff" + "\r\n".join(["path,age,sex,client", *rows]) + "\r\n")
     settings = ["data.name=folders", f"data.root={tmp_path / 'scans'}", "data.image_size=9", "data.test_fraction=0.5"]
-    domains, shares = deal(tiny("fedavg", *settings, "partition.scheme=csv", f"partition.file={file}"))
+    domains, shares = partition_dataset(tiny("fedavg", *settings, "partition.scheme=csv", f"partition.file={file}"))
     assert [(share.name, share.domain) for share in shares] == [
         ("Clinic, ward 1", "ward 1"),
         ("Clinic, ward 2", "ward 2"),
@@ -184,11 +184,11 @@ def test_a_file_that_does_not_say_who_holds_what_is_refused_in_one_line(
 ) -> None:
     file = write(content)
     sets = ["--set", "partition.scheme=csv", "--set", f"partition.file={file}"]
-    said = fedcir("data", "partition", "arrays", "--data-root", data_root, *sets)
-    assert (said.code, said.out, said.err.count("\n")) == (2, "", 1)
-    assert str(file) in said.err
+    output = fedcir("data", "partition", "arrays", "--data-root", data_root, *sets)
+    assert (output.code, output.out, output.err.count("\n")) == (2, "", 1)
+    assert str(file) in output.err
     for name in named:
-        assert name in said.err
+        assert name in output.err
 
 
 @pytest.mark.parametrize(
@@ -209,10 +209,10 @@ def test_settings_that_do_not_go_together_are_refused_in_one_line(
     fedcir: Command, data_root: Path, write: Write, monkeypatch: pytest.MonkeyPatch, sets: str, named: str
 ) -> None:
     monkeypatch.chdir(write(WHOLE).parent)
-    words = [word for each in sets.split() for word in ("--set", each)]
-    said = fedcir("data", "partition", "arrays", "--data-root", data_root, *words)
-    assert (said.code, said.out, said.err.count("\n")) == (2, "", 1)
-    assert named in said.err
+    words = [word for item in sets.split() for word in ("--set", item)]
+    output = fedcir("data", "partition", "arrays", "--data-root", data_root, *words)
+    assert (output.code, output.out, output.err.count("\n")) == (2, "", 1)
+    assert named in output.err
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "fedcir", "centralized"])
@@ -235,13 +235,13 @@ def test_a_run_by_a_file_names_its_clients_and_gives_the_same_bits_again(
 
 
 def test_a_path_that_is_given_twice_to_the_same_client_counts_once(write: Write, by_file: Tiny) -> None:
-    _, shares = deal(by_file(write({**WHOLE, "south": [*some("pen"), *some("pen")]})))
+    _, shares = partition_dataset(by_file(write({**WHOLE, "south": [*some("pen"), *some("pen")]})))
     assert [sum(map(len, share.rows.values())) for share in shares] == [24, 24, 24]
 
 
 def test_a_held_out_domain_needs_no_owner(write: Write, by_file: Tiny) -> None:
     two = {"north": some("ink"), "east": some("wax")}
-    domains, shares = deal(by_file(write(two), "partition.hold_out=pen"))
+    domains, shares = partition_dataset(by_file(write(two), "partition.hold_out=pen"))
     assert [(share.name, share.domain, list(share.rows)) for share in shares] == [
         ("north", "ink", ["ink"]),
         ("east", "wax", ["wax"]),
@@ -252,5 +252,5 @@ def test_a_held_out_domain_needs_no_owner(write: Write, by_file: Tiny) -> None:
 
 def test_a_client_of_the_held_out_domain_alone_is_left_out(write: Write, by_file: Tiny) -> None:
     """So that one file serves every domain's turn."""
-    _, shares = deal(by_file(write(WHOLE), "partition.hold_out=ink"))
+    _, shares = partition_dataset(by_file(write(WHOLE), "partition.hold_out=ink"))
     assert [(share.name, share.domain) for share in shares] == [("south", "pen"), ("east", "wax"), ("", "ink")]

@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedcir.data.pictures.decode import FEW, Look, Squares, decode_files
-from fedcir.data.pictures.square import read_picture
-from fedcir.types import InputError
+from fedcir.data.decoding import MAX_IN_PROCESS, DecodedFile, PixelFile, decode_files, read_image
+from fedcir.errors import InputError
 
 HURRY = 300  # seconds until a process that should have ended is given up
 LOSSLESS = {"png": {}, "webp": {"lossless": True, "exact": True}, "bmp": {}, "tiff": {}}
@@ -27,7 +26,7 @@ def encoded(picture: Image.Image, kind: str = "png", **options: Any) -> bytes:
 
 
 def pixels(content: bytes, size: int) -> np.ndarray:
-    return np.asarray(read_picture(content, size)[0]).astype(int)
+    return np.asarray(read_image(content, size)[0]).astype(int)
 
 
 def grey(*values: int) -> np.ndarray:
@@ -38,8 +37,8 @@ def grey(*values: int) -> np.ndarray:
 def flat(mode: str, *values: Any) -> Image.Image:
     """A square of four pixels."""
     picture = Image.new(mode, (2, 2))
-    for place, value in zip([(0, 0), (1, 0), (0, 1), (1, 1)], values, strict=True):
-        picture.putpixel(place, value)
+    for path, value in zip([(0, 0), (1, 0), (0, 1), (1, 1)], values, strict=True):
+        picture.putpixel(path, value)
     return picture
 
 
@@ -129,7 +128,7 @@ def test_an_orientation_that_does_not_exist_is_no_rotation(orientation: int) -> 
 def test_the_size_is_told_as_stored(kind: str) -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
-    assert read_picture(encoded(Image.new("RGB", (300, 500)), kind, exif=exif.tobytes()), 8)[1] == (300, 500)
+    assert read_image(encoded(Image.new("RGB", (300, 500)), kind, exif=exif.tobytes()), 8)[1] == (300, 500)
 
 
 def test_one_pixel_fills_the_square() -> None:
@@ -140,7 +139,7 @@ def test_one_pixel_fills_the_square() -> None:
 def test_a_panorama_of_ten_thousand_pixels_is_squeezed(kind: str) -> None:
     stored = np.zeros((20, 10_000, 3), np.uint8)
     stored[:, 5000:] = 255
-    picture, size = read_picture(encoded(Image.fromarray(stored), kind), 8)
+    picture, size = read_image(encoded(Image.fromarray(stored), kind), 8)
     assert size == (10_000, 20)
     got = np.asarray(picture)
     assert (got[:, :3] <= 2).all()
@@ -169,23 +168,23 @@ def write_many(folder: Path, count: int) -> list[str]:
     return [str(path) for path in sorted(folder.iterdir())]
 
 
-def decoded(paths: list[str], images: Path) -> tuple[list[Look], bytes, list[tuple[int, int]]]:
+def decoded(paths: list[str], images: Path) -> tuple[list[DecodedFile], bytes, list[tuple[int, int]]]:
     images.write_bytes(bytes(5 + len(paths) * 4 * 4 * 3))
-    told: list[tuple[int, int]] = []
-    looks = decode_files(paths, 4, Squares(str(images), offset=5), lambda *progress: told.append(progress))
-    return looks, images.read_bytes()[5:], told
+    messages: list[tuple[int, int]] = []
+    looks = decode_files(paths, 4, PixelFile(str(images), offset=5), lambda *progress: messages.append(progress))
+    return looks, images.read_bytes()[5:], messages
 
 
 def test_processes_see_and_write_the_same_as_one_process_alone(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
-    paths = write_many(tmp_path / "in", FEW + 30)
-    looks, content, told = decoded(paths, tmp_path / "all")
+    paths = write_many(tmp_path / "in", MAX_IN_PROCESS + 30)
+    looks, content, message = decoded(paths, tmp_path / "all")
     parts = [decoded(paths[:100], tmp_path / "a"), decoded(paths[100:], tmp_path / "b")]
     assert looks == parts[0][0] + parts[1][0]
     assert content == parts[0][1] + parts[1][1]
     assert [number for number, look in enumerate(looks) if look.error] == [7, 57, 107, 157, 207, 257]
-    assert len({look.digest for look in looks}) == FEW + 30 - 6 + 1  # the empty one of the damaged
-    for progress, total in ((told, FEW + 30), (parts[0][2], 100)):
+    assert len({look.digest for look in looks}) == MAX_IN_PROCESS + 30 - 6 + 1  # the empty one of the damaged
+    for progress, total in ((message, MAX_IN_PROCESS + 30), (parts[0][2], 100)):
         assert [done for done, _ in progress] == sorted({done for done, _ in progress})
         assert progress[-1] == (total, total)
         assert {of for _, of in progress} == {total}
@@ -217,7 +216,7 @@ def test_a_damaged_file_is_a_look_with_an_error(damage: str, tmp_path: Path) -> 
 
 def children() -> list[int]:
     """The decoding processes of this one."""
-    command = ["pgrep", "-P", str(os.getpid()), "-f", "fedcir.data.pictures.decode"]
+    command = ["pgrep", "-P", str(os.getpid()), "-f", "fedcir.data.decoding"]
     return [int(line) for line in subprocess.run(command, check=False, capture_output=True).stdout.split()]
 
 
@@ -226,7 +225,7 @@ def endless(tmp_path: Path) -> list[str]:
     """Files of which one, a pipe that nobody writes into, keeps a process waiting for as long as it lives."""
     (tmp_path / "in").mkdir()
     os.mkfifo(tmp_path / "pipe.jpg")
-    return [*write_many(tmp_path / "in", FEW + 30), str(tmp_path / "pipe.jpg")]
+    return [*write_many(tmp_path / "in", MAX_IN_PROCESS + 30), str(tmp_path / "pipe.jpg")]
 
 
 def test_a_killed_process_is_an_error_that_says_so(endless: list[str]) -> None:
@@ -252,11 +251,9 @@ def test_an_error_of_the_caller_ends_the_processes(endless: list[str]) -> None:
 
 
 def test_a_process_that_dies_in_the_middle_of_a_line_is_not_waited_for(tmp_path: Path) -> None:
-    dying = (
-        'import os, sys\nif "fedcir.data.pictures.decode" in sys.orig_argv:\n    os.write(1, b"[[0, [");os._exit(3)\n'
-    )
+    dying = 'import os, sys\nif "fedcir.data.decoding" in sys.orig_argv:\n    os.write(1, b"[[0, [");os._exit(3)\n'
     (tmp_path / "sitecustomize.py").write_text(dying)
-    script = f"from fedcir.data.pictures.decode import decode_files; decode_files(['no.jpg'] * {FEW + 1}, 4)"
+    script = f"from fedcir.data.decoding import decode_files; decode_files(['no.jpg'] * {MAX_IN_PROCESS + 1}, 4)"
     ended = subprocess.run(
         [sys.executable, "-c", script],
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, sys.path)])},
@@ -269,5 +266,5 @@ def test_a_process_that_dies_in_the_middle_of_a_line_is_not_waited_for(tmp_path:
 
 
 def test_a_process_that_decodes_imports_no_torch() -> None:
-    script = "import sys, fedcir.data.pictures.decode; sys.exit('torch' in sys.modules)"
+    script = "import sys, fedcir.data.decoding; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0

@@ -6,7 +6,7 @@ import pytest
 
 from fedcir.config import AlgorithmConfig, Config, DataConfig, ServerConfig
 from fedcir.data.opening import open_dataset
-from fedcir.engine.simulate import open_run
+from fedcir.runtime.simulation import open_run
 
 DIGITS = Path(__file__).parents[3] / "shared" / "data" / "digits"
 

@@ -13,7 +13,7 @@ import pytest
 from fedcir.config import DataConfig
 from fedcir.data.domains import Domains
 from fedcir.data.opening import open_dataset
-from fedcir.types import InputError
+from fedcir.errors import InputError
 
 REAL = Path(__file__).parents[3] / "shared" / "data"
 PACS, LISTS, OFFICE = REAL / "pacs", REAL / "pacs_official_split", REAL / "office_caltech10"
@@ -45,7 +45,7 @@ def content(path: Path) -> str:
 
 
 def contents(name: str, domains: Domains, part: str) -> list[str]:
-    return [content(ROOTS[name] / each) for domain in domains for each in getattr(domain, part).ids]
+    return [content(ROOTS[name] / item) for domain in domains for item in getattr(domain, part).ids]
 
 
 @pytest.mark.parametrize("name", ["pacs", "office-caltech-10"])
@@ -109,23 +109,23 @@ def test_no_image_is_in_train_and_in_test_by_its_content(name: str, lists: Path 
 
 @pytest.mark.parametrize("name", ["pacs", "office-caltech-10"])
 def test_a_check_finds_the_published_counts(name: str, fedcir: Callable[..., Any]) -> None:
-    said = fedcir("data", "check", name, "--data-root", ROOTS[name], "--image-size", SIZE, "--quiet")
-    assert said.code == 0
-    rows = [line.split() for line in said.out.splitlines()]
+    output = fedcir("data", "check", name, "--data-root", ROOTS[name], "--image-size", SIZE, "--quiet")
+    assert output.code == 0
+    rows = [line.split() for line in output.out.splitlines()]
     for domain, count in COUNTS[name].items():
         assert [domain, str(count), str(count)] in [row[:3] for row in rows]
-    assert "but the published dataset has" not in said.out  # no warning
+    assert "but the published dataset has" not in output.out  # no warning
     copies = "; 26 copies will be left out" if name == "office-caltech-10" else ""
-    assert said.out.splitlines()[-1] == f"verdict: ready for training{copies}"
+    assert output.out.splitlines()[-1] == f"verdict: ready for training{copies}"
 
 
 def few(name: str, root: Path) -> Path:
     """Links to five images of each class of each domain."""
     for label in ROOTS[name].glob("*/*"):
-        place = root / label.relative_to(ROOTS[name])
-        place.mkdir(parents=True)
+        folder = root / label.relative_to(ROOTS[name])
+        folder.mkdir(parents=True)
         for image in sorted(label.iterdir())[:5]:
-            (place / image.name).symlink_to(image)
+            (folder / image.name).symlink_to(image)
     return root
 
 
@@ -146,23 +146,23 @@ def test_a_domain_or_class_that_is_not_as_published_is_refused(
     name: str, old: str | None, new: str | None, message: str, tmp_path: Path, fedcir: Callable[..., Any]
 ) -> None:
     root = few(name, tmp_path / "data")
-    for number, place in enumerate(list(root.glob(old)) if old else ()):
-        place.rename(tmp_path / str(number) if new is None else place.with_name(new))
+    for number, path in enumerate(list(root.glob(old)) if old else ()):
+        path.rename(tmp_path / str(number) if new is None else path.with_name(new))
     if old is None:
         (root / str(new)).parent.mkdir()
         (root / "photo/dog").rename(root / str(new))
     with pytest.raises(InputError, match=message):
         opened(name, root=root)
-    said = fedcir("data", "check", name, "--data-root", root, "--quiet")
-    assert said.code == 2
-    assert message in said.err
-    assert said.err.count("\n") == 1
+    output = fedcir("data", "check", name, "--data-root", root, "--quiet")
+    assert output.code == 2
+    assert message in output.err
+    assert output.err.count("\n") == 1
 
 
 def test_office_may_spell_its_backpack_in_two_words(tmp_path: Path) -> None:
     root = few("office-caltech-10", tmp_path)
-    for place in root.glob("[ad]*/backpack"):  # amazon and dslr
-        place.rename(place.with_name("back_pack"))
+    for path in root.glob("[ad]*/backpack"):  # amazon and dslr
+        path.rename(path.with_name("back_pack"))
     domains = opened("office-caltech-10", root=root)
     assert " ".join(domains.classes) == CLASSES["office-caltech-10"]
     assert all(0 in domain.train.labels for domain in domains)
@@ -171,8 +171,8 @@ def test_office_may_spell_its_backpack_in_two_words(tmp_path: Path) -> None:
 def test_a_run_on_office_tests_on_the_camera_that_it_holds_out(tmp_path: Path, fedcir: Callable[..., Any]) -> None:
     small = "--rounds 2 --local-steps 2 --device cpu --set local.batch_size=8 --set model.width=2 --quiet"
     arguments = ("--dataset", "office-caltech-10", "--data-root", OFFICE, "--image-size", SIZE, "--hold-out", "dslr")
-    said = fedcir("run", *arguments, *small.split(), "--out", tmp_path / "run")
-    assert said.code == 0, said.err
+    output = fedcir("run", *arguments, *small.split(), "--out", tmp_path / "run")
+    assert output.code == 0, output.err
     rounds = [json.loads(line) for line in (tmp_path / "run/rounds.jsonl").read_text().splitlines()]
     assert len(rounds) == 2
     assert "dslr" in rounds[-1]["accuracy"]

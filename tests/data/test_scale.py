@@ -10,16 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedcir.config import PartitionConfig, config_from
+from fedcir.config import PartitionConfig, config_from_tables
 from fedcir.data.domains import Domain, Domains, Split
 from fedcir.data.federation import Federation, open_federation
-from fedcir.data.partition.manifest import manifest_of
-from fedcir.data.partition.names import Chosen, Numbered
-from fedcir.data.partition.pieces import compact, indented, written_names
-from fedcir.data.partition.schemes import partition
-from fedcir.data.partition.shares import Share, Shares
-from fedcir.engine.cohort import poisson_cohort, sample_cohort
+from fedcir.data.manifest import build_manifest, load_manifest, save_manifest
+from fedcir.data.partition import ClientPartition, Partition, partition_labels
+from fedcir.errors import InputError
 from fedcir.rng import numpy_rng
+from fedcir.server.accounting import sample_cohort, sample_poisson_cohort
 
 LABELS = {
     "photo": np.arange(10).repeat(40),
@@ -53,20 +51,20 @@ OWNERS = (
 )
 
 
-def digest(shares: Shares) -> str:
-    told = hashlib.blake2b(digest_size=8)
+def digest(shares: Partition) -> str:
+    message = hashlib.blake2b(digest_size=8)
     for share in shares:
         rows = [(name, rows.tolist()) for name, rows in share.rows.items()]
-        told.update(repr((share.domain, share.name, rows)).encode())
-    return told.hexdigest()
+        message.update(repr((share.domain, share.name, rows)).encode())
+    return message.hexdigest()
 
 
 @pytest.mark.parametrize("case", BEFORE)
 def test_a_partition_has_the_bits_that_it_had_client_by_client(case: str) -> None:
     settings, seed, expected = BEFORE[case]
-    shares = partition(PartitionConfig(**settings), LABELS, seed, groups=GROUPS if "groups" in case else {})
+    shares = partition_labels(PartitionConfig(**settings), LABELS, seed, groups=GROUPS if "groups" in case else {})
     assert digest(shares) == expected
-    assert digest(Shares.of(list(shares), list(LABELS))) == expected
+    assert digest(Partition.from_clients(list(shares), list(LABELS))) == expected
     assert [list(share.rows) for share in shares] == [list(shares[n].rows) for n in range(len(shares))]
 
 
@@ -80,7 +78,7 @@ def test_a_file_gives_clients_the_same_rows_in_the_same_order(
     file = tmp_path / "owners.csv"
     file.write_text("path,client\n" + "".join(f"{name},{owner}\n" for name, owner in OWNERS), encoding="utf-8")
     ids = {name: [f"{name}/{i}" for i in range(len(values))] for name, values in LABELS.items()}
-    assert digest(partition(PartitionConfig("csv", file=str(file), **more), LABELS, 0, ids)) == expected
+    assert digest(partition_labels(PartitionConfig("csv", file=str(file), **more), LABELS, 0, ids)) == expected
 
 
 def test_cohorts_are_drawn_as_from_a_list_of_all_clients() -> None:
@@ -88,36 +86,63 @@ def test_cohorts_are_drawn_as_from_a_list_of_all_clients() -> None:
         listed = numpy_rng(3, "cohort", 2).choice(list(range(count)), size=active, replace=False)
         assert sample_cohort(range(count), active, seed=3, round=2) == sorted(listed.tolist())
     drawn = numpy_rng(0).random(1000)
-    assert poisson_cohort(range(1000), 0.1, numpy_rng(0)) == [n for n, each in enumerate(drawn) if each < 0.1]
+    assert sample_poisson_cohort(range(1000), 0.1, numpy_rng(0)) == [n for n, item in enumerate(drawn) if item < 0.1]
 
 
-@pytest.mark.parametrize("before", ["a/", 'q"/', "Maße/"])
-def test_names_of_many_rows_are_written_as_those_of_each(before: str) -> None:
-    names, rows = Numbered(before, 1_000_000), np.array([0, 999_999, 17, 17])
-    for some, places in ((names, rows), (Chosen(names, rows[::-1]), np.array([3, 0]))):
-        written = written_names(some, places, ", ", json.dumps)
-        assert written[0 : len(places)] == json.dumps([some[place] for place in places])[1:-1]
-        assert written[1:2] == json.dumps(some[places[1]])
-        assert written[1:1] == ""
-    assert Numbered(before, 2_000_000)[-1] == f"{before}1999999"
+@pytest.fixture
+def manifest() -> dict[str, Any]:
+    split = Split(np.zeros((6, 8, 8, 1), dtype=np.uint8), np.arange(6) % 2, ["a", "b\\", 'c"', "d\n", "é", "f"])
+    numbered = Split(split.images, split.labels, 'q"uote/ü/')
+    domains = Domains(
+        "arrays", ("0", "1"), (Domain("b", split, split.take([1])), Domain("é", numbered, split.take([])))
+    )
+    clients = [
+        ClientPartition("b", {"b": np.array([4, 1])}, "north"),
+        ClientPartition("é", {"é": np.array([5, 2, 0])}),
+        ClientPartition("é", {}),
+    ]
+    return build_manifest(domains, clients)
 
 
-@pytest.mark.parametrize("ids", [Numbered('q"uote/ü/', 6), ["a", "b\\", 'c"', "d\n", "é", "f"]], ids=["made", "list"])
-def test_a_manifest_is_hashed_and_written_as_json_would(ids: Any) -> None:
-    split = Split(np.zeros((6, 8, 8, 1), dtype=np.uint8), np.arange(6) % 2, ids)
-    none = split.take([])
-    domains = Domains("arrays", ("0", "1"), (Domain("seconds", split, split.take([1])), Domain("é", split, none)))
-    shares = [Share("seconds", {"seconds": np.array([4, 1])}, "north"), Share("é", {"é": np.arange(6)}), Share("é", {})]
-    manifest = manifest_of(domains, shares)
-    plain = {**manifest, "clients": list(manifest["clients"])}
-    plain["test"] = {domain: list(names) for domain, names in manifest["test"].items()}
-    assert plain["clients"][0] == {"id": 0, "name": "north", "domain": "seconds", "train": [ids[4], ids[1]]}
-    assert manifest == plain
-    assert "".join(compact(manifest)) == json.dumps(plain, sort_keys=True)
-    assert "".join(indented(manifest)) == json.dumps(plain, indent=1, ensure_ascii=False)
-    bare = {key: value for key, value in plain.items() if key != "hash"}
-    text = json.dumps(bare, sort_keys=True)
+def plain(manifest: dict[str, Any]) -> dict[str, Any]:
+    return {**manifest, "clients": list(manifest["clients"])}
+
+
+def test_a_manifest_names_samples_and_hashes_its_json(manifest: dict[str, Any]) -> None:
+    assert manifest["clients"][0] == {"id": 0, "name": "north", "domain": "b", "train": ["é", "b\\"]}
+    assert manifest["clients"][1]["train"] == [f'q"uote/ü/00000{i}' for i in (5, 2, 0)]
+    text = json.dumps({key: value for key, value in plain(manifest).items() if key != "hash"}, sort_keys=True)
     assert manifest["hash"] == hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def test_a_large_manifest_is_saved_as_arrays_and_reads_as_a_small_one(
+    manifest: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small, large = tmp_path / "small", tmp_path / "large"
+    for folder in (small, large):
+        folder.mkdir()
+    save_manifest(small, manifest)
+    monkeypatch.setattr("fedcir.data.manifest.MAX_JSON_SAMPLES", 1)
+    save_manifest(large, manifest)
+    assert "clients" not in json.loads((large / "manifest.json").read_text(encoding="utf-8"))
+    assert plain(load_manifest(small)) == plain(load_manifest(large)) == plain(manifest)
+    save_manifest(small, load_manifest(large))
+    assert plain(load_manifest(small)) == plain(manifest)
+
+
+def test_damage_to_the_arrays_is_an_error(
+    manifest: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedcir.data.manifest.MAX_JSON_SAMPLES", 1)
+    save_manifest(tmp_path, manifest)
+    arrays = tmp_path / "manifest.safetensors"
+    content = arrays.read_bytes()
+    arrays.write_bytes(content[:-2] + bytes([content[-2] ^ 1]) + content[-1:])
+    with pytest.raises(InputError, match=r"manifest\.safetensors.*checksum"):
+        load_manifest(tmp_path)
+    arrays.unlink()
+    with pytest.raises(InputError, match="restore the file"):
+        load_manifest(tmp_path)
 
 
 def opened(root: Path, clients: int) -> Federation:
@@ -127,7 +152,7 @@ def opened(root: Path, clients: int) -> Federation:
         "server": {"active": 10},
         "run": {"device": "cpu"},
     }
-    return open_federation(config_from(tables))
+    return open_federation(config_from_tables(tables))
 
 
 def test_a_client_more_takes_next_to_no_memory(tmp_path: Path) -> None:

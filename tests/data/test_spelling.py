@@ -12,18 +12,18 @@ from PIL import Image
 
 from fedcir.config import DataConfig
 from fedcir.data.opening import open_dataset
-from fedcir.data.readers.spelling import notes_on_spelling, spelt_alike
+from fedcir.data.sources.source import find_spelling_variants, notes_on_spelling
 
 Fedcir = Callable[..., Any]
 
 
 def draw(root: Path, *places: str) -> Path:
-    for place in places:
-        (root / place).mkdir(parents=True)
+    for path in places:
+        (root / path).mkdir(parents=True)
         for number in range(5):
-            seed = list(f"{place}/{number}".encode())
+            seed = list(f"{path}/{number}".encode())
             noise = np.random.default_rng(seed).integers(0, 256, (8, 8, 3), dtype=np.uint8)
-            Image.fromarray(noise).save(root / place / f"{number}.png")
+            Image.fromarray(noise).save(root / path / f"{number}.png")
     return root
 
 
@@ -36,7 +36,7 @@ def draw(root: Path, *places: str) -> Path:
     ],
 )  # fmt: skip
 def test_names_of_one_class_at_two_sites_are_found(one: str, other: str) -> None:
-    assert spelt_alike({"a": [one, "emu"], "b": [other, "emu"]}) == [tuple(sorted((one, other)))]
+    assert find_spelling_variants({"a": [one, "emu"], "b": [other, "emu"]}) == [tuple(sorted((one, other)))]
 
 
 @pytest.mark.parametrize(
@@ -48,16 +48,16 @@ def test_names_of_one_class_at_two_sites_are_found(one: str, other: str) -> None
     ],
 )  # fmt: skip
 def test_names_of_two_classes_are_left_alone(one: str, other: str) -> None:
-    assert spelt_alike({"a": [one, "emu"], "b": [other, "emu"]}) == []
+    assert find_spelling_variants({"a": [one, "emu"], "b": [other, "emu"]}) == []
 
 
 def test_a_site_that_has_both_means_both() -> None:
-    assert spelt_alike({"a": ["Dog", "cat"], "b": ["dog", "cat"], "c": ["Dog", "dog"]}) == []
+    assert find_spelling_variants({"a": ["Dog", "cat"], "b": ["dog", "cat"], "c": ["Dog", "dog"]}) == []
 
 
 def test_thousands_of_classes_are_compared_at_once() -> None:
     classes = {"a": [f"Class {i} of many" for i in range(3000)], "b": [f"class_{i}_of_many" for i in range(2990, 3010)]}
-    assert len(spelt_alike(classes)) == 10
+    assert len(find_spelling_variants(classes)) == 10
 
 
 def test_the_note_names_both_and_their_sites() -> None:
@@ -70,9 +70,9 @@ def test_the_note_names_both_and_their_sites() -> None:
 def test_classes_spelt_differently_are_told_by_the_check_and_by_a_run(tmp_path: Path, fedcir: Fedcir) -> None:
     root = draw(tmp_path, "a/cat", "a/Dog", "b/cat", "b/dog")
     note = "'Dog' (a) and 'dog' (b) count as two classes: if they are one, give them one name"
-    said = fedcir("data", "check", "folders", "--data-root", root, "--image-size", 8)
-    assert said.code == 0
-    assert f"warning: {note}\n" in said.out
+    output = fedcir("data", "check", "folders", "--data-root", root, "--image-size", 8)
+    assert output.code == 0
+    assert f"warning: {note}\n" in output.out
     assert open_dataset(DataConfig("folders", str(root), image_size=8), seed=0).notes == (note,)
     draw(root, "a/emu")
     chosen = DataConfig("folders", str(root), image_size=8, classes=("cat", "dog", "emu"))
@@ -87,10 +87,10 @@ def test_one_image_under_two_classes_is_told_by_the_check_and_by_a_run(
     shutil.copy(root / "a/cat/0.png", root / f"{where}/dog/wrong.png")
     shutil.copy(root / "b/cat/1.png", root / "b/cat/twin.png")
     options = ["data", "check", "folders", "--data-root", root, "--image-size", 8]
-    said = fedcir(*options)
-    assert said.code == 0
+    output = fedcir(*options)
+    assert output.code == 0
     line = f"warning: one image in two classes, so one label is wrong: a/cat/0.png = {where}/dog/wrong.png\n"
-    assert said.out.count("one label is wrong") == said.out.count(line) == 1
+    assert output.out.count("one label is wrong") == output.out.count(line) == 1
     assert json.loads(fedcir(*options, "--json").out)["disputed"] == [["a/cat/0.png", f"{where}/dog/wrong.png"]]
     assert open_dataset(DataConfig("folders", str(root), image_size=8), seed=0).notes == (
         "2 of 22 files are copies of others and are left out",

@@ -9,28 +9,30 @@ import pytest
 from PIL import Image
 
 from fedcir.config import DataConfig
+from fedcir.data.cache import PreparedImages
 from fedcir.data.domains import Domains, Split
 from fedcir.data.opening import open_dataset
-from fedcir.data.pictures.cache import Prepared
-from fedcir.data.pictures.items import Item, Part
-from fedcir.data.split import Splitting, split_items, with_validation, without_duplicates
-from fedcir.types import InputError
+from fedcir.data.sources.source import ImageRecord, Part
+from fedcir.data.splits import drop_duplicates, split_items, split_validation
+from fedcir.errors import InputError
 
 
-def items(domain: str = "a", part: Part | None = None, **counts: int) -> list[Item]:
+def items(domain: str = "a", part: Part | None = None, **counts: int) -> list[ImageRecord]:
     return [
-        Item(f"{domain}/{label}/{i:03}", domain, label, part) for label, count in counts.items() for i in range(count)
+        ImageRecord(f"{domain}/{label}/{i:03}", domain, label, part)
+        for label, count in counts.items()
+        for i in range(count)
     ]
 
 
 def split(
-    some: Sequence[Item], *, fraction: float = 0.2, seed: int = 0, contents: Sequence[int] | None = None
+    some: Sequence[ImageRecord], *, fraction: float = 0.2, seed: int = 0, contents: Sequence[int] | None = None
 ) -> Domains:
     """The dataset of these items; two of them are the same file where their contents are the same number."""
     numbers = np.arange(len(some), dtype=np.int64) if contents is None else np.array(contents, dtype=np.int64)
     digests = np.frombuffer(b"".join(b"\0" * 8 + int(n).to_bytes(8, "big") for n in numbers), dtype="V16")
     images = np.broadcast_to(numbers[:, None, None, None], (len(some), 1, 1, 3)).astype(np.uint8)
-    return split_items("made", some, Prepared(images, digests, "content"), Splitting(fraction, seed))
+    return split_items("made", some, PreparedImages(images, digests, "content"), fraction, seed)
 
 
 def counts(part: Split, classes: int) -> list[int]:
@@ -70,7 +72,7 @@ def test_the_split_is_drawn_by_the_seed_and_the_domain_alone() -> None:
     first, second = items(cat=20, dog=20), items("b", cat=20, dog=20)
 
     def tested(domains: Domains, name: str) -> list[str]:
-        return [each.partition("/")[2] for each in domains[name].test.ids]
+        return [item.partition("/")[2] for item in domains[name].test.ids]
 
     whole = split([*first, *second])
     assert tested(whole, "a") == tested(split([*first, *second]), "a") == tested(split(first), "a")
@@ -148,7 +150,7 @@ def test_of_equal_files_the_one_that_a_list_tests_on_stays(other: str) -> None:
     assert some[11].name in domains[other].test.ids
     assert some[12].name not in domains[other].test.ids
     digests = np.array(contents).view("V8")
-    assert without_duplicates(some, digests).tolist() == [row for row in range(len(some)) if row not in (3, 12)]
+    assert drop_duplicates(some, digests).tolist() == [row for row in range(len(some)) if row not in (3, 12)]
 
 
 def test_a_list_wins_over_the_fraction() -> None:
@@ -158,7 +160,7 @@ def test_a_list_wins_over_the_fraction() -> None:
 
 
 @pytest.mark.parametrize(
-    ("few", "contents", "told"),
+    ("few", "contents", "message"),
     [
         (items("b", cat=1), [16], 1),
         (items("b", cat=1, dog=1, emu=1), [16, 17, 18], 3),
@@ -167,9 +169,9 @@ def test_a_list_wins_over_the_fraction() -> None:
     ],
     ids=["one image", "one image a class", "one image thrice", "another domain's"],
 )
-def test_a_domain_with_too_few_images_is_refused(few: list[Item], contents: list[int], told: int) -> None:
+def test_a_domain_with_too_few_images_is_refused(few: list[ImageRecord], contents: list[int], message: int) -> None:
     with pytest.raises(
-        InputError, match=rf"^domain 'b' has {told} different images, too few to train and to test on: "
+        InputError, match=rf"^domain 'b' has {message} different images, too few to train and to test on: "
     ):
         split([*items(cat=8, dog=8), *few], contents=[*range(16), *contents])
 
@@ -178,8 +180,8 @@ def write(root: Path) -> Path:
     """Noise of two domains and two classes, and every third image once more under another name, class and domain."""
     rng = np.random.default_rng(0)
     places = [f"{domain}/{label}" for domain in "ab" for label in ("cat", "dog")]
-    for place in places:
-        (root / place).mkdir(parents=True)
+    for folder in places:
+        (root / folder).mkdir(parents=True)
     for number in range(80):
         path = root / places[number % 4] / f"{number}.png"
         Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)).save(path)
@@ -211,15 +213,15 @@ def test_no_content_is_in_two_parts_of_a_dataset_of_files(seed: int, tmp_path: P
 
 def test_validation_takes_its_share_of_every_class_but_never_the_last() -> None:
     domain = split(items(cat=20, dog=10, emu=1), fraction=0.2)["a"]  # 16, 8 and 1 are trained on
-    aside = with_validation(domain, 0.25, seed=0)
+    aside = split_validation(domain, 0.25, seed=0)
     assert aside.validation is not None
     assert counts(aside.validation, 3) == [4, 2, 0]
     assert counts(aside.train, 3) == [12, 6, 1]
-    assert list(with_validation(domain, 0.25, seed=0).validation.ids) == list(aside.validation.ids)
-    assert list(with_validation(domain, 0.25, seed=1).validation.ids) != list(aside.validation.ids)
+    assert list(split_validation(domain, 0.25, seed=0).validation.ids) == list(aside.validation.ids)
+    assert list(split_validation(domain, 0.25, seed=1).validation.ids) != list(aside.validation.ids)
 
 
 def test_a_validation_set_of_nothing_is_refused() -> None:
     domain = split(items(cat=2, dog=1), fraction=0.3)["a"]
     with pytest.raises(InputError, match=r"data\.val_fraction=0\.1: no class of domain 'a' has an image to spare"):
-        with_validation(domain, 0.1, seed=0)
+        split_validation(domain, 0.1, seed=0)

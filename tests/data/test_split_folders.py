@@ -12,7 +12,7 @@ from PIL import Image
 from fedcir.config import DataConfig
 from fedcir.data.domains import Domains
 from fedcir.data.opening import open_dataset, open_site
-from fedcir.types import InputError
+from fedcir.errors import InputError
 
 Fedcir = Callable[..., Any]
 CLASSES = ("cat", "dog")
@@ -20,12 +20,12 @@ CLASSES = ("cat", "dog")
 
 def draw(root: Path, *places: str, count: int = 4, classes: tuple[str, ...] = CLASSES) -> Path:
     """So many images a class in each place, no two the same."""
-    for place in (f"{place}/{label}" for place in places for label in classes):
-        (root / place).mkdir(parents=True, exist_ok=True)
+    for path in (f"{path}/{label}" for path in places for label in classes):
+        (root / path).mkdir(parents=True, exist_ok=True)
         for number in range(count):
-            seed = list(f"{place}/{number}".encode())
+            seed = list(f"{path}/{number}".encode())
             noise = np.random.default_rng(seed).integers(0, 256, (8, 8, 3), dtype=np.uint8)
-            Image.fromarray(noise).save(root / place / f"{number}.png")
+            Image.fromarray(noise).save(root / path / f"{number}.png")
     return root
 
 
@@ -37,7 +37,7 @@ def places(domains: Domains, name: str) -> list[set[str]]:
     """The folders above the classes from which a domain's training, validation and test images come."""
     domain = domains[name]
     parts = [part.ids if part is not None else [] for part in (domain.train, domain.validation, domain.test)]
-    return [{each.rsplit("/", 2)[0] for each in ids} for ids in parts]
+    return [{item.rsplit("/", 2)[0] for item in ids} for ids in parts]
 
 
 def test_a_folder_of_train_and_test_is_used_as_the_split(tmp_path: Path) -> None:
@@ -52,9 +52,9 @@ def test_train_and_test_may_lie_above_the_sites(tmp_path: Path) -> None:
     domains = opened(draw(tmp_path, "train/b", "train/a", "test/a", "test/b", "val/a", "val/b"))
     assert (domains.names, domains.classes) == (("a", "b"), CLASSES)
     assert places(domains, "b") == [{"train/b"}, {"val/b"}, {"test/b"}]
-    ids = [each for domain in domains for part in (domain.train, domain.test) for each in part.ids]
+    ids = [item for domain in domains for part in (domain.train, domain.test) for item in part.ids]
     assert len(set(ids)) == 32
-    assert all((tmp_path / each).is_file() for each in ids)
+    assert all((tmp_path / item).is_file() for item in ids)
 
 
 @pytest.mark.parametrize(
@@ -129,15 +129,15 @@ REFUSED = {
 @pytest.mark.parametrize("how", REFUSED)
 def test_half_a_split_is_refused_in_one_line_that_names_it(how: str, tmp_path: Path, fedcir: Fedcir) -> None:
     made, message = REFUSED[how]
-    said = fedcir("data", "check", "folders", "--data-root", draw(tmp_path, *made))
-    assert (said.code, said.out, said.err.count("\n")) == (2, "", 1)
-    assert said.err.startswith(f"fedcir: {tmp_path}{message}")
+    output = fedcir("data", "check", "folders", "--data-root", draw(tmp_path, *made))
+    assert (output.code, output.out, output.err.count("\n")) == (2, "", 1)
+    assert output.err.startswith(f"fedcir: {tmp_path}{message}")
 
 
 def test_a_split_without_sites_is_told_apart_from_two_sites(tmp_path: Path, fedcir: Fedcir) -> None:
-    said = fedcir("data", "check", "folders", "--data-root", draw(tmp_path, "train", "test"))
-    assert (said.code, said.out) == (2, "")
-    assert "holds images as test/<class>/<image>, such as test/cat/0.png; it should hold <domain>/" in said.err
+    output = fedcir("data", "check", "folders", "--data-root", draw(tmp_path, "train", "test"))
+    assert (output.code, output.out) == (2, "")
+    assert "holds images as test/<class>/<image>, such as test/cat/0.png; it should hold <domain>/" in output.err
 
 
 @pytest.mark.parametrize(("gone", "kind"), [("train/b", "training"), ("test/b", "test")])
@@ -171,10 +171,10 @@ def test_the_split_is_said_by_the_check_and_by_a_run(tmp_path: Path, fedcir: Fed
     note = "note: a: the folders train, val and test are used as the split; the best round is picked on val\n"
     assert note in fedcir("data", "check", "folders", *root).out
     small = "--rounds 1 --local-steps 1 --algorithm fedavg --device cpu --set model.width=2 --no-report"
-    said = fedcir("run", "--dataset", "folders", *root, *small.split(), "-o", tmp_path / "run")
-    assert said.code == 0
-    assert note in said.err
-    assert "the best round is picked on validation data" in said.out
+    output = fedcir("run", "--dataset", "folders", *root, *small.split(), "-o", tmp_path / "run")
+    assert output.code == 0
+    assert note in output.err
+    assert "the best round is picked on validation data" in output.out
     shown = fedcir("data", "show", "folders", *root, "-o", tmp_path / "sheet.png").out
     assert [line.split() for line in shown.splitlines() if line.strip().startswith(("domain", "a "))] == [
         ["domain", "train", "validation", "test"],

@@ -9,9 +9,9 @@ from PIL import Image
 
 from fedcir.config import DataConfig, PartitionConfig
 from fedcir.data.opening import open_dataset, open_site
-from fedcir.data.partition.schemes import partition
-from fedcir.data.readers.table import table
-from fedcir.types import InputError
+from fedcir.data.partition import partition_labels
+from fedcir.data.sources.table import list_table
+from fedcir.errors import InputError
 
 Fedcir = Callable[..., tuple[int, str, str]]
 
@@ -55,7 +55,7 @@ def write_table(tree: Path, tmp_path: Path) -> Callable[[str], Callable[[], list
 
     def wrote(text: str) -> Callable[[], list[tuple[str, ...]]]:
         file = write(tmp_path / "own.csv", text)
-        return lambda: [tuple(item) for item in table(tree, file).pictures.items]
+        return lambda: [tuple(item) for item in list_table(tree, file).pictures.items]
 
     return wrote
 
@@ -91,14 +91,14 @@ def test_paths_of_windows_spaces_and_quotes_are_understood(tree: Path, write_tab
 
 def test_other_names_of_columns_are_given_in_order(tree: Path, tmp_path: Path) -> None:
     file = write(tmp_path / "a.csv", listed("file,finding,hospital,patient"))
-    assert table(tree, file, ("file", "finding", "hospital", "patient")).pictures.items[0].group == "bonn-0"
-    assert table(tree, file, ("file", "finding", "hospital")).pictures.items[0].group is None
+    assert list_table(tree, file, ("file", "finding", "hospital", "patient")).pictures.items[0].group == "bonn-0"
+    assert list_table(tree, file, ("file", "finding", "hospital")).pictures.items[0].group is None
     write(file, listed("image,label,domain,group"))  # as the hub calls them
-    assert table(tree, file).pictures.items[0].group == "bonn-0"
+    assert list_table(tree, file).pictures.items[0].group == "bonn-0"
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("file,label\n", "has no column 'path'; it has file, label: it needs path, label, site (group and split"),
         ("path,label,site\n", "has no rows"),
@@ -132,8 +132,8 @@ def test_other_names_of_columns_are_given_in_order(tree: Path, tmp_path: Path) -
         ('path,label,site\n"ulm,cat\n', "line 2 is not part of a table"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_told_in_one_line(text: str, said: str, write_table: Wrote) -> None:
-    with pytest.raises(InputError, match=said.replace("(", r"\(")) as error:
+def test_what_is_wrong_is_told_in_one_line(text: str, message: str, write_table: Wrote) -> None:
+    with pytest.raises(InputError, match=message.replace("(", r"\(")) as error:
         write_table(text)()
     assert "\n" not in str(error.value)
 
@@ -147,7 +147,7 @@ def test_a_folder_without_a_table_says_what_to_put_there(tmp_path: Path, fedcir:
 def test_notes_name_labels_that_differ_in_case_and_images_without_a_row(tree: Path, tmp_path: Path) -> None:
     rows = [("bonn/scans/00.png", "Cat", "bonn"), *(row[:3] for row in ROWS[1:46])]
     file = write(tmp_path / "a.csv", listed("path,label,site", rows))
-    assert table(tree, file).notes == (
+    assert list_table(tree, file).notes == (
         "the labels 'Cat' and 'cat' count as 2 classes: if they are one, spell them alike in a.csv",
         "2 images have no row in a.csv and are left out, such as ulm/scans/22.png",
     )
@@ -174,12 +174,12 @@ def test_no_patient_is_at_two_clients(scheme: str, tree: Path) -> None:
     labels = {d.name: d.train.labels for d in domains}
     groups = {d.name: d.train.groups for d in domains if d.train.groups is not None}
     chosen = PartitionConfig(scheme, clients=4)  # type: ignore[arg-type]
-    shares = partition(chosen, labels, 0, groups=groups)
+    shares = partition_labels(chosen, labels, 0, groups=groups)
     held = [patients(domains[name].train.ids[row] for name in s.rows for row in s.rows[name]) for s in shares]
     assert sum(map(len, held)) == len(set.union(*held)) == 10
     assert sum(len(rows) for s in shares for rows in s.rows.values()) == 40
     with pytest.raises(InputError, match="domain 'bonn' has 5 groups of training images, too few for 6 clients"):
-        partition(PartitionConfig("dirichlet", clients=12), labels, 0, groups=groups)
+        partition_labels(PartitionConfig("dirichlet", clients=12), labels, 0, groups=groups)
 
 
 def test_a_site_of_one_patient_cannot_be_divided(tree: Path, tmp_path: Path) -> None:

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedcir.data.readers.folders import scan, site
-from fedcir.data.readers.named import PACS
-from fedcir.data.readers.unused import kind_of, notes_on_unused
+from fedcir.data.sources.folders import list_folder_images, list_site_folder
+from fedcir.data.sources.published import PACS
+from fedcir.data.sources.source import kind_of, notes_on_unused
 
 Fedcir = Callable[..., Any]
 
@@ -21,10 +21,10 @@ Fedcir = Callable[..., Any]
 def root(tmp_path: Path) -> Path:
     """Two sites of two classes, and nothing else."""
     rng = np.random.default_rng(0)
-    for place in (tmp_path / "data" / domain / label for domain in ("a", "b") for label in ("cat", "dog")):
-        place.mkdir(parents=True)
+    for path in (tmp_path / "data" / domain / label for domain in ("a", "b") for label in ("cat", "dog")):
+        path.mkdir(parents=True)
         for number in range(5):
-            Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)).save(place / f"{number}.png")
+            Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)).save(path / f"{number}.png")
     return tmp_path / "data"
 
 
@@ -36,7 +36,7 @@ def touch(root: Path, *names: str) -> Path:
 
 
 def told(root: Path) -> list[str]:
-    return [str(each) for each in scan(root).unused]
+    return [str(item) for item in list_folder_images(root).unused]
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_images_beside_the_classes_of_a_split_are_counted(root: Path) -> None:
 
 def test_a_site_of_its_own_counts_them_too(root: Path) -> None:
     touch(root, "a/1.png", "a/cat/1.heic")
-    assert [str(each) for each in site(root / "a", "a").unused] == told(root)
+    assert [str(item) for item in list_site_folder(root / "a", "a").unused] == told(root)
 
 
 def test_a_name_that_is_not_utf8_can_be_told(root: Path) -> None:
@@ -95,23 +95,23 @@ def test_a_name_that_is_not_utf8_can_be_told(root: Path) -> None:
 
 def test_the_check_tells_all_of_them_in_print_and_in_json(root: Path, fedcir: Fedcir) -> None:
     touch(root, "a/cat/1.heic", "b/1.png", "notes.txt", *(f"a/dog/x.kind{i:02}" for i in range(15)))
-    said = fedcir("data", "check", "folders", "--data-root", root)
-    assert said.code == 0
-    assert "warning: not used: 1 image directly in b: move into a class folder\n" in said.out
-    assert "warning: not used: 1 .heic file in a/cat: convert to PNG\n" in said.out
-    assert "note: not used: 1 .txt file in the data root\n" in said.out
-    assert "note: not used: 4 more (--json lists all)\n" in said.out
-    found = json.loads(fedcir("data", "check", "folders", "--data-root", root, "--json").out)["unused"]
-    assert len(found) == 18
-    assert found[0] == {"place": "b", "kind": "image", "files": 1, "advice": "move into a class folder"}
+    output = fedcir("data", "check", "folders", "--data-root", root)
+    assert output.code == 0
+    assert "warning: not used: 1 image directly in b: move into a class folder\n" in output.out
+    assert "warning: not used: 1 .heic file in a/cat: convert to PNG\n" in output.out
+    assert "note: not used: 1 .txt file in the data root\n" in output.out
+    assert "note: not used: 4 more (--json lists all)\n" in output.out
+    result = json.loads(fedcir("data", "check", "folders", "--data-root", root, "--json").out)["unused"]
+    assert len(result) == 18
+    assert result[0] == {"place": "b", "kind": "image", "files": 1, "advice": "move into a class folder"}
 
 
 def test_a_run_says_it_in_one_line(root: Path, fedcir: Fedcir, tmp_path: Path) -> None:
-    touch(root, *(f"{place}/1.heic" for place in ("a/cat", "a/dog", "b/cat")), "b/1.png", "b/2.png", "x.md", "y.txt")
+    touch(root, *(f"{path}/1.heic" for path in ("a/cat", "a/dog", "b/cat")), "b/1.png", "b/2.png", "x.md", "y.txt")
     small = "--image-size 8 --rounds 1 --local-steps 1 --algorithm fedavg --device cpu --set model.width=2 --no-report"
-    said = fedcir("run", "--dataset", "folders", "--data-root", root, *small.split(), "-o", tmp_path / "run")
-    assert said.code == 0
-    assert said.err.startswith(
+    output = fedcir("run", "--dataset", "folders", "--data-root", root, *small.split(), "-o", tmp_path / "run")
+    assert output.code == 0
+    assert output.err.startswith(
         "note: files that are not used: 3 .heic files in a/cat and 2 other folders (convert to PNG), "
         "2 images directly in b (move into a class folder), 1 .md file in the data root, and 1 other kind; "
         "`fedcir data check` lists them\n"
@@ -119,13 +119,13 @@ def test_a_run_says_it_in_one_line(root: Path, fedcir: Fedcir, tmp_path: Path) -
 
 
 def test_nothing_is_said_where_everything_is_used(root: Path) -> None:
-    assert (told(root), notes_on_unused(scan(root).unused)) == ([], ())
+    assert (told(root), notes_on_unused(list_folder_images(root).unused)) == ([], ())
 
 
 def test_a_dataset_of_other_files_alone_is_refused_with_what_to_do(tmp_path: Path, fedcir: Fedcir) -> None:
-    said = fedcir("data", "check", "folders", "--data-root", touch(tmp_path, "a/cat/1.heic", "a/cat/2.heic"))
-    assert (said.code, said.out, said.err.count("\n")) == (2, "", 1)
-    assert said.err.endswith("; it holds 2 .heic files in a/cat: convert to PNG\n")
+    output = fedcir("data", "check", "folders", "--data-root", touch(tmp_path, "a/cat/1.heic", "a/cat/2.heic"))
+    assert (output.code, output.out, output.err.count("\n")) == (2, "", 1)
+    assert output.err.endswith("; it holds 2 .heic files in a/cat: convert to PNG\n")
 
 
 def test_lists_that_are_read_are_not_called_unused(tmp_path: Path, fedcir: Fedcir) -> None:
@@ -142,5 +142,5 @@ def test_lists_that_are_read_are_not_called_unused(tmp_path: Path, fedcir: Fedci
                     lines.append(f"{name} {number + 1}\n")
             (tmp_path / f"{domain}_{part}_kfold.txt").write_text("".join(lines))
     touch(tmp_path, "photo/dog/1.heic")
-    found = json.loads(fedcir("data", "check", "pacs", "--data-root", tmp_path, "--image-size", 8, "--json").out)
-    assert [each["kind"] for each in found["unused"]] == [".heic"]
+    result = json.loads(fedcir("data", "check", "pacs", "--data-root", tmp_path, "--image-size", 8, "--json").out)
+    assert [item["kind"] for item in result["unused"]] == [".heic"]

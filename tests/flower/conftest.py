@@ -60,6 +60,6 @@ def _nothing_left_behind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[N
 def _is_resident(process: psutil.Process, base: str) -> bool:
     try:
         state = process.environ().get("FEDCIR_STATE", "")
-        return state.startswith(base) and "fedcir.flower.resident" in process.cmdline()
+        return state.startswith(base) and "fedcir.flower.client_app" in process.cmdline()
     except psutil.Error:
         return False

@@ -10,9 +10,9 @@ from flwr.app import Array, Message, RecordDict
 from grid import MemoryGrid, Node, clock_of_sleep, site
 
 from fedcir.config import Config
-from fedcir.engine.session import Session
-from fedcir.flower.server_app import Settings, open_deployment
-from fedcir.flower.wire import Order
+from fedcir.flower.server_app import DeploymentSettings, open_deployment
+from fedcir.flower.wire import TaskHeader
+from fedcir.runtime.session import Session
 
 Tiny = Callable[..., Config]
 Train = Callable[..., Path]
@@ -45,7 +45,7 @@ def across(
     new_keys: tuple[str, ...] = (),
 ) -> Session:
     """A run across a grid, to its end or until so many rounds are done in all. No real time passes while it waits."""
-    settings = Settings(config, out, resume, sites, 0.0, timeout, True, new_keys)
+    settings = DeploymentSettings(config, out, resume, sites, 0.0, timeout, True, new_keys)
     with open_deployment(grid, settings, clock_of_sleep()) as (session, rounds):
         while session.state.round != until and next(rounds, None) is not None:
             pass
@@ -84,8 +84,8 @@ def altered(node: Node, kind: str, change: Change) -> Node:
     return instead(node, kind, answer)
 
 
-def order_of(message: Message) -> Order:
-    return Order.from_json(str(message.content.config_records["config"]["fedcir"]))
+def header_of(message: Message) -> TaskHeader:
+    return TaskHeader.from_json(str(message.content.config_records["config"]["fedcir"]))
 
 
 def poison(content: RecordDict) -> None:

@@ -1,14 +1,17 @@
 """What the tests of real federations share."""
 
 import base64
+import contextlib
 import hashlib
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from fedcir.config import dump_toml
-from fedcir.flower.processes import CONNECTION, HOST, LocalFederation
+from fedcir.flower.local_federation import CONNECTION, HOST, LocalFederation
 
 APP = Path(__file__).parent / "app"
 
@@ -26,12 +29,26 @@ class Simulation(LocalFederation):
         )
         self.wait_for_superlink()
 
+    def environment(self, home: str = "flwr") -> dict[str, str]:
+        # Ray starts its workers at niceness 15, where a busy machine gives them next to no time.
+        return {**super().environment(home), "RAY_worker_niceness": "0"}
+
     def submit(
         self, name: str, settings: Mapping[str, Any], app: Path | None = None, *options: object
     ) -> "subprocess.Popen[bytes]":
         return super().submit(
             name, settings, app, "--federation-config", "num-supernodes=2 client-resources-num-cpus=1", *options
         )
+
+
+def kill_tree(process: "subprocess.Popen[bytes]") -> None:
+    """End a process and all that it started by kill -9."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        parent = psutil.Process(process.pid)
+        for item in (parent, *parent.children(recursive=True)):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                item.kill()
+    process.wait()
 
 
 def log_of(federation: LocalFederation, name: str) -> str:

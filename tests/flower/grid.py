@@ -14,10 +14,10 @@ from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_conte
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedcir.flower.answers import answer
-from fedcir.flower.patience import Clock
-from fedcir.flower.place import open_place
-from fedcir.flower.wire import unpack_query
+from fedcir.flower.site_data import open_local_site
+from fedcir.flower.site_requests import handle_message
+from fedcir.flower.transport import Clock
+from fedcir.flower.wire import unpack_header
 
 
 def clock_of_sleep() -> Clock:
@@ -110,9 +110,9 @@ def site(**node_config: Any) -> Node:
     named = {name.replace("_", "-"): value for name, value in node_config.items()}
 
     def node(message: Message) -> Message:
-        root = unpack_query(message.content).config.data.root
+        root = unpack_header(message.content).config.data.root
         own = {"data-root": root} if "partition-id" in named and root is not None else {}
-        return answer(message, context_of({**own, **named}, message.metadata.dst_node_id), open_place)
+        return handle_message(message, context_of({**own, **named}, message.metadata.dst_node_id), open_local_site)
 
     return node
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from fedcir.flower.processes import HOST, LocalFederation
+from fedcir.flower.local_federation import HOST, LocalFederation
 
 CONF = Path(__file__).parents[2] / "deploy" / "nginx.conf"
 

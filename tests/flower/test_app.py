@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from fedcir import __version__
-from fedcir.flower.patience import SITES, TIMEOUT, WAIT
-from fedcir.flower.policy import Policy, PrivacyRules, read_policy
-from fedcir.flower.processes import write_app
-from fedcir.flower.server_app import Settings
-from fedcir.types import InputError
+from fedcir.errors import InputError
+from fedcir.flower.local_federation import write_app
+from fedcir.flower.server_app import DeploymentSettings
+from fedcir.flower.site_policy import Policy, PrivacyRules, read_policy
+from fedcir.flower.transport import ROUND_TIMEOUT, SITES, WAIT_SECONDS
 
 ROOT = Path(__file__).parents[2]
 
@@ -64,7 +64,7 @@ def test_the_sample_policy_is_one_and_names_every_rule() -> None:
 def test_its_settings_are_all_that_the_server_knows_and_their_defaults_are_the_servers() -> None:
     given = tomllib.loads((ROOT / "deploy" / "pyproject.toml").read_text(encoding="utf-8"))
     config = given["tool"]["flwr"]["app"]["config"]
-    assert Settings.of(config) == Settings.of({})
+    assert DeploymentSettings.from_run_config(config) == DeploymentSettings.from_run_config({})
     assert set(config) == {
         *("config", "preset", "set", "out", "resume", "from-round", "sites", "wait", "timeout", "new-keys", "report")
     }
@@ -83,4 +83,4 @@ def test_flower_builds_it(tmp_path: Path) -> None:
 def test_the_app_names_the_patience_that_a_run_has_by_itself(tmp_path: Path) -> None:
     write_app(tmp_path / "new")
     config = tomllib.loads((tmp_path / "new" / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
-    assert (config["sites"], config["wait"], config["timeout"]) == (SITES, WAIT, TIMEOUT)
+    assert (config["sites"], config["wait"], config["timeout"]) == (SITES, WAIT_SECONDS, ROUND_TIMEOUT)

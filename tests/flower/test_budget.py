@@ -15,11 +15,12 @@ from flwr.app import Message, MessageType
 from grid import MemoryGrid, Node, run_of_flower, site  # noqa: F401
 from PIL import Image
 
-from fedcir.config import Config, config_from, merged, parse_assignment
-from fedcir.engine.accounting import Accountant
-from fedcir.flower.server_app import Settings, open_deployment
-from fedcir.flower.wire import Order, pack_task, unpack_arrays, unpack_task
-from fedcir.types import Groups, RunError
+from fedcir.config import Config, config_from_tables, merge_tables, parse_assignment
+from fedcir.errors import RunError
+from fedcir.flower.server_app import DeploymentSettings, open_deployment
+from fedcir.flower.wire import TaskHeader, pack_task, unpack_arrays, unpack_task
+from fedcir.server.accounting import Accountant
+from fedcir.types import Groups
 
 LOG = "; the site's log tells more"
 NOISE = ("privacy.clip=0.5", "privacy.noise=1.0", "privacy.place=client", "model.norm=group")
@@ -48,8 +49,8 @@ def config(*assignments: str) -> Config:
         "algorithm": {"name": "fedavg"},
     }
     for assignment in assignments:
-        tables = merged(tables, parse_assignment(assignment))
-    return config_from(tables)
+        tables = merge_tables(tables, parse_assignment(assignment))
+    return config_from_tables(tables)
 
 
 def clinic(pictures: Path, folder: Path, policy: str = "") -> Node:
@@ -59,10 +60,10 @@ def clinic(pictures: Path, folder: Path, policy: str = "") -> Node:
     return site(domain="clinic", data_root=str(pictures), device="cpu", **own)
 
 
-def run_once(node: Node, asked: Config, out: Path) -> tuple[list[dict[str, str]], Message]:
+def run_once(node: Node, settings: Config, out: Path) -> tuple[list[dict[str, str]], Message]:
     """A run at one site: clients that were dropped in each round, and the first request to train."""
     grid = MemoryGrid({1: node})
-    with open_deployment(grid, Settings(asked, out, False, 1, 0.0, 60.0, False)) as (session, rounds):
+    with open_deployment(grid, DeploymentSettings(settings, out, False, 1, 0.0, 60.0, False)) as (session, rounds):
         list(rounds)
     request = next(sent for sent in grid.sent if sent.metadata.message_type == MessageType.TRAIN)
     return [record.dropped for record in session.records], request
@@ -70,12 +71,12 @@ def run_once(node: Node, asked: Config, out: Path) -> tuple[list[dict[str, str]]
 
 def altered(
     request: Message,
-    order: Callable[[Order], Order] = lambda order: order,
+    order: Callable[[TaskHeader], TaskHeader] = lambda order: order,
     groups: Callable[[Groups], Groups] = lambda groups: groups,
 ) -> Message:
     """The request of a server that changes something."""
-    received, asked = unpack_task(request.content)
-    content = pack_task(groups(received), ("model",), order(asked))
+    received, settings = unpack_task(request.content)
+    content = pack_task(groups(received), ("model",), order(settings))
     return Message(content, 1, MessageType.TRAIN, group_id=request.metadata.group_id)
 
 
@@ -133,9 +134,9 @@ def test_the_budget_is_counted_over_all_runs(pictures: Path, tmp_path: Path) -> 
 
 
 def test_example_privacy_counts_every_step_at_the_rate_of_the_batch(pictures: Path, tmp_path: Path) -> None:
-    asked = config("privacy.clip=0.5", "privacy.noise=1.0", "privacy.unit=example", "model.norm=group")
+    settings = config("privacy.clip=0.5", "privacy.noise=1.0", "privacy.unit=example", "model.norm=group")
     node = clinic(pictures, tmp_path / "site", "[privacy]\nmax_epsilon = 100")
-    run_once(node, asked, tmp_path / "run")
+    run_once(node, settings, tmp_path / "run")
     (trained,) = [line for line in lines(tmp_path / "site") if line["event"] == "trained"]
     assert trained["epsilon"] == pytest.approx(Accountant(1.0, 1e-5, 4 / 16).epsilon(2))
 
@@ -147,16 +148,16 @@ FAULTS: dict[str, tuple[Callable[[Path], Any], str]] = {
 }
 
 
-@pytest.mark.parametrize(("change", "told"), FAULTS.values(), ids=FAULTS)
+@pytest.mark.parametrize(("change", "message"), FAULTS.values(), ids=FAULTS)
 def test_a_count_that_was_deleted_or_changed_lets_nothing_leave(
-    pictures: Path, tmp_path: Path, change: Callable[[Path], Any], told: str
+    pictures: Path, tmp_path: Path, change: Callable[[Path], Any], message: str
 ) -> None:
     node = clinic(pictures, tmp_path / "site", "[privacy]\nmax_epsilon = 1000")
     _, request = run_once(node, config(*NOISE), tmp_path / "run")
     change(tmp_path / "site" / "state" / "privacy.json")
     reply = node(altered(request, groups=moved))
     assert reply is not None
-    assert reply.error.reason.startswith(told)
+    assert reply.error.reason.startswith(message)
 
 
 def test_a_model_whose_change_cannot_be_clipped_is_refused(pictures: Path, tmp_path: Path) -> None:
@@ -191,13 +192,13 @@ def test_a_site_refuses_noise_that_does_not_cover_batchnorm_though_the_server_di
 
 
 def test_a_round_that_a_killed_server_repeats_costs_the_sites_nothing(tiny: Tiny, tmp_path: Path) -> None:
-    asked = tiny("fedavg", "server.rounds=2", "run.workers=1", *NOISE)
+    settings = tiny("fedavg", "server.rounds=2", "run.workers=1", *NOISE)
     grid = shares(tmp_path)
-    across(grid, asked, tmp_path / "whole")
-    across(grid, asked, tmp_path / "run", until=1)
+    across(grid, settings, tmp_path / "whole")
+    across(grid, settings, tmp_path / "run", until=1)
     for path in (tmp_path / "run" / "checkpoint").iterdir():  # as a server that was killed before it could save
         path.unlink()
-    across(grid, asked, tmp_path / "run", resume=True)
+    across(grid, settings, tmp_path / "run", resume=True)
     assert dropped(tmp_path / "run") == [{}, {}]
     assert model(tmp_path / "run") != model(tmp_path / "whole")  # each run has noise of its own
     for number in range(3):

@@ -14,8 +14,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 
-from fedcir.flower.certs import make_certificates, make_node_key, renew_certificate, terms
-from fedcir.types import InputError
+from fedcir.errors import InputError
+from fedcir.flower.certificates import make_certificates, make_node_key, read_certificates, renew_certificate
 
 HOSTS = ["fl.example.org", "10.1.2.3", "localhost", "2001:db8::7"]
 FILES = {"ca.crt", "ca.key", "server.crt", "server.key"}
@@ -80,15 +80,15 @@ def test_who_trusts_nobody_but_the_system_turns_the_server_away(certs: dict[str,
 
 
 def test_the_certificate_holds_the_names_and_addresses_and_loopback_each_once(certs: dict[str, Path]) -> None:
-    found = certificate(certs["server.crt"]).extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    assert found.get_values_for_type(x509.DNSName) == ["fl.example.org", "localhost"]
-    assert [str(address) for address in found.get_values_for_type(x509.IPAddress)] == [HOSTS[1], HOSTS[3], "127.0.0.1"]
+    result = certificate(certs["server.crt"]).extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert result.get_values_for_type(x509.DNSName) == ["fl.example.org", "localhost"]
+    assert [str(address) for address in result.get_values_for_type(x509.IPAddress)] == [HOSTS[1], HOSTS[3], "127.0.0.1"]
 
 
 def test_the_servers_certificate_signs_no_others_and_the_ca_no_second_ca(certs: dict[str, Path]) -> None:
     for name, value in {"ca.crt": (True, 0), "server.crt": (False, None)}.items():
-        found = certificate(certs[name]).extensions.get_extension_for_class(x509.BasicConstraints).value
-        assert (found.ca, found.path_length) == value
+        result = certificate(certs[name]).extensions.get_extension_for_class(x509.BasicConstraints).value
+        assert (result.ca, result.path_length) == value
 
 
 def test_certificates_are_good_for_the_days_that_were_asked_for(certs: dict[str, Path]) -> None:
@@ -155,8 +155,14 @@ def test_a_renewed_certificate_is_trusted_by_the_same_sites_under_the_same_names
     old = {name: paths[name].read_bytes() for name in FILES}
     renew_certificate(tmp_path, days=90)
     assert handshake(paths, paths["ca.crt"], HOSTS[0]).startswith("TLS")
-    assert [each.days for each in terms(tmp_path)] == [3649, 89]
-    assert terms(tmp_path)[1].hosts == ("fl.example.org", "10.1.2.3", "localhost", "2001:db8::7", "127.0.0.1")
+    assert [item.days for item in read_certificates(tmp_path)] == [3649, 89]
+    assert read_certificates(tmp_path)[1].hosts == (
+        "fl.example.org",
+        "10.1.2.3",
+        "localhost",
+        "2001:db8::7",
+        "127.0.0.1",
+    )
     assert paths["ca.crt"].read_bytes() == old["ca.crt"]
     kept = {path.suffix: path for path in tmp_path.glob("server-until-*")}
     assert kept[".key"].read_bytes() == old["server.key"] != paths["server.key"].read_bytes()
@@ -169,7 +175,7 @@ def test_a_renewal_may_name_other_hosts_and_lasts_no_longer_than_its_ca(tmp_path
     paths = make_certificates(["old.example.org"], tmp_path)
     renew_certificate(tmp_path, ["new.example.org"], days=36500)
     assert handshake(paths, paths["ca.crt"], "new.example.org").startswith("TLS")
-    ca, server = terms(tmp_path)
+    ca, server = read_certificates(tmp_path)
     assert server.end <= ca.end
 
 

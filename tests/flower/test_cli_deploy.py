@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from fedcir.engine.folder import RunFolder
+from fedcir.runtime.run_folder import RunFolder
 
 Fedcir = Callable[..., Any]
 
@@ -34,10 +34,10 @@ REFUSED = [
 def test_what_cannot_run_is_said_in_one_line_before_anything_is_started(
     fedcir: Fedcir, options: list[str], tmp_path: Path, more: list[str], words: str
 ) -> None:
-    said = fedcir("deploy", "local", *options, *more, "--out", tmp_path / "run")
-    assert said.code == 2
-    assert words in said.err
-    assert said.err.count("\n") == 1
+    output = fedcir("deploy", "local", *options, *more, "--out", tmp_path / "run")
+    assert output.code == 2
+    assert words in output.err
+    assert output.err.count("\n") == 1
     assert not list(tmp_path.glob("run/*.toml"))
 
 
@@ -45,18 +45,18 @@ def test_a_folder_with_a_run_is_refused_and_one_that_is_finished_is_shown_again(
     fedcir: Fedcir, options: list[str], tmp_path: Path
 ) -> None:
     fedcir("run", *options, "--out", tmp_path / "run")
-    said = fedcir("deploy", "local", *options, "--out", tmp_path / "run")
-    assert said.code == 2
-    assert "already holds a run" in said.err
-    said = fedcir("deploy", "local", *options, "--resume", "--out", tmp_path / "run")
-    assert said.code == 0
-    assert "is already finished, after round 3" in said.err
+    output = fedcir("deploy", "local", *options, "--out", tmp_path / "run")
+    assert output.code == 2
+    assert "already holds a run" in output.err
+    output = fedcir("deploy", "local", *options, "--resume", "--out", tmp_path / "run")
+    assert output.code == 0
+    assert "is already finished, after round 3" in output.err
 
 
 def test_certificates_are_made_and_never_over_others(fedcir: Fedcir, tmp_path: Path) -> None:
-    said = fedcir("deploy", "certs", "fl.example.org", "--out", tmp_path / "certs")
-    assert said.code == 0
-    assert "give it to every site" in said.out
+    output = fedcir("deploy", "certs", "fl.example.org", "--out", tmp_path / "certs")
+    assert output.code == 0
+    assert "give it to every site" in output.out
     shown = fedcir("deploy", "certs", "--out", tmp_path / "certs")
     assert (shown.code, shown.err, shown.out.count("is valid until")) == (0, "", 2)
     soon = fedcir("deploy", "certs", "--renew", "--days", "9", "--out", tmp_path / "certs")
@@ -72,16 +72,16 @@ def test_certificates_are_made_and_never_over_others(fedcir: Fedcir, tmp_path: P
 
 
 def test_the_app_is_written(fedcir: Fedcir, tmp_path: Path) -> None:
-    said = fedcir("deploy", "app", tmp_path / "mine")
-    assert said.code == 0
+    output = fedcir("deploy", "app", tmp_path / "mine")
+    assert output.code == 0
     assert "[tool.flwr.app.config]" in (tmp_path / "mine" / "pyproject.toml").read_text(encoding="utf-8")
     assert fedcir("deploy", "app", tmp_path / "mine").code == 2
 
 
 def test_without_flower_it_says_how_to_get_it(fedcir: Fedcir, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "flwr", None)
-    said = fedcir("deploy", "certs", "localhost")
-    assert said == (2, "", "fedcir: `fedcir deploy` needs Flower: pip install 'fedcir[flower]'\n")
+    output = fedcir("deploy", "certs", "localhost")
+    assert output == (2, "", "fedcir: `fedcir deploy` needs Flower: pip install 'fedcir[flower]'\n")
 
 
 @pytest.mark.slow
@@ -99,10 +99,10 @@ def test_ctrl_c_ends_everything_and_resume_goes_on_to_the_same_bits(
         time.sleep(0.5)
     family = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=300)
+    _, message = process.communicate(timeout=300)
     assert process.returncode == 130
-    assert "continue with: fedcir deploy local --resume" in said
-    assert not [each for each in family if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]
+    assert "continue with: fedcir deploy local --resume" in message
+    assert not [item for item in family if item.is_running() and item.status() != psutil.STATUS_ZOMBIE]
     done = subprocess.run([*command, "--resume", "--json"], capture_output=True, text=True, check=True)
     fedcir("run", *options, "--eval-every", "3", "--set", "server.checkpoint_every=5", "--out", tmp_path / "here")
     assert json.loads(done.stdout)["final"] == RunFolder(tmp_path / "here").summary()["final"]

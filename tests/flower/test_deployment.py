@@ -17,18 +17,18 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from federations import APP, Simulation, log_of, ssh_fingerprint
+from federations import APP, Simulation, kill_tree, log_of, ssh_fingerprint
 from PIL import Image
 from proxy import proxy, status
 from safetensors.torch import load_file
 
 import fedcir
-from fedcir.config import config_from, merged, parse_assignment
-from fedcir.engine.folder import IMAGE_HASHES, RunFolder
-from fedcir.engine.simulate import open_run
-from fedcir.flower.certs import make_certificates, make_node_key
-from fedcir.flower.processes import CONNECTION, LocalFederation
-from fedcir.flower.site_check import Setup, check_site
+from fedcir.config import config_from_tables, merge_tables, parse_assignment
+from fedcir.flower.certificates import make_certificates, make_node_key
+from fedcir.flower.local_federation import CONNECTION, LocalFederation
+from fedcir.flower.site_check import SiteSetup, check_site
+from fedcir.runtime.run_folder import IMAGE_HASHES, RunFolder
+from fedcir.runtime.simulation import open_run
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "flower_app"
 METHODS = ["fedcir", "fedsr"]
@@ -73,8 +73,8 @@ def in_process(settings: str, method: str, out: Path) -> RunFolder:
     """The same run in this process."""
     tables: dict[str, Any] = {"algorithm": {"name": method}}
     for assignment in settings.split():
-        tables = merged(tables, parse_assignment(assignment))
-    with open_run(config_from(tables), out) as (_, rounds):
+        tables = merge_tables(tables, parse_assignment(assignment))
+    with open_run(config_from_tables(tables), out) as (_, rounds):
         for _ in rounds:
             pass
     return RunFolder(out)
@@ -101,11 +101,12 @@ def until(done: Callable[[], bool], log: Callable[[], str], seconds: float = 300
         time.sleep(0.2)
 
 
+@pytest.mark.slow
 def test_on_flower_a_run_is_bit_for_bit_what_it_is_in_process_though_its_server_was_killed(
     federation: LocalFederation, two_sites: str, tmp_path: Path
 ) -> None:
-    asked = {"set": two_sites, "out": str(tmp_path / "flower"), "algorithms": " ".join(METHODS)}
-    first = federation.submit("methods", asked, APP)
+    settings = {"set": two_sites, "out": str(tmp_path / "flower"), "algorithms": " ".join(METHODS)}
+    first = federation.submit("methods", settings, APP)
     second = RunFolder(tmp_path / "flower" / METHODS[1])
     until(lambda: first.poll() is not None or len(second.records()) >= 1, lambda: log_of(federation, "methods"))
     assert federation.superlink is not None
@@ -114,9 +115,9 @@ def test_on_flower_a_run_is_bit_for_bit_what_it_is_in_process_though_its_server_
     assert servers, log_of(federation, "methods")
     for server in servers:
         server.send_signal(signal.SIGKILL)
-    federation.kill(first)
+    kill_tree(first)
     rest = " ".join(METHODS[1:])
-    assert federation.submit("rest", {**asked, "algorithms": rest, "resume": True}, APP).wait() == 0
+    assert federation.submit("rest", {**settings, "algorithms": rest, "resume": True}, APP).wait() == 0
     for method in METHODS:
         assert (tmp_path / "flower" / method / "summary.json").is_file(), log_of(federation, "rest")
         assert_same_run(RunFolder(tmp_path / "flower" / method), in_process(two_sites, method, tmp_path / method))
@@ -124,8 +125,8 @@ def test_on_flower_a_run_is_bit_for_bit_what_it_is_in_process_though_its_server_
 
 @pytest.mark.slow
 def test_in_flowers_simulation_too(simulation: LocalFederation, two_sites: str, tmp_path: Path) -> None:
-    asked = {"set": two_sites, "out": str(tmp_path / "flower"), "algorithms": " ".join(METHODS)}
-    simulation.submit("methods", asked, APP).wait()
+    settings = {"set": two_sites, "out": str(tmp_path / "flower"), "algorithms": " ".join(METHODS)}
+    simulation.submit("methods", settings, APP).wait()
     for method in METHODS:
         assert (tmp_path / "flower" / method / "summary.json").is_file(), log_of(simulation, "methods")
         assert_same_run(RunFolder(tmp_path / "flower" / method), in_process(two_sites, method, tmp_path / method))
@@ -164,8 +165,8 @@ def test_all_other_methods_too(
     federation: LocalFederation, simulation: LocalFederation, two_sites: str, tmp_path: Path
 ) -> None:
     for name, flower in (("deployed", federation), ("simulated", simulation)):
-        asked = {"set": two_sites, "out": str(tmp_path / name), "algorithms": " ".join(OTHERS)}
-        flower.submit("others", asked, APP).wait()
+        settings = {"set": two_sites, "out": str(tmp_path / name), "algorithms": " ".join(OTHERS)}
+        flower.submit("others", settings, APP).wait()
         for method in OTHERS:
             assert (tmp_path / name / method / "summary.json").is_file(), log_of(flower, "others")
             other = in_process(two_sites, method, tmp_path / f"{name}-{method}")
@@ -180,20 +181,21 @@ def test_a_superlink_that_was_killed_starts_again_on_its_database_and_the_run_go
         {"partition-id": number, "data-root": str(two_domains), "state": str(tmp_path / f"state-{number}")}
         for number in range(2)
     ]
-    asked = {"set": two_sites, "out": str(tmp_path / "flower"), "algorithms": "fedsr", "resume": True}
+    settings = {"set": two_sites, "out": str(tmp_path / "flower"), "algorithms": "fedsr", "resume": True}
     with LocalFederation(tmp_path / "federation", nodes, database=True) as federation:
-        first = federation.submit("first", asked, APP)
+        first = federation.submit("first", settings, APP)
         folder = RunFolder(tmp_path / "flower" / "fedsr")
         until(lambda: len(folder.records()) >= 1, lambda: log_of(federation, "first"))
         assert federation.superlink is not None
-        federation.kill(federation.superlink)
-        federation.kill(first)
+        kill_tree(federation.superlink)
+        kill_tree(first)
         federation.start_superlink()
-        federation.submit("second", asked, APP).wait()
+        federation.submit("second", settings, APP).wait()
         assert folder.finished, log_of(federation, "second")
     assert_same_run(folder, in_process(two_sites, "fedsr", tmp_path / "fedsr"))
 
 
+@pytest.mark.slow
 def test_a_node_of_another_ca_or_with_an_unknown_key_or_without_tls_is_refused(
     federation: LocalFederation, tmp_path: Path
 ) -> None:
@@ -214,24 +216,25 @@ def test_a_node_of_another_ca_or_with_an_unknown_key_or_without_tls_is_refused(
         assert "SuperNode ID" in log_of(federation, "supernode-0")
     finally:
         for number in range(known, known + 3):
-            federation.kill(federation.supernodes.pop(number))
+            kill_tree(federation.supernodes.pop(number))
         del federation.nodes[known:]
 
 
+@pytest.mark.slow  # waits 20 s; test_sites.py does the same on a clock of its own, without Flower's log and status
 def test_a_run_whose_sites_cannot_open_their_data_says_so_at_once_and_ends_with_one_line_and_as_failed(
     federation: LocalFederation, two_domains: Path, two_sites: str, tmp_path: Path
 ) -> None:
-    asked = {"set": two_sites, "out": str(tmp_path / "out"), "wait": 20.0}
+    settings = {"set": two_sites, "out": str(tmp_path / "out"), "wait": 20.0}
     away = two_domains.rename(two_domains.with_name("away"))
     try:
-        federation.submit("refused", asked).wait()
+        federation.submit("refused", settings).wait()
     finally:
         away.rename(two_domains)
     log = log_of(federation, "refused")
-    told = [line for line in log.splitlines() if "its data-root is not a folder; the site's log tells more" in line]
-    assert [line.count("cannot take part: site") for line in told] == [1, 1, 0]
-    said, _, after = log.partition("fedcir stopped: 0 of 2 sites are connected after 20 s (none); ")
-    assert "Traceback" not in said + after
+    messages = [line for line in log.splitlines() if "its data-root is not a folder; the site's log tells more" in line]
+    assert [line.count("cannot take part: site") for line in messages] == [1, 1, 0]
+    message, _, after = log.partition("fedcir stopped: 0 of 2 sites are connected after 20 s (none); ")
+    assert "Traceback" not in message + after
     assert after.splitlines()[0].endswith("Start or fix the others, or lower `sites`")
     assert not "".join(after.splitlines()[1:]).strip()
     runs = json.loads(federation.flwr("list", "--format", "json", CONNECTION).stdout)["runs"]
@@ -244,18 +247,19 @@ def test_a_check_at_a_site_tells_whether_the_superlink_knows_its_key_and_no_node
 ) -> None:
     certs, known = federation.folder / "certs", federation.folder / "nodes" / "0.key"
     make_node_key(tmp_path / "unknown.key")
-    setup = Setup(root_certificates=certs / "ca.crt", superlink=federation.address, key=known)
-    assert {finding.what: finding.ok for finding in check_site(setup)} == {
+    setup = SiteSetup(root_certificates=certs / "ca.crt", superlink=federation.address, key=known)
+    assert {result.name: result.ok for result in check_site(setup)} == {
         **{"data": None, "policy": None, "certificates": True, "connection": True},
         **{"TLS": True, "key": True, "registration": True},
     }
     before = federation.flwr("supernode", "list", "--format", "json", CONNECTION).stdout
     *_, last = check_site(replace(setup, key=tmp_path / "unknown.key"))
-    assert (last.what, last.ok) == ("registration", False)
-    assert "register its .pub file with `flwr supernode register`" in last.said
+    assert (last.name, last.ok) == ("registration", False)
+    assert "register its .pub file with `flwr supernode register`" in last.message
     after = federation.flwr("supernode", "list", "--format", "json", CONNECTION).stdout
-    assert [node["status"] for node in json.loads(before)["nodes"]] == ["online", "online"]
-    assert len(json.loads(after)["nodes"]) == 2
+    nodes = [{node["node-id"] for node in json.loads(listed)["nodes"]} for listed in (before, after)]
+    assert nodes[0] == nodes[1]
+    assert len(nodes[0]) == 2
 
 
 def test_through_the_proxy_a_site_reaches_its_part_of_the_superlink_and_nobody_the_control_api(
@@ -266,9 +270,9 @@ def test_through_the_proxy_a_site_reaches_its_part_of_the_superlink_and_nobody_t
     hidden += ["/v1/fleet/../control/list-runs", "/v1/fleet/%2e%2e/control/list-runs", "//v1/control/list-runs"]
     hidden += ["/v1/fleet/..%2fcontrol/list-runs", "/v1/fleet/./../control/list-runs", "/v1/./control/list-runs"]
     with proxy(federation, tmp_path) as port:
-        setup = Setup(root_certificates=ca, superlink=f"127.0.0.1:{port}", key=key)
-        found = {finding.what: finding.said for finding in check_site(setup) if finding.ok}
-        assert found.get("registration") == "the SuperLink knows the key", (tmp_path / "error.log").read_text()
+        setup = SiteSetup(root_certificates=ca, superlink=f"127.0.0.1:{port}", key=key)
+        actual = {result.name: result.message for result in check_site(setup) if result.ok}
+        assert actual.get("registration") == "the SuperLink knows the key", (tmp_path / "error.log").read_text()
         assert {path: status(federation, port, path) for path in hidden} == dict.fromkeys(hidden, 404)
     assert status(federation, federation.port, "/v1/control/list-runs") not in (401, 403, 404)  # it asks for no key
 
@@ -279,7 +283,7 @@ def test_the_round_goes_on_without_a_site_that_dies_or_sends_what_it_should_not(
     (roots["oslo"] / "lying").rename(roots["oslo"] / "laying")  # a class that no other site has
     nodes = [{"domain": name, "data-root": str(root), "state": str(tmp_path / name)} for name, root in roots.items()]
     nodes[1]["faults"] = "1:nan 3:rename"
-    asked = {
+    settings = {
         "set": "data.name=folders data.image_size=8 model.width=4 local.steps=2 server.rounds=6 server.eval_every=6",
         "out": str(tmp_path / "out"),
         "algorithms": "fedcir",
@@ -288,10 +292,10 @@ def test_the_round_goes_on_without_a_site_that_dies_or_sends_what_it_should_not(
         "timeout": 65.0,  # longer than Flower takes a dead node for a living one, which it does not let come back
     }
     with LocalFederation(tmp_path / "flower", nodes) as federation:
-        run = federation.submit("faults", asked, APP)
+        run = federation.submit("faults", settings, APP)
         folder = RunFolder(tmp_path / "out" / "fedcir")
         until(lambda: len(folder.records()) >= 1, lambda: log_of(federation, "faults"))
-        federation.kill(federation.supernodes[2])
+        kill_tree(federation.supernodes[2])
         while run.poll() is None:  # as systemd would: for a minute Flower takes it for one that is there already
             if federation.supernodes[2].poll() is not None and len(folder.records()) >= 2:
                 federation.start_supernode(2)

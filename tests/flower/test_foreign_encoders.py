@@ -8,8 +8,8 @@ import pytest
 from grid import MemoryGrid, run_of_flower, site  # noqa: F401
 
 from fedcir.config import Config
-from fedcir.flower.server_app import Settings, open_deployment
-from fedcir.types import InputError, RunError
+from fedcir.errors import InputError, RunError
+from fedcir.flower.server_app import DeploymentSettings, open_deployment
 
 Tiny = Callable[..., Config]
 Train = Callable[..., Path]
@@ -31,7 +31,7 @@ def across(config: Config, out: Path, **node: str) -> Path:
         name: site(partition_id=number, state=str(out.parent / "state" / str(number)), device="cpu", **node)
         for number, name in enumerate(NODES)
     }
-    with open_deployment(MemoryGrid(nodes), Settings(config, out, False, 3, 0.0, 60.0)) as (_, rounds):
+    with open_deployment(MemoryGrid(nodes), DeploymentSettings(config, out, False, 3, 0.0, 60.0)) as (_, rounds):
         for _ in rounds:
             pass
     return out
@@ -45,9 +45,9 @@ def own(config: Config, name: str, **arguments: object) -> Config:
 def test_an_encoder_of_ones_own_gives_the_same_bits_across_sites(
     frozen: bool, tiny: Tiny, train: Train, tmp_path: Path
 ) -> None:
-    for place in ("server", "site"):
-        (tmp_path / place).mkdir()
-        (tmp_path / place / "mine.py").write_text(MINE)
+    for path in ("server", "site"):
+        (tmp_path / path).mkdir()
+        (tmp_path / path / "mine.py").write_text(MINE)
     config = tiny("fedcir", "server.rounds=2", "run.workers=1", f"model.freeze={str(frozen).lower()}")
     config = own(config, str(tmp_path / "server/mine.py:make"))
     one = train(config, tmp_path / "one")

@@ -1,4 +1,4 @@
-"""Sites with images of their own: a run across them, and what the server hears if something is wrong there."""
+"""NodeRegistry with images of their own: a run across them, and what the server hears if something is wrong there."""
 
 import shutil
 from collections.abc import Callable, Sequence
@@ -13,13 +13,13 @@ from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from grid import MemoryGrid, Node, context_of, passed, run_of_flower, site  # noqa: F401
 from PIL import Image
 
-from fedcir.config import Config, config_from, config_tables, merged, parse_assignment
-from fedcir.flower.answers import answer
-from fedcir.flower.introduction import Introduction
-from fedcir.flower.place import open_place
-from fedcir.flower.server_app import Settings, open_deployment
-from fedcir.flower.wire import Order
-from fedcir.types import RunError
+from fedcir.config import Config, config_from_tables, config_to_tables, merge_tables, parse_assignment
+from fedcir.errors import RunError
+from fedcir.flower.server_app import DeploymentSettings, open_deployment
+from fedcir.flower.site_data import open_local_site
+from fedcir.flower.site_manifest import SiteDescription
+from fedcir.flower.site_requests import handle_message
+from fedcir.flower.wire import TaskHeader
 
 
 @pytest.fixture(scope="session")
@@ -48,10 +48,10 @@ def own(root: Path, state: Path) -> MemoryGrid:
 
 
 def of_folders(config: Config, *assignments: str, root: Path | None = None) -> Config:
-    tables: dict[str, Any] = {**config_tables(config), "data": {"name": "folders", "image_size": 16}}
+    tables: dict[str, Any] = {**config_to_tables(config), "data": {"name": "folders", "image_size": 16}}
     for assignment in assignments:
-        tables = merged(tables, parse_assignment(assignment))
-    return config_from(merged(tables, {"data": {"root": str(root)}}) if root else tables)
+        tables = merge_tables(tables, parse_assignment(assignment))
+    return config_from_tables(merge_tables(tables, {"data": {"root": str(root)}}) if root else tables)
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_a_site_with_a_folder_of_its_own_comes_back_under_another_number(
     tiny: Tiny, pictures: Path, tmp_path: Path
 ) -> None:
     grid = own(pictures, tmp_path)
-    settings = Settings(of_folders(tiny("fedavg", "server.rounds=3")), tmp_path / "run", False, 3, 0.0, 60.0)
+    settings = DeploymentSettings(of_folders(tiny("fedavg", "server.rounds=3")), tmp_path / "run", False, 3, 0.0, 60.0)
     with open_deployment(grid, settings) as (session, going):
         next(going)
         grid.nodes[99] = grid.nodes.pop(2)
@@ -119,7 +119,7 @@ def test_a_site_with_a_folder_of_its_own_comes_back_under_another_number(
 
 def ask(node: Node, config: Config) -> Message:
     """What a node answers when it is asked who it is, as the server sees it."""
-    content = RecordDict({"config": ConfigRecord({"fedcir": Order(config, {}).to_json()})})
+    content = RecordDict({"config": ConfigRecord({"fedcir": TaskHeader(config, {}).to_json()})})
     reply = node(Message(content, 1, MessageType.QUERY))
     assert reply is not None
     return passed(reply)
@@ -153,14 +153,14 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize(("make", "told"), FAULTS.items(), ids=lambda value: getattr(value, "__name__", ""))
+@pytest.mark.parametrize(("make", "message"), FAULTS.items(), ids=lambda value: getattr(value, "__name__", ""))
 def test_the_server_hears_what_is_wrong_with_a_sites_folder_and_of_no_path(
-    tiny: Tiny, tmp_path: Path, log: pytest.LogCaptureFixture, make: Callable[[Path], None], told: str
+    tiny: Tiny, tmp_path: Path, log: pytest.LogCaptureFixture, make: Callable[[Path], None], message: str
 ) -> None:
     folder = tmp_path / "ward-9"
     make(folder)
     reply = ask(site(domain="clinic", data_root=str(folder)), of_folders(tiny("fedavg")))
-    assert reply.error.reason == f"site 'clinic': {told}; the site's log tells more"
+    assert reply.error.reason == f"site 'clinic': {message}; the site's log tells more"
     for secret in ("ward-9", "patient-4711", str(tmp_path)):
         assert secret not in repr(reply)
     assert str(folder) in log.text
@@ -169,7 +169,7 @@ def test_the_server_hears_what_is_wrong_with_a_sites_folder_and_of_no_path(
 
 NODE_CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
     "names a domain but no data-root": ({"domain": "clinic"}, "site 'clinic': its node-config names no data-root"),
-    "must hold data-root and domain": ({}, "its node-config names neither a domain nor a partition-id"),
+    "must hold data-root and the site's name": ({}, "its node-config names neither a domain nor a partition-id"),
     "partition-id is 3": ({"partition_id": 3}, "site 3: partition-id is 3, but must be from 0 to 2"),
     "whole number, got 'two'": ({"partition_id": "two"}, "site 'two': its partition-id is not a whole number"),
 }
@@ -179,9 +179,9 @@ NODE_CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
 def test_a_node_config_that_does_not_say_which_data_are_meant_is_refused_there_and_the_server_hears_why(
     tiny: Tiny, log: pytest.LogCaptureFixture, words: str, case: tuple[dict[str, Any], str]
 ) -> None:
-    node, told = case
+    node, message = case
     reply = ask(site(**node), tiny("fedavg"))
-    assert reply.error.reason == f"{told}; the site's log tells more"
+    assert reply.error.reason == f"{message}; the site's log tells more"
     assert words in log.text
 
 
@@ -191,26 +191,28 @@ def test_a_node_config_that_does_not_say_which_data_are_meant_is_refused_there_a
 def test_a_server_cannot_choose_the_dataset_of_a_site_with_a_share(
     tiny: Tiny, tmp_path: Path, log: pytest.LogCaptureFixture, setting: str
 ) -> None:
-    tables = config_tables(tiny("fedavg"))
+    tables = config_to_tables(tiny("fedavg"))
     del tables["data"]["root"]
     for assignment in setting.split():
-        tables = merged(tables, parse_assignment(assignment))
+        tables = merge_tables(tables, parse_assignment(assignment))
 
     def node(message: Message) -> Message:
-        return answer(message, context_of({"partition-id": 0, "state": str(tmp_path / "state")}), open_place)
+        return handle_message(
+            message, context_of({"partition-id": 0, "state": str(tmp_path / "state")}), open_local_site
+        )
 
-    reply = ask(node, config_from(tables))
-    told = "its node-config names no data-root, and a server cannot choose a site's dataset"
-    assert reply.error.reason == f"site 0: {told}; the site's log tells more"
+    reply = ask(node, config_from_tables(tables))
+    text = "its node-config names no data-root, and a server cannot choose a site's dataset"
+    assert reply.error.reason == f"site 0: {text}; the site's log tells more"
     assert "add the folder, or the name on the hub, of the dataset that this site may use" in log.text
 
 
 def test_a_site_with_a_share_opens_the_dataset_that_it_names_whatever_the_server_says(
     tiny: Tiny, data_root: Path, tmp_path: Path
 ) -> None:
-    tables = merged(config_tables(tiny("fedavg")), {"data": {"root": "/nowhere"}})
+    tables = merge_tables(config_to_tables(tiny("fedavg")), {"data": {"root": "/nowhere"}})
     node = site(partition_id=0, data_root=str(data_root), state=str(tmp_path / "state"))
-    assert Introduction.from_message(ask(node, config_from(tables))).train == 24
+    assert SiteDescription.from_message(ask(node, config_from_tables(tables))).train == 24
 
 
 def test_a_server_cannot_have_a_site_run_a_file_that_the_site_has_not_named(

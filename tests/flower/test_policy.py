@@ -13,15 +13,17 @@ from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from grid import MemoryGrid, run_of_flower, site  # noqa: F401
 from PIL import Image
 
-from fedcir.algorithms import asked_config, make_algorithm
-from fedcir.config import Asked, Config, build, config_from, merged, parse_assignment
-from fedcir.flower.introduction import Introduction
-from fedcir.flower.policy import Policy, PrivacyRules, Refused, read_policy
-from fedcir.flower.server_app import Settings, open_deployment
-from fedcir.flower.state import keyed
-from fedcir.flower.wire import Order
-from fedcir.insight import choices
-from fedcir.types import InputError, RoundRecord, RunError
+from fedcir.algorithms import make_algorithm, resolve_config
+from fedcir.config import Config, ConfigRequest, config_from_tables, merge_tables, parse_assignment
+from fedcir.errors import InputError, RunError
+from fedcir.experiments import starter
+from fedcir.flower.server_app import DeploymentSettings, open_deployment
+from fedcir.flower.site_data import keyed_digest
+from fedcir.flower.site_manifest import SiteDescription
+from fedcir.flower.site_policy import Policy, PolicyError, PrivacyRules, read_policy
+from fedcir.flower.wire import TaskHeader
+from fedcir.types import RoundRecord
+from fedcir.validation import build_dataclass
 
 LOG = "; the site's log tells more"
 
@@ -47,8 +49,8 @@ def config(*assignments: str) -> Config:
         "algorithm": {"name": "fedavg"},
     }
     for assignment in assignments:
-        tables = merged(tables, parse_assignment(assignment))
-    return config_from(tables)
+        tables = merge_tables(tables, parse_assignment(assignment))
+    return config_from_tables(tables)
 
 
 def node(pictures: Path, folder: Path, name: str, policy: str | None = None) -> Any:
@@ -60,8 +62,8 @@ def node(pictures: Path, folder: Path, name: str, policy: str | None = None) -> 
     return site(domain=name, data_root=str(pictures), state=str(folder / name), device="cpu", **rules)
 
 
-def ask(at: Any, asked: Config, classes: tuple[str, ...] = ()) -> Message:
-    content = RecordDict({"config": ConfigRecord({"fedcir": Order(asked, {}, classes=classes).to_json()})})
+def ask(at: Any, settings: Config, classes: tuple[str, ...] = ()) -> Message:
+    content = RecordDict({"config": ConfigRecord({"fedcir": TaskHeader(settings, {}, classes=classes).to_json()})})
     reply: Message = at(Message(content, 1, MessageType.QUERY))
     return reply
 
@@ -70,8 +72,11 @@ def lines(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "audit.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
-def across(nodes: dict[int, Any], asked: Config, out: Path) -> list[RoundRecord]:
-    with open_deployment(MemoryGrid(nodes), Settings(asked, out, False, len(nodes), 0.0, 60.0)) as (session, rounds):
+def across(nodes: dict[int, Any], settings: Config, out: Path) -> list[RoundRecord]:
+    with open_deployment(MemoryGrid(nodes), DeploymentSettings(settings, out, False, len(nodes), 0.0, 60.0)) as (
+        session,
+        rounds,
+    ):
         for _ in rounds:
             pass
     return session.records
@@ -105,11 +110,11 @@ PRIVACY_REFUSALS = {
 
 @pytest.mark.parametrize(("rule", "case"), PRIVACY_REFUSALS.items())
 def test_a_policy_requires_clipping_and_noise_and_says_who_adds_it(rule: str, case: tuple[str, str]) -> None:
-    setting, told = case
+    setting, message = case
     rules = read_policy_text(f"[privacy]\n{rule}")
-    with pytest.raises(Refused) as refused:
-        rules.check_order(Order(config(*PRIVATE, setting), {}))
-    assert refused.value.public == f"its policy {told}"
+    with pytest.raises(PolicyError) as refused:
+        rules.check_header(TaskHeader(config(*PRIVATE, setting), {}))
+    assert refused.value.public == f"its policy {message}"
 
 
 @pytest.mark.parametrize(
@@ -121,11 +126,11 @@ def test_a_policy_requires_clipping_and_noise_and_says_who_adds_it(rule: str, ca
     ],
 )
 def test_a_run_that_protects_as_much_as_a_policy_asks_for_is_allowed(rules: str, setting: str) -> None:
-    read_policy_text(f"[privacy]\n{rules}").check_order(Order(config(*PRIVATE, setting), {}))
+    read_policy_text(f"[privacy]\n{rules}").check_header(TaskHeader(config(*PRIVATE, setting), {}))
 
 
 def read_policy_text(text: str) -> Policy:
-    return build(Policy, tomllib.loads(text), "policy")
+    return build_dataclass(Policy, tomllib.loads(text), "policy")
 
 
 def test_a_policy_cannot_count_the_noise_of_a_server() -> None:
@@ -149,14 +154,14 @@ SHIPPED = Path(__file__).parents[2] / "deploy" / "policy.toml"
 def test_the_shipped_policy_allows_what_init_picks(
     side: int, count: int, gpu: bool, shift: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    look = choices.Look({"day": count, "night": 2 * count}, 5, side, shift, 0.0, gpu=gpu)
+    look = starter.DatasetProfile({"day": count, "night": 2 * count}, 5, side, shift, 0.0, gpu=gpu)
     for package in ("json", "no_such_package"):  # with and without the pretrained encoder
-        monkeypatch.setattr(choices, "PRETRAINED_PACKAGE", package)
-        made = [f"{choice.place}={json.dumps(choice.value)}" for choice in choices.choose(look)]
-        picked = asked_config(Asked(assignments=["data.name=folders", *made]))
+        monkeypatch.setattr(starter, "PRETRAINED_PACKAGE", package)
+        made = [f"{choice.setting}={json.dumps(choice.value)}" for choice in starter.choose_settings(look)]
+        picked = resolve_config(ConfigRequest(assignments=["data.name=folders", *made]))
         method = make_algorithm(picked.algorithm)
         policy = read_policy(str(SHIPPED))
-        policy.check_order(Order(picked, {}))
+        policy.check_header(TaskHeader(picked, {}))
         policy.check_names(f"{group}/" for group in (*method.trains, *method.sends))
 
 
@@ -165,23 +170,23 @@ def test_deploy_check_tells_whether_a_policy_allows_the_settings_of_a_run(
 ) -> None:
     (tmp_path / "run.toml").write_text('[data]\nname = "folders"\n[server]\nrounds = 250\n', encoding="utf-8")
     (tmp_path / "policy.toml").write_text(SHIPPED.read_text(encoding="utf-8"), encoding="utf-8")
-    said = fedcir("deploy", "check", tmp_path / "run.toml", "--policy", tmp_path / "policy.toml")
-    assert said.code == 0
-    assert f"it allows the settings of {tmp_path / 'run.toml'}" in said.out
+    output = fedcir("deploy", "check", tmp_path / "run.toml", "--policy", tmp_path / "policy.toml")
+    assert output.code == 0
+    assert f"it allows the settings of {tmp_path / 'run.toml'}" in output.out
     (tmp_path / "policy.toml").write_text("max_rounds = 200\n", encoding="utf-8")
-    said = fedcir("deploy", "check", tmp_path / "run.toml", "--policy", tmp_path / "policy.toml")
-    assert said.code == 2
-    assert "does not allow server.rounds=250: it allows at most 200" in said.out
+    output = fedcir("deploy", "check", tmp_path / "run.toml", "--policy", tmp_path / "policy.toml")
+    assert output.code == 2
+    assert "does not allow server.rounds=250: it allows at most 200" in output.out
 
 
-@pytest.mark.parametrize(("rule", "told"), REFUSALS.items())
+@pytest.mark.parametrize(("rule", "message"), REFUSALS.items())
 def test_what_the_policy_does_not_allow_is_refused_and_the_server_hears_one_line_of_it(
-    pictures: Path, tmp_path: Path, rule: str, told: str
+    pictures: Path, tmp_path: Path, rule: str, message: str
 ) -> None:
     reply = ask(node(pictures, tmp_path, "clinic", rule), config("local.steps=3"), ("cat", "dog"))
-    assert reply.error.reason == f"site 'clinic': its policy {told}{LOG}"
+    assert reply.error.reason == f"site 'clinic': its policy {message}{LOG}"
     (noted,) = lines(tmp_path / "clinic")
-    assert (noted["event"], noted["site"], noted["reason"]) == ("refused", "clinic", f"its policy {told}")
+    assert (noted["event"], noted["site"], noted["reason"]) == ("refused", "clinic", f"its policy {message}")
 
 
 ALLOWED = """
@@ -210,9 +215,9 @@ def test_before_anything_is_opened_the_order_is_checked(tmp_path: Path) -> None:
 
 def test_a_site_names_only_the_classes_that_its_policy_allows(pictures: Path, tmp_path: Path) -> None:
     reply = ask(node(pictures, tmp_path, "clinic", 'classes = ["cat", "dog", "owl"]'), config())
-    told = Introduction.from_message(reply)
-    assert told.classes == ("cat", "dog")
-    assert (told.train, told.test) == (16, 4)
+    message = SiteDescription.from_message(reply)
+    assert message.classes == ("cat", "dog")
+    assert (message.train, message.test) == (16, 4)
 
 
 @pytest.mark.parametrize("text", ["max_stepz = 1", "max_steps = 0", "max_steps = true", "a = [", None])
@@ -225,15 +230,15 @@ def test_a_policy_that_cannot_be_read_lets_nothing_through(pictures: Path, tmp_p
 
 def test_a_server_that_orders_more_rounds_than_it_said_is_refused() -> None:
     policy = Policy(max_rounds=5)
-    policy.check_order(Order(config("server.rounds=5"), {}, round=5))
+    policy.check_header(TaskHeader(config("server.rounds=5"), {}, round=5))
     with pytest.raises(InputError, match=r"does not allow server.rounds=6: it allows at most 5"):
-        policy.check_order(Order(config("server.rounds=5"), {}, round=6))
+        policy.check_header(TaskHeader(config("server.rounds=5"), {}, round=6))
 
 
 def test_the_default_image_size_counts_too() -> None:
-    tables = config_from({"data": {"name": "folders"}})
+    tables = config_from_tables({"data": {"name": "folders"}})
     with pytest.raises(InputError, match=r"does not allow data.image_size=128"):
-        Policy(max_image_size=64).check_order(Order(tables, {}))
+        Policy(max_image_size=64).check_header(TaskHeader(tables, {}))
 
 
 def test_a_veto_ends_a_sites_part_in_a_run_that_goes_on_and_both_logs_say_so(
@@ -241,14 +246,17 @@ def test_a_veto_ends_a_sites_part_in_a_run_that_goes_on_and_both_logs_say_so(
 ) -> None:
     veto = tmp_path / "stop"
     grid = MemoryGrid({1: node(pictures, tmp_path, "a"), 2: node(pictures, tmp_path, "b", f'veto = "{veto}"')})
-    with open_deployment(grid, Settings(config(), tmp_path / "run", False, 2, 0.0, 60.0)) as (session, rounds):
+    with open_deployment(grid, DeploymentSettings(config(), tmp_path / "run", False, 2, 0.0, 60.0)) as (
+        session,
+        rounds,
+    ):
         next(rounds)
         veto.touch()
         next(rounds)
     assert [record.dropped for record in session.records] == [{}, {"1": f"its policy takes part in no run{LOG}"}]
     assert [line["event"] for line in lines(tmp_path / "b")] == ["introduced", "trained", "refused", "refused"]
-    told = [line for line in lines(state) if line["event"] == "dropped"]
-    assert [(line["round"], line["site"], line["reason"]) for line in told] == [
+    messages = [line for line in lines(state) if line["event"] == "dropped"]
+    assert [(line["round"], line["site"], line["reason"]) for line in messages] == [
         (2, "b", f"its policy takes part in no run{LOG}")
     ]
 
@@ -307,7 +315,7 @@ def test_the_digest_of_a_sites_data_is_the_same_again_but_not_at_a_site_with_ano
     pictures: Path, tmp_path: Path
 ) -> None:
     def content(name: str) -> str:
-        return Introduction.from_message(ask(node(pictures, tmp_path, name), config())).content
+        return SiteDescription.from_message(ask(node(pictures, tmp_path, name), config())).content
 
     first = content("a")
     assert content("a") == first
@@ -318,7 +326,7 @@ def test_the_digest_of_a_sites_data_is_the_same_again_but_not_at_a_site_with_ano
 
 
 def test_other_data_have_another_digest(tmp_path: Path) -> None:
-    assert keyed(tmp_path, "x") == keyed(tmp_path, "x") != keyed(tmp_path, "y")
+    assert keyed_digest(tmp_path, "x") == keyed_digest(tmp_path, "x") != keyed_digest(tmp_path, "y")
 
 
 def test_a_policy_tells_its_rules_as_they_are_written(tmp_path: Path) -> None:
@@ -326,5 +334,5 @@ def test_a_policy_tells_its_rules_as_they_are_written(tmp_path: Path) -> None:
     policy = read_policy(str(tmp_path / "policy.toml"))
     assert str(policy) == 'allow = true, models = ["cnn"], max_steps = 50'
     private = Policy(privacy=PrivacyRules(min_noise=1.0, max_epsilon=8.0))
-    told = 'privacy.place = "client", privacy.min_noise = 1.0, privacy.max_epsilon = 8.0'
-    assert str(private) == f"allow = true, {told}"
+    message = 'privacy.place = "client", privacy.min_noise = 1.0, privacy.max_epsilon = 8.0'
+    assert str(private) == f"allow = true, {message}"

@@ -14,10 +14,10 @@ from test_transport import across, model, rounds, shares
 from fedcir.algorithms import make_algorithm
 from fedcir.config import Config
 from fedcir.data.federation import open_federation
-from fedcir.engine.accounting import Accountant
-from fedcir.engine.session import open_session, workbench
-from fedcir.engine.transports.serial import SerialTransport
 from fedcir.flower.wire import pack_reply, unpack_arrays
+from fedcir.runtime.rounds import SerialTransport
+from fedcir.runtime.session import make_trainer, open_session
+from fedcir.server.accounting import Accountant
 
 Tiny = Callable[..., Config]
 ON = {"privacy.clip": 0.5, "privacy.noise": 1.0}
@@ -32,7 +32,7 @@ def test_every_round_tells_its_epsilon_and_no_two_runs_have_the_same_noise(
     for number in range(2):
         made = strategy("fedcir", set={**ON, "privacy.place": place}).start(grid(tmp_path / str(number)), num_rounds=2)
         metrics = [made.train_metrics_clientapp[round] for round in (1, 2)]
-        assert [each["epsilon"] for each in metrics] == [Accountant(noise, 1e-5).epsilon(steps) for steps in (1, 2)]
+        assert [metric["epsilon"] for metric in metrics] == [Accountant(noise, 1e-5).epsilon(steps) for steps in (1, 2)]
         assert set(metrics[0]) == {"epsilon", "replies", "dropped"}, "no losses, which have no noise"
         assert made.arrays is not None
         heads.append(unpack_arrays(made.arrays)["model"]["head.bias"])
@@ -45,7 +45,7 @@ def test_where_the_cohort_is_secret_neither_metrics_nor_log_tell_of_it(
     seen = []
     for number, active in enumerate((1, 2)):
         made = strategy("fedavg", active=active, set=ON).start(grid(tmp_path / str(number)), num_rounds=3)
-        seen += [set(each) for each in made.train_metrics_clientapp.values()]
+        seen += [set(item) for item in made.train_metrics_clientapp.values()]
     assert seen == [{"epsilon"}] * 6
     assert "replies" not in log.text
     assert "dropped" not in log.text
@@ -69,8 +69,8 @@ def test_a_short_upload_is_short_on_the_wire(tiny: Tiny) -> None:
         config = tiny("fedavg", f"server.upload={kind}")
         algorithm, federation = make_algorithm(config.algorithm), open_federation(config)
         session = open_session(config, algorithm, federation)
-        bench = workbench(session.config, algorithm, federation.task)
-        (reply,) = SerialTransport(bench, federation.clients).train(session.state, (0,))
+        trainer = make_trainer(session.config, algorithm, federation.task)
+        (reply,) = SerialTransport(trainer, federation.clients).train(session.state, (0,))
         message = Message(pack_reply(reply, algorithm.trains), 1, "train")
         arrays, others = message.content.array_records["arrays"], message.content.config_records.values()
         sizes.append(sum(len(a.data) for a in arrays.values()) + sum(len(b) for o in others for b in o.values()))  # type: ignore[arg-type]
@@ -99,6 +99,6 @@ def test_a_deployment_counts_every_round_that_it_begins(tiny: Tiny, tmp_path: Pa
         path.unlink()
     across(nodes, config, tmp_path / "run", resume=True)
     assert json.loads((tmp_path / "run" / "releases").read_text(encoding="utf-8"))["begun"] == 3
-    assert [each["epsilon"] for each in rounds(tmp_path / "run")] == [
+    assert [item["epsilon"] for item in rounds(tmp_path / "run")] == [
         Accountant(1.0, 1e-5).epsilon(steps) for steps in (2, 3)
     ]

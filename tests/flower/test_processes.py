@@ -7,10 +7,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from fedcir.engine.folder import RunFolder
-from fedcir.flower.locally import _watch
-from fedcir.flower.processes import LocalFederation
-from fedcir.types import RunError
+from fedcir.errors import RunError
+from fedcir.flower.local_federation import LocalFederation, _follow_rounds
+from fedcir.runtime.run_folder import RunFolder
 
 BOX = """Loading
 ╭─ Error ─────────────────────╮
@@ -43,7 +42,7 @@ def test_when_the_superlink_is_killed_the_run_says_so_and_no_process_is_left(fed
     federation.superlink.kill()
     federation.superlink.wait()
     with pytest.raises(RunError, match=r"Flower's SuperLink has ended: signal 9$"):
-        list(_watch(federation, streaming, RunFolder(federation.folder / "out"), back=False))
+        list(_follow_rounds(federation, streaming, RunFolder(federation.folder / "out"), goes_back=False))
     federation.stop()
     assert not orphan.is_running() or orphan.status() == psutil.STATUS_ZOMBIE
     streaming.wait()
@@ -61,4 +60,4 @@ def test_the_reason_is_what_a_log_says_and_not_the_border_of_a_box(tmp_path: Pat
     flower = LocalFederation(tmp_path, [])
     flower.log("run").parent.mkdir()
     flower.log("run").write_text(log, encoding="utf-8")
-    assert flower.last_words("run") == words
+    assert flower.read_last_line("run") == words

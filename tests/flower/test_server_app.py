@@ -12,9 +12,9 @@ from crossing import (
     across,
     altered,
     dropped,
+    header_of,
     instead,
     model,
-    order_of,
     rename,
     rounds,
     shares,
@@ -22,13 +22,13 @@ from crossing import (
 from flwr.app import Message, MessageType
 from grid import MemoryGrid, context_of, pem, run_of_flower, site  # noqa: F401
 
-from fedcir.config import config_tables, dump_toml
-from fedcir.engine.folder import RunFolder
+from fedcir.config import config_to_tables, dump_toml
+from fedcir.errors import InputError, RunError
 from fedcir.flower import server_app
-from fedcir.flower.keys import fingerprint
-from fedcir.flower.server_app import Settings
-from fedcir.flower.wire import Order
-from fedcir.types import InputError, RunError
+from fedcir.flower.certificates import key_fingerprint
+from fedcir.flower.server_app import DeploymentSettings
+from fedcir.flower.wire import TaskHeader
+from fedcir.runtime.run_folder import RunFolder
 
 
 def test_a_resumed_run_knows_its_sites_by_their_keys_unless_it_is_told_of_new_ones(tiny: Tiny, tmp_path: Path) -> None:
@@ -36,7 +36,7 @@ def test_a_resumed_run_knows_its_sites_by_their_keys_unless_it_is_told_of_new_on
     grid.keys = {node: pem(node) for node in NODES}
     across(grid, tiny("fedavg"), tmp_path / "run", until=1)
     bound = [client["node_key"] for client in RunFolder(tmp_path / "run").manifest()["clients"]]
-    assert bound == [fingerprint(pem(node)) for node in NODES]
+    assert bound == [key_fingerprint(pem(node)) for node in NODES]
     grid.keys[17] = pem(99)
     across(grid, tiny("fedavg"), tmp_path / "run", resume=True, sites=2, until=2)
     assert list(dropped(tmp_path / "run")[1]) == ["1"]
@@ -44,14 +44,14 @@ def test_a_resumed_run_knows_its_sites_by_their_keys_unless_it_is_told_of_new_on
     across(grid, tiny("fedavg"), tmp_path / "run", resume=True, new_keys=("1",))
     assert dropped(tmp_path / "run")[2] == {}
     clients = RunFolder(tmp_path / "run").manifest()["clients"]
-    assert clients[1]["node_key"] == fingerprint(pem(99))
+    assert clients[1]["node_key"] == key_fingerprint(pem(99))
 
 
 def test_a_run_leaves_a_report_and_one_that_cannot_be_written_is_a_note(
     tiny: Tiny, tmp_path: Path, log: pytest.LogCaptureFixture
 ) -> None:
     settings, page = tmp_path / "run.toml", tmp_path / "run" / "report.html"
-    settings.write_text(dump_toml(config_tables(tiny("fedavg", "server.rounds=1"))), encoding="utf-8")
+    settings.write_text(dump_toml(config_to_tables(tiny("fedavg", "server.rounds=1"))), encoding="utf-8")
     context = context_of({})
     context.run_config = {"config": str(settings), "out": str(tmp_path / "run"), "sites": 3}
     server_app.main(shares(tmp_path), context)
@@ -61,7 +61,7 @@ def test_a_run_leaves_a_report_and_one_that_cannot_be_written_is_a_note(
     page.mkdir()
     context.run_config["resume"] = True
     server_app.main(shares(tmp_path), context)
-    assert log.messages[-3].startswith("note: cannot write report.html: ")
+    assert log.messages[-3].startswith("note: no report.html: ")
     assert log.messages[-2] == "the saved model is that of round 1, the last"
     assert log.messages[-1] == f"saved in {tmp_path / 'run'}"
 
@@ -76,7 +76,7 @@ def test_below_min_replies_the_run_stops_and_a_resume_ends_as_if_it_had_not(
     healthy = grid.nodes[17]
 
     def from_round_2(message: Message) -> Message | None:
-        first = Order.from_json(str(message.content.config_records["config"]["fedcir"])).round == 1
+        first = TaskHeader.from_json(str(message.content.config_records["config"]["fedcir"])).round == 1
         return (healthy if first else altered(healthy, MessageType.TRAIN, rename))(message)
 
     grid.nodes[17] = instead(healthy, MessageType.TRAIN, from_round_2)
@@ -104,14 +104,14 @@ def test_a_server_that_was_killed_while_sites_trained_ahead_goes_back_two_checkp
 
     def kill(message: Message) -> Message | None:
         reply = there(message)
-        if order_of(message).round == 4:  # all have tested round 3, and some have trained
+        if header_of(message).round == 4:  # all have tested round 3, and some have trained
             raise KeyboardInterrupt
         return reply
 
     grid.nodes[17] = instead(there, MessageType.TRAIN, kill)
     with pytest.raises(KeyboardInterrupt):
         across(grid, config, out)
-    assert RunFolder(out).saved() == [1, 2]
+    assert RunFolder(out).checkpoint_rounds() == [1, 2]
     (out / "checkpoint" / "round-000002.safetensors").write_bytes(b"damaged")
     grid.nodes[17] = there
     across(grid, config, out, resume=True)
@@ -176,9 +176,9 @@ def test_batchnorm_of_ones_own_needs_training_data_at_every_site_and_no_weights_
 )
 def test_a_run_config_that_cannot_be_is_refused_and_named(given: dict[str, Any], word: str) -> None:
     with pytest.raises(InputError, match=word):
-        Settings.of(given)
+        DeploymentSettings.from_run_config(given)
 
 
 def test_half_a_site_is_not_a_number_of_sites() -> None:
     with pytest.raises(InputError, match="sites"):
-        Settings.of({"sites": 0.5})
+        DeploymentSettings.from_run_config({"sites": 0.5})

@@ -8,22 +8,20 @@ from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
+from descriptions import config, numbers, own, share
 from federations import ssh_fingerprint
 from flwr.app import ConfigRecord, Error, Message, MessageType, MetricRecord, RecordDict
 from grid import MemoryGrid, Node, clock_of_sleep, pem, run_of_flower  # noqa: F401
-from introductions import config, numbers, own, share
 
-from fedcir.flower.agreement import agree
-from fedcir.flower.certs import make_node_key
-from fedcir.flower.introduction import Introduction
-from fedcir.flower.keys import fingerprint, forget_keys
-from fedcir.flower.sites import POLL, Sites, push
-from fedcir.flower.wire import Order
-from fedcir.types import RunError
+from fedcir.errors import RunError
+from fedcir.flower.certificates import key_fingerprint, make_node_key
+from fedcir.flower.site_manifest import SiteDescription, build_manifest, release_keys
+from fedcir.flower.transport import POLL_SECONDS, NodeRegistry, push_messages
+from fedcir.flower.wire import TaskHeader
 
 
-def introduces(site: Introduction) -> Node:
-    return lambda message: Message(RecordDict({"config": site.to_record()}), reply_to=message)
+def introduces(site: SiteDescription) -> Node:
+    return lambda message: Message(site.to_content(), reply_to=message)
 
 
 def says(text: str) -> Node:
@@ -39,31 +37,31 @@ def fails(message: Message) -> Message:
     return Message(Error(2, "InputError at the site"), reply_to=message)
 
 
-def looking(grid: MemoryGrid) -> Sites:
-    sites = Sites(grid, Order(config(), {}))
-    sites.look()
+def looking(grid: MemoryGrid) -> NodeRegistry:
+    sites = NodeRegistry(grid, TaskHeader(config(), {}))
+    sites.refresh()
     return sites
 
 
-def manifest_clients(*sites: Introduction) -> list[dict[str, Any]]:
-    clients: list[dict[str, Any]] = agree(sites, config())[0]["clients"]
+def manifest_clients(*sites: SiteDescription) -> list[dict[str, Any]]:
+    clients: list[dict[str, Any]] = build_manifest(sites, config())[0]["clients"]
     return clients
 
 
 def test_every_node_is_asked_once_who_it_is() -> None:
     grid = MemoryGrid({11: introduces(own("a")), 5: introduces(own("b"))})
     sites = looking(grid)
-    assert sites.look() == {5, 11}
-    assert sites.introductions == {11: own("a"), 5: own("b")}
+    assert sites.refresh() == {5, 11}
+    assert sites.sites == {11: own("a"), 5: own("b")}
     assert grid.asked(MessageType.QUERY) == [5, 11]
     assert not sites.failures
-    assert not sites.expecting
+    assert not sites.pending
 
 
 def test_an_introduction_tells_how_many_images_a_site_has_but_not_which() -> None:
-    told = json.loads(str(own("a").to_record()["fedcir"]))
-    assert told == json.loads(json.dumps(asdict(own("a"))))
-    assert told.keys() == {
+    message = json.loads(str(own("a").to_content()["config"]["fedcir"]))
+    assert message == json.loads(json.dumps(asdict(own("a"))))
+    assert message.keys() == {
         *("domain", "classes", "train", "test", "content"),
         *("image_size", "channels", "validation", "partition", "shared", "versions"),
     }
@@ -86,7 +84,7 @@ GARBAGE = {
 @pytest.mark.parametrize("text", GARBAGE.values(), ids=GARBAGE)
 def test_a_node_that_answers_garbage_is_no_site(text: str) -> None:
     sites = looking(MemoryGrid({5: says(text), 6: introduces(own("b"))}))
-    assert sites.introductions == {6: own("b")}
+    assert sites.sites == {6: own("b")}
     assert sites.failures == {
         5: "its answer is not one of this fedcir: install the same version at the site and at the server"
     }
@@ -111,50 +109,52 @@ def test_a_node_with_an_error_is_kept_with_its_reason_and_asked_again_once_it_ha
     grid = MemoryGrid({5: fails})
     sites = looking(grid)
     assert sites.failures == {5: "InputError at the site"}
-    sites.look()
+    sites.refresh()
     assert grid.asked(MessageType.QUERY) == [5]
     del grid.nodes[5]
-    sites.look()
+    sites.refresh()
     assert sites.failures == {}
     grid.nodes[5] = introduces(own("a"))
-    sites.look()
-    assert sites.introductions == {5: own("a")}
+    sites.refresh()
+    assert sites.sites == {5: own("a")}
 
 
 def test_waiting_ends_as_soon_as_enough_are_there() -> None:
     clock = clock_of_sleep()
-    sites = Sites(MemoryGrid({1: introduces(own("a")), 2: introduces(own("b"))}), Order(config(), {}), clock=clock)
-    sites.wait(2, patience=600)
+    sites = NodeRegistry(
+        MemoryGrid({1: introduces(own("a")), 2: introduces(own("b"))}), TaskHeader(config(), {}), clock=clock
+    )
+    sites.wait(2, timeout=600)
     assert clock.now() == 0
-    assert len(sites.introductions) == 2
+    assert len(sites.sites) == 2
 
 
 def test_waiting_in_vain_tells_who_was_there_and_why_others_were_not() -> None:
     grid = MemoryGrid({1: introduces(own("b")), 2: introduces(own("a")), 3: fails, 4: silent})
     with pytest.raises(RunError) as refused:
-        Sites(grid, Order(config(), {}), clock=clock_of_sleep()).wait(4, patience=600)
-    said = str(refused.value)
-    assert said.startswith("2 of 4 sites are connected after 600 s (a, b); node 3: InputError at the site")
-    assert said.endswith("Start or fix the others, or lower `sites`")
+        NodeRegistry(grid, TaskHeader(config(), {}), clock=clock_of_sleep()).wait(4, timeout=600)
+    message = str(refused.value)
+    assert message.startswith("2 of 4 sites are connected after 600 s (a, b); node 3: InputError at the site")
+    assert message.endswith("Start or fix the others, or lower `sites`")
 
 
 def test_waiting_for_anyone_in_vain_says_that_none_was_there() -> None:
     with pytest.raises(RunError, match=r"0 of 1 sites are connected after 0 s \(none\)"):
-        Sites(MemoryGrid({}), Order(config(), {}), clock=clock_of_sleep()).wait(1, patience=0)
+        NodeRegistry(MemoryGrid({}), TaskHeader(config(), {}), clock=clock_of_sleep()).wait(1, timeout=0)
 
 
-def test_a_node_that_does_not_say_who_it_is_is_waited_for_no_longer_than_patience() -> None:
+def test_a_node_that_does_not_say_who_it_is_is_waited_for_no_longer_than_the_timeout() -> None:
     clock = clock_of_sleep()
-    sites = Sites(MemoryGrid({1: introduces(own("a")), 2: silent}), Order(config(), {}), clock=clock)
-    sites.wait(1, patience=600)
-    assert sites.introductions == {1: own("a")}
-    assert 600 < clock.now() <= 600 + 2 * POLL
+    sites = NodeRegistry(MemoryGrid({1: introduces(own("a")), 2: silent}), TaskHeader(config(), {}), clock=clock)
+    sites.wait(1, timeout=600)
+    assert sites.sites == {1: own("a")}
+    assert 600 < clock.now() <= 600 + 2 * POLL_SECONDS
 
 
 def test_who_comes_and_who_fails_is_logged_at_once_and_only_once(log: pytest.LogCaptureFixture) -> None:
     grid = MemoryGrid({1: introduces(own("a")), 3: fails})
     with pytest.raises(RunError):
-        Sites(grid, Order(config(), {}), clock=clock_of_sleep()).wait(2, patience=10)
+        NodeRegistry(grid, TaskHeader(config(), {}), clock=clock_of_sleep()).wait(2, timeout=10)
     assert log.messages == [
         "site 'a' connected as node 1: 8 training and 2 test images",
         "node 3 cannot take part: InputError at the site. It is asked again every 30 s; "
@@ -165,7 +165,7 @@ def test_who_comes_and_who_fails_is_logged_at_once_and_only_once(log: pytest.Log
 def test_every_now_and_then_the_log_says_for_whom_a_run_waits_and_what_to_do(log: pytest.LogCaptureFixture) -> None:
     grid = MemoryGrid({1: introduces(own("a")), 3: fails, 4: silent})
     with pytest.raises(RunError):
-        Sites(grid, Order(config(), {}), clock=clock_of_sleep()).wait(4, patience=100)
+        NodeRegistry(grid, TaskHeader(config(), {}), clock=clock_of_sleep()).wait(4, timeout=100)
     waits = [message.rpartition(" waits ")[2].partition(":")[0] for message in log.messages if " waits " in message]
     assert waits == ["70 s more", "40 s more", "9 s more"]
     reminder = log.text.partition("1 of 4 sites are connected (a), and the run waits 70 s more: ")[2]
@@ -182,9 +182,9 @@ def test_a_site_that_is_mended_while_the_run_waits_takes_part_though_it_never_di
         return fails(message)
 
     grid.nodes[3] = mended
-    sites = Sites(grid, Order(config(), {}), clock=clock_of_sleep())
-    sites.wait(2, patience=600)
-    assert sites.introductions == {1: own("a"), 3: own("b")}
+    sites = NodeRegistry(grid, TaskHeader(config(), {}), clock=clock_of_sleep())
+    sites.wait(2, timeout=600)
+    assert sites.sites == {1: own("a"), 3: own("b")}
     assert not sites.failures
 
 
@@ -198,106 +198,106 @@ def test_what_a_site_says_of_its_failure_cannot_write_into_the_log_what_it_likes
 def test_clients_are_found_by_name_and_those_that_are_not_there_are_told() -> None:
     sites = looking(MemoryGrid({70: introduces(own("b")), 8: introduces(own("a"))}))
     clients = manifest_clients(own("a"), own("b"), own("c"))
-    assert sites.nodes(clients) == ({0: 8, 1: 70}, {2: "its node is not connected"})
-    assert sites.nodes(clients[1:2]) == ({1: 70}, {})
+    assert sites.find_nodes(clients) == ({0: 8, 1: 70}, {2: "its node is not connected"})
+    assert sites.find_nodes(clients[1:2]) == ({1: 70}, {})
 
 
 def test_shares_are_found_by_partition_id_and_not_by_domain() -> None:
     sites = looking(MemoryGrid({7: introduces(share(1, "a")), 8: introduces(share(0, "a"))}))
-    assert sites.nodes(manifest_clients(share(0, "a"), share(1, "a"))) == ({0: 8, 1: 7}, {})
+    assert sites.find_nodes(manifest_clients(share(0, "a"), share(1, "a"))) == ({0: 8, 1: 7}, {})
 
 
 def test_a_node_that_comes_back_under_another_number_takes_its_client_over() -> None:
     grid = MemoryGrid({7: introduces(own("a")), 8: introduces(own("b"))})
     sites, clients = looking(grid), manifest_clients(own("a"), own("b"))
     grid.nodes[9] = grid.nodes.pop(7)
-    assert sites.nodes(clients) == ({0: 9, 1: 8}, {})
+    assert sites.find_nodes(clients) == ({0: 9, 1: 8}, {})
     del grid.nodes[9]
-    assert sites.nodes(clients) == ({1: 8}, {0: "its node is not connected"})
+    assert sites.find_nodes(clients) == ({1: 8}, {0: "its node is not connected"})
 
 
 def test_a_second_node_of_a_name_does_not_get_the_client_while_the_first_is_there() -> None:
     grid = MemoryGrid({7: introduces(own("a"))})
     sites, clients = looking(grid), manifest_clients(own("a"), own("b"))[:1]
     grid.nodes = {3: introduces(own("a")), **grid.nodes}
-    assert sites.nodes(clients) == ({0: 7}, {})
+    assert sites.find_nodes(clients) == ({0: 7}, {})
     del grid.nodes[7]
-    assert sites.nodes(clients) == ({0: 3}, {})
+    assert sites.find_nodes(clients) == ({0: 3}, {})
 
 
 def test_a_site_whose_data_have_changed_is_refused_with_that_reason() -> None:
     grid = MemoryGrid({7: introduces(own("a", content="other")), 8: introduces(own("b"))})
     clients = manifest_clients(own("a"), own("b"))
-    assert looking(grid).nodes(clients) == ({1: 8}, {0: "its data have changed since the run began"})
+    assert looking(grid).find_nodes(clients) == ({1: 8}, {0: "its data have changed since the run began"})
 
 
 def test_a_second_node_of_a_name_with_other_data_does_not_put_the_first_out() -> None:
     grid = MemoryGrid({5: introduces(own("a"))})
     sites = looking(grid)
     grid.nodes[7] = introduces(own("a", content="other"))
-    assert sites.nodes(manifest_clients(own("a"), own("b"))[:1]) == ({0: 5}, {})
+    assert sites.find_nodes(manifest_clients(own("a"), own("b"))[:1]) == ({0: 5}, {})
 
 
 def test_a_node_that_comes_back_under_the_same_number_with_other_data_is_refused() -> None:
     grid = MemoryGrid({7: introduces(own("a"))})
     sites, clients = looking(grid), manifest_clients(own("a"), own("b"))[:1]
-    assert sites.nodes(clients) == ({0: 7}, {})
+    assert sites.find_nodes(clients) == ({0: 7}, {})
     del grid.nodes[7]
-    sites.look()
+    sites.refresh()
     grid.nodes[7] = introduces(own("a", content="other"))
-    assert sites.nodes(clients) == ({}, {0: "its data have changed since the run began"})
+    assert sites.find_nodes(clients) == ({}, {0: "its data have changed since the run began"})
 
 
 def test_a_node_that_came_back_before_the_run_began_is_not_two_sites() -> None:
     grid = MemoryGrid({7: introduces(own("a"))})
     sites = looking(grid)
     grid.nodes = {9: introduces(own("a")), 8: introduces(own("b"))}
-    sites.wait(2, patience=0)
-    assert numbers(agree(sites.introductions.values(), config())[0]) == {"a": 0, "b": 1}
+    sites.wait(2, timeout=0)
+    assert numbers(build_manifest(sites.sites.values(), config())[0]) == {"a": 0, "b": 1}
 
 
 def test_a_node_that_went_away_without_an_answer_is_not_waited_for() -> None:
     grid = MemoryGrid({7: silent, 8: introduces(own("b"))})
     sites = looking(grid)
-    assert sites.expecting
+    assert sites.pending
     del grid.nodes[7]
-    sites.look()
-    assert not sites.expecting
+    sites.refresh()
+    assert not sites.pending
 
 
 def test_a_node_that_went_away_without_an_answer_is_asked_again_when_it_is_back() -> None:
     grid = MemoryGrid({7: silent})
     sites = looking(grid)
     del grid.nodes[7]
-    sites.look()
+    sites.refresh()
     grid.nodes[7] = introduces(own("a"))
-    sites.look()
-    assert sites.introductions == {7: own("a")}
+    sites.refresh()
+    assert sites.sites == {7: own("a")}
 
 
-ONE, TWO = (fingerprint(pem(number)) for number in (1, 2))
+ONE, TWO = (key_fingerprint(pem(number)) for number in (1, 2))
 
 
 def test_a_fingerprint_is_what_ssh_keygen_shows_of_the_public_key(tmp_path: Path) -> None:
     public = make_node_key(tmp_path / "site.key")
     key = load_ssh_public_key(public.read_bytes())
-    told = key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)  # by the SuperLink
-    assert fingerprint(told) == ssh_fingerprint(public)
-    assert fingerprint(bytes(32)) == fingerprint(b"") == ""  # what simulated nodes have
+    message = key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)  # by the SuperLink
+    assert key_fingerprint(message) == ssh_fingerprint(public)
+    assert key_fingerprint(bytes(32)) == key_fingerprint(b"") == ""  # what simulated nodes have
 
 
-def bound_grid() -> tuple[MemoryGrid, Sites, list[dict[str, Any]]]:
+def bound_grid() -> tuple[MemoryGrid, NodeRegistry, list[dict[str, Any]]]:
     """Two sites whose names are bound to their keys."""
     grid = MemoryGrid({7: introduces(own("a")), 8: introduces(own("b"))}, {7: pem(1), 8: pem(2)})
     sites, clients = looking(grid), manifest_clients(own("a"), own("b"))
-    sites.bind(clients)
+    sites.bind_keys(clients)
     return grid, sites, clients
 
 
 def test_names_are_bound_to_the_keys_that_used_them_first() -> None:
     _, sites, clients = bound_grid()
     assert [client["node_key"] for client in clients] == [ONE, TWO]
-    assert sites.nodes(clients) == ({0: 7, 1: 8}, {})
+    assert sites.find_nodes(clients) == ({0: 7, 1: 8}, {})
 
 
 @pytest.mark.parametrize("content", ["hash of a", "other"])
@@ -306,13 +306,15 @@ def test_a_node_that_claims_the_name_of_another_key_is_turned_away_and_named(
 ) -> None:
     grid, sites, clients = bound_grid()
     grid.nodes[9], grid.keys[9] = introduces(own("a", content=content)), pem(3)
-    assert sites.nodes(clients) == ({0: 7, 1: 8}, {})
-    turned = f"it claims the name 'a' with the key {fingerprint(pem(3))}, but the name belongs to {ONE} (see new-keys)"
+    assert sites.find_nodes(clients) == ({0: 7, 1: 8}, {})
+    turned = (
+        f"it claims the name 'a' with the key {key_fingerprint(pem(3))}, but the name belongs to {ONE} (see new-keys)"
+    )
     assert sites.failures == {9: turned}
     assert f"node 9 cannot take part: {turned}" in log.messages
     del grid.nodes[7]
-    found, missing = sites.nodes(clients)
-    assert found == {1: 8}
+    result, missing = sites.find_nodes(clients)
+    assert result == {1: 8}
     assert missing == {0: f"its node is not connected, and another was turned away: {turned}"}
     assert log.messages.count(f"node 9 cannot take part: {turned}") == 1
 
@@ -321,11 +323,11 @@ def test_a_registered_site_cannot_take_the_name_of_another_by_coming_back_as_it(
     grid, sites, clients = bound_grid()
     del grid.nodes[7]
     grid.nodes[8] = silent
-    sites.look()
+    sites.refresh()
     del grid.nodes[8]
-    sites.look()
+    sites.refresh()
     grid.nodes[8] = introduces(own("a"))
-    assert sites.nodes(clients)[0] == {}
+    assert sites.find_nodes(clients)[0] == {}
     assert set(sites.failures) == {8}
 
 
@@ -333,18 +335,18 @@ def test_a_node_that_restarts_with_its_key_has_its_name_whatever_its_number() ->
     grid, sites, clients = bound_grid()
     del grid.nodes[7]
     grid.nodes[99], grid.keys[99] = introduces(own("a")), pem(1)
-    assert sites.nodes(clients) == ({0: 99, 1: 8}, {})
+    assert sites.find_nodes(clients) == ({0: 99, 1: 8}, {})
 
 
 def test_a_site_with_a_new_key_takes_part_if_the_run_is_resumed_with_its_name() -> None:
     _, _, clients = bound_grid()
     grid = MemoryGrid({1: introduces(own("a")), 2: introduces(own("b"))}, {1: pem(4), 2: pem(5)})
-    forget_keys(clients, ["a"])
-    sites = Sites(grid, Order(config(), {}))
-    sites.bind(clients)
-    assert sites.nodes(clients)[0] == {0: 1}
-    assert clients[0]["node_key"] == fingerprint(pem(4))
-    forget_keys(clients, ["all"])
+    release_keys(clients, ["a"])
+    sites = NodeRegistry(grid, TaskHeader(config(), {}))
+    sites.bind_keys(clients)
+    assert sites.find_nodes(clients)[0] == {0: 1}
+    assert clients[0]["node_key"] == key_fingerprint(pem(4))
+    release_keys(clients, ["all"])
     assert not any("node_key" in client for client in clients)
 
 
@@ -379,6 +381,6 @@ class Refusing(MemoryGrid):
 @pytest.mark.parametrize("kept", [True, pytest.param(False)], ids=["HttpGrid", "InMemoryGrid"])
 def test_a_message_that_could_not_be_sent_does_not_mix_up_the_others(kept: bool) -> None:
     grid = Refusing([4, 5, 6], refused=4, kept=kept)
-    went = push(grid, [Message(RecordDict(), node, MessageType.QUERY) for node in (4, 5, 6)])
+    went = push_messages(grid, [Message(RecordDict(), node, MessageType.QUERY) for node in (4, 5, 6)])
     assert went == {message.metadata.message_id: message.metadata for message in grid.sent}
-    assert [asked.dst_node_id for asked in went.values()] == [5, 6]
+    assert [settings.dst_node_id for settings in went.values()] == [5, 6]

@@ -4,13 +4,13 @@ import shutil
 from pathlib import Path
 
 import pytest
-from crossing import NODES, Tiny, Train, across, dropped, model, order_of, rounds, shares
+from crossing import NODES, Tiny, Train, across, dropped, header_of, model, rounds, shares
 from flwr.app import MessageType
 from grid import MemoryGrid, run_of_flower, site  # noqa: F401
 
 import fedcir
-from fedcir.engine.folder import RunFolder
-from fedcir.types import InputError
+from fedcir.errors import InputError
+from fedcir.runtime.run_folder import RunFolder
 
 
 @pytest.mark.parametrize("algorithm", ["fedcir", "fedsr", "fedgen"])
@@ -72,7 +72,7 @@ def test_what_a_method_keeps_at_a_site_lies_there_under_the_key_of_the_run(tiny:
     assert kept == [f"{number}/{key}/{number}/round-000001.safetensors" for number in range(3)]
 
 
-@pytest.mark.parametrize("algorithm", ["fedavg", "fedcir", "fedsr", "fedgen", "fedproc", "fedproto", "fpl"])
+@pytest.mark.parametrize("algorithm", ["fedavg", "fedcir", "fedgen", "fedproto"])
 def test_a_round_is_one_message_for_each_node_and_after_the_last_one_is_only_to_test(
     tiny: Tiny, tmp_path: Path, algorithm: str
 ) -> None:
@@ -87,7 +87,7 @@ def test_under_privacy_nobody_trains_before_the_round_is_counted(tiny: Tiny, tmp
     grid = shares(tmp_path)
     across(grid, tiny("fedavg", "server.rounds=2", "privacy.clip=1", "model.norm=group"), tmp_path / "run")
     assert [grid.asked(kind) for kind in (MessageType.TRAIN, MessageType.EVALUATE)] == [sorted(NODES) * 2] * 2
-    assert not any(order_of(message).tests for message in grid.sent)
+    assert not any(header_of(message).tests for message in grid.sent)
 
 
 def test_clients_that_only_test_and_those_that_only_train_are_asked_for_that(
@@ -101,14 +101,14 @@ def test_clients_that_only_test_and_those_that_only_train_are_asked_for_that(
     across(grid, config, tmp_path / "two", sites=clients)
     assert rounds(tmp_path / "two") == rounds(one)
     assert model(tmp_path / "two") == model(one)
-    asked = [(m.metadata.message_type, bool(order_of(m).tests)) for m in grid.sent[clients:]]
-    assert set(asked) == {("train", False), ("train", True), ("evaluate", False)}
+    settings = [(m.metadata.message_type, bool(header_of(m).tests)) for m in grid.sent[clients:]]
+    assert set(settings) == {("train", False), ("train", True), ("evaluate", False)}
 
 
 def test_a_round_that_is_not_evaluated_sends_nothing_to_test(tiny: Tiny, tmp_path: Path) -> None:
     grid = shares(tmp_path)
     across(grid, tiny("fedcir", "server.eval_every=2"), tmp_path / "run")
-    orders = [order_of(message) for message in grid.sent[3:]]
+    orders = [header_of(message) for message in grid.sent[3:]]
     assert [(order.round, order.tests) for order in orders[::3]] == [(1, ()), (2, ()), (3, (0, 1, 2)), (3, ())]
     assert len(orders) == 4 * 3
 

@@ -21,11 +21,11 @@ import os, subprocess, sys, time
 from pathlib import Path
 
 sys.path.insert(0, sys.argv[3])  # without Flower, which takes long to import
-from watcher import watched
+from watcher import watch
 
 folder = Path(sys.argv[1])
 stubborn = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); time.sleep(600)"
-with watched(folder):
+with watch(folder):
     child = subprocess.Popen(
         [sys.executable, "-c", stubborn],
         env={**os.environ, "FLWR_HOME": str(folder / "flwr")},
@@ -92,7 +92,7 @@ def test_what_is_left_where_the_watcher_was_killed_too_is_removed_by_the_next_on
         assert (tmp_path / "fedcir-dead").exists()
         end_abandoned()
         assert [path.name for path in tmp_path.iterdir()] == ["fedcir-alive"]
-        assert [each for each in children if _lives(each)] == [children[1]]
+        assert [item for item in children if _lives(item)] == [children[1]]
     finally:
         for parent in parents:
             parent.kill()

@@ -5,7 +5,7 @@ import signal
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from fedcir.types import FedcirError, InputError
+from fedcir.errors import FedcirError, InputError
 
 HANG = 60
 """Seconds after which a reader counts as stuck, on a machine that has much else to do."""

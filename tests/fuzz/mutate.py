@@ -18,7 +18,7 @@ import tomli_w
 
 FIRST, _, LAST = os.environ.get("FEDCIR_FUZZ", "1000").rpartition("-")
 MANY = range(int(FIRST or 0), int(LAST))
-"""Seeds of the inputs of each kind in `make test-all`: FEDCIR_FUZZ=1000, or FEDCIR_FUZZ=360-1000 for a part of them."""
+"""Seeds of the inputs of each kind in `make test-slow`: FEDCIR_FUZZ=1000, or FEDCIR_FUZZ=360-1000 for a part."""
 
 LONG = 300
 """Digits of a number that no machine type holds."""
@@ -39,8 +39,8 @@ def batches(few: int, many: range = MANY) -> Any:
 
 def outcomes(seeds: Iterable[int], attempt: Callable[[random.Random], str | None]) -> list[str]:
     """What went wrong, by seed; `attempt` gives None if the outcome was a clean one."""
-    found = ((seed, attempt(random.Random(seed))) for seed in seeds)
-    return [f"seed {seed}: {fault}" for seed, fault in found if fault is not None]
+    result = ((seed, attempt(random.Random(seed))) for seed in seeds)
+    return [f"seed {seed}: {fault}" for seed, fault in result if fault is not None]
 
 
 def damaged_bytes(data: bytes, rng: random.Random) -> bytes:
@@ -138,8 +138,8 @@ def damaged_toml(data: bytes, rng: random.Random) -> bytes:
 
 def _without_none(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _without_none(each) for key, each in value.items()}
-    return [_without_none(each) for each in value] if isinstance(value, list) else "" if value is None else value
+        return {key: _without_none(item) for key, item in value.items()}
+    return [_without_none(item) for item in value] if isinstance(value, list) else "" if value is None else value
 
 
 def damaged_content(path: Path, rng: random.Random) -> None:

@@ -33,14 +33,14 @@ def rewritten(path: Path, rng: random.Random) -> str:
     name = rng.choice(sorted(held))
     what = rng.randrange(4)
     with zipfile.ZipFile(path, "w", rng.choice((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED))) as archive:
-        for each, content in held.items():
-            if each != name or what == 0:
-                archive.writestr(each, content)
+        for item, content in held.items():
+            if item != name or what == 0:
+                archive.writestr(item, content)
             elif what == 1:
-                with archive.open(each, "w", force_zip64=True) as file:
-                    np.lib.format.write_array(file, rng.choice(X if "x_" in each else Y), allow_pickle=True)
+                with archive.open(item, "w", force_zip64=True) as file:
+                    np.lib.format.write_array(file, rng.choice(X if "x_" in item else Y), allow_pickle=True)
             elif what == 2:
-                archive.writestr(each, damaged_bytes(content, rng))
+                archive.writestr(item, damaged_bytes(content, rng))
         if what == 0:
             archive.writestr(rng.choice((".npy", "x", "../x.npy", "x_train", f"{name}.npy")), b"x")
     return f"{path.name}: {name} changed ({what})"

@@ -13,12 +13,13 @@ from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 from mutate import VALUES, batches, damaged_toml, outcomes
 
-from fedcir.algorithms import algorithm_class, make_algorithm, names
-from fedcir.config import SECTIONS, Config, bounds_of, config_from, config_tables, dump_toml, read_toml
-from fedcir.engine.settling import hyper_parameters
-from fedcir.engine.simulate import open_run
-from fedcir.insight.takes import takes
-from fedcir.types import FedcirError
+from fedcir.algorithms import find_algorithm, list_algorithms, make_algorithm
+from fedcir.config import SECTIONS, Config, config_from_tables, config_to_tables, dump_toml, read_toml
+from fedcir.errors import FedcirError
+from fedcir.experiments.reference import describe_field
+from fedcir.runtime.resolution import get_hyper_parameters
+from fedcir.runtime.simulation import open_run
+from fedcir.validation import bounds_of
 
 PLACES = [f"{section}.{name}" for section, cls in SECTIONS.items() for name in cls.__dataclass_fields__]
 SCALARS = st.one_of(
@@ -31,20 +32,20 @@ NESTED = st.recursive(
 
 def text_of(algorithm: str, config: Config) -> bytes:
     """A whole config with every field of the algorithm."""
-    tables: dict[str, Any] = config_tables(config)
-    tables["algorithm"] = {"name": algorithm, **hyper_parameters(algorithm_class(algorithm)())}
+    tables: dict[str, Any] = config_to_tables(config)
+    tables["algorithm"] = {"name": algorithm, **get_hyper_parameters(find_algorithm(algorithm)())}
     return dump_toml(tables).encode()
 
 
 def settled(tables: dict[str, Any]) -> Config:
-    config = config_from(tables)
+    config = config_from_tables(tables)
     make_algorithm(config.algorithm)
     return config
 
 
 @batches(120)
 def test_a_mutated_file_is_read_or_refused_in_one_line(seeds: range, tmp_path: Path) -> None:
-    texts = [text_of(name, Config()) for name in names()]
+    texts = [text_of(name, Config()) for name in list_algorithms()]
     path = tmp_path / "config.toml"
 
     def attempt(rng: random.Random) -> str | None:
@@ -55,19 +56,19 @@ def test_a_mutated_file_is_read_or_refused_in_one_line(seeds: range, tmp_path: P
 
 
 @seed(0)
-@settings(max_examples=80, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+@settings(suppress_health_check=list(HealthCheck))
 @given(st.dictionaries(st.sampled_from(PLACES), NESTED, min_size=1, max_size=3))
 def test_any_value_in_any_place_is_taken_or_refused_in_one_line(found: dict[str, Any]) -> None:
     tables: dict[str, dict[str, Any]] = {}
-    for place, value in found.items():
-        section, _, name = place.partition(".")
+    for path, value in found.items():
+        section, _, name = path.partition(".")
         tables.setdefault(section, {})[name] = value
     assert fault(lambda: settled(tables)) is None
 
 
 def possible(cls: type, name: str, rng: random.Random) -> Any:
     """A value that its type and its bounds allow, small where it is a size."""
-    words, choices = takes(cls, name)
+    words, choices = describe_field(cls, name)
     bounds = bounds_of(cls).get(name)
     if bounds is not None and "whole" in words:
         return int(bounds.low) + rng.choice((0, 1, 2, 5))
@@ -91,10 +92,10 @@ def test_what_is_accepted_opens_and_trains_for_a_round(
 
     def attempt(rng: random.Random) -> str | None:
         config = like[rng.choice(sorted(like))]
-        tables: dict[str, Any] = config_tables(config)
+        tables: dict[str, Any] = config_to_tables(config)
         for _ in range(rng.randint(1, 3)):
             section = rng.choice([section for section in SECTIONS if section != "data"])
-            cls = algorithm_class(config.algorithm.name) if section == "algorithm" else SECTIONS[section]
+            cls = find_algorithm(config.algorithm.name) if section == "algorithm" else SECTIONS[section]
             fields = [field.name for field in dataclasses.fields(cls) if field.init and field.name != "compile"]
             if fields:  # to compile takes a minute
                 name = rng.choice(fields)

@@ -19,12 +19,12 @@ from test_run_folders import fault
 
 import fedcir
 from fedcir.config import Config
-from fedcir.engine.machine import pick_device
-from fedcir.insight.report.write import report
-from fedcir.runs.run import load_run
-from fedcir.types import InputError
-from fedcir.use.evaluate import evaluate_run
-from fedcir.use.export import export
+from fedcir.errors import InputError
+from fedcir.inference.exporting import export
+from fedcir.reporting.evaluation_report import evaluate
+from fedcir.reporting.run_report import report
+from fedcir.runs.reader import load_run
+from fedcir.runtime.devices import pick_device
 
 CHECKED = ("summary.json", "calibration.json", "manifest.json", "rounds.jsonl", "config.toml")
 """Files that hold a checksum, which is no hindrance for whoever changes them on purpose."""
@@ -53,11 +53,11 @@ def read_values(path: Path) -> Any:
 def write_values(path: Path, values: Any) -> None:
     """Write values without their checksums."""
     values = copy.deepcopy(values)
-    for each in values if isinstance(values, list) else [values]:
-        for place in (each, each.get("fedcir", {})) if isinstance(each, dict) else ():
-            if isinstance(place, dict):
-                place.pop("checksum", None)
-                place.pop("model", None) if path.name == "summary.json" else None
+    for item in values if isinstance(values, list) else [values]:
+        for folder in (item, item.get("fedcir", {})) if isinstance(item, dict) else ():
+            if isinstance(folder, dict):
+                folder.pop("checksum", None)
+                folder.pop("model", None) if path.name == "summary.json" else None
     if path.suffix == ".toml":
         path.write_text(tomli_w.dumps(values), encoding="utf-8")
     elif path.suffix == ".safetensors":
@@ -72,12 +72,12 @@ def uses(run: Path, out: Path) -> dict[str, Callable[[], Any]]:
     """What a user does with the model of another."""
 
     def predict() -> None:
-        [found] = fedcir.Predictor(run, device="cpu")([np.zeros((8, 8, 3), np.uint8)])
-        assert 0 <= found.probability <= 1
+        [result] = fedcir.Predictor(run, device="cpu")([np.zeros((8, 8, 3), np.uint8)])
+        assert 0 <= result.probability <= 1
 
     return {
         "predict": predict,
-        "evaluate": lambda: evaluate_run(run, device="cpu"),
+        "evaluate": lambda: evaluate(run, device="cpu"),
         "export": lambda: export(run, out / "model.safetensors"),
     }
 
@@ -100,17 +100,17 @@ def cards(card: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     places += [(key, inner) for key in ("model", "algorithm") for inner in card[key]]
     places += [(key, 0) for key in ("classes", "mean", "std")]  # type: ignore[list-item]
     more = (1, 3, 64, 4096, 10_000, "cnn", "resnet18", "fedavg", [0.5] * 3, [0.0] * 3, ["a", "a", "b"])
-    for place in places:
+    for path in places:
         for value in ("missing", *VALUES, *more):
             changed = copy.deepcopy(card)
             holder = changed
-            for key in place[:-1]:
+            for key in path[:-1]:
                 holder = holder[key]
             if value == "missing":
-                del holder[place[-1]]
+                del holder[path[-1]]
             else:
-                holder[place[-1]] = value
-            yield f"{'.'.join(map(str, place))} = {value!r:.60}", changed
+                holder[path[-1]] = value
+            yield f"{'.'.join(map(str, path))} = {value!r:.60}", changed
 
 
 @pytest.mark.parametrize("every", [31, pytest.param(1, marks=pytest.mark.slow, id="every one")])
@@ -122,7 +122,7 @@ def test_a_changed_card_is_used_or_refused_in_one_line(every: int, whole: Path, 
     for number, (what, changed) in enumerate(cards(read_values(whole / "model.safetensors"))):
         if number % every == 0:
             write_values(model, changed)
-            wrong += [f"{what}: {each}" for each in faults(uses(run, tmp_path))]
+            wrong += [f"{what}: {item}" for item in faults(uses(run, tmp_path))]
     assert wrong == []
 
 
@@ -187,7 +187,7 @@ def test_an_image_size_beyond_memory_is_refused_before_anything_is_allocated(
     with pytest.raises(InputError, match=r"card\.image_size must be at most 4,096, got 10000"):
         fedcir.Predictor(run, device="cpu")
     write_values(run / "model.safetensors", {**card, "image_size": 4096})
-    monkeypatch.setattr("fedcir.config.memory.free_memory", lambda: 10**9)
+    monkeypatch.setattr("fedcir.machine.free_memory", lambda: 10**9)
     with pytest.raises(InputError, match=r"image_size=4096 of .* needs 16\.1 GB"):
         fedcir.Predictor(run, device="cpu")
 

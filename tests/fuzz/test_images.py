@@ -14,11 +14,10 @@ from mutate import batches, damaged_bytes, damaged_copy, outcomes
 from PIL import Image
 
 from fedcir.config import DataConfig
+from fedcir.data.decoding import Limits, decode_files
 from fedcir.data.inspection import inspect_dataset
 from fedcir.data.opening import open_dataset
-from fedcir.data.pictures.decode import decode_files
-from fedcir.data.pictures.square import Limits
-from fedcir.types import InputError
+from fedcir.errors import InputError
 
 KINDS: dict[str, dict[str, Any]] = {
     "jpg": {}, "png": {}, "webp": {}, "bmp": {}, "tif": {}, "tiff": {"compression": "tiff_lzw"}, "gif": {}, "ppm": {},
@@ -38,9 +37,9 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     Image.fromarray(noise).convert("P").save(root / "palette.png")
     for dicom in ("CT_small.dcm", "MR_small.dcm"):
         pydicom = pytest.importorskip("pydicom")
-        found = Path(pydicom.__file__).parent / "data/test_files" / dicom
-        if found.is_file():
-            (root / dicom).write_bytes(found.read_bytes())
+        result = Path(pydicom.__file__).parent / "data/test_files" / dicom
+        if result.is_file():
+            (root / dicom).write_bytes(result.read_bytes())
     return sorted(root.iterdir())
 
 
@@ -54,9 +53,9 @@ def test_a_mutated_picture_is_seen_or_named(seeds: range, pictures: list[Path], 
         for _ in range(rng.randint(1, 3)):
             content = damaged_bytes(content, rng)
         path.write_bytes(content)
-        found = []
-        wrong = fault(lambda: found.extend(decode_files([str(path)], 8, limits=LIMITS)))
-        return wrong or (None if found[0].error.isprintable() else f"not one line: {found[0].error!r}")
+        results = []
+        wrong = fault(lambda: results.extend(decode_files([str(path)], 8, limits=LIMITS)))
+        return wrong or (None if results[0].error.isprintable() else f"not one line: {results[0].error!r}")
 
     assert not outcomes(seeds, attempt)
 
@@ -80,17 +79,19 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def stray(root: Path, rng: random.Random) -> None:
     """Put something into the folder that has no place there."""
-    folders = [root, *sorted(each for each in root.rglob("*") if each.is_dir() and not each.is_symlink())]
-    place = rng.choice(folders)
-    name = place / rng.choice(("x.jpg", "x.png", ".x", "x", "train", "test", "a\nb.png", "=1+1.png", "X" * 200))
+    folders = [root, *sorted(path for path in root.rglob("*") if path.is_dir() and not path.is_symlink())]
+    folder = rng.choice(folders)
+    name = folder / rng.choice(("x.jpg", "x.png", ".x", "x", "train", "test", "a\nb.png", "=1+1.png", "X" * 200))
     kinds: list[Callable[[], Any]] = [
         name.mkdir,
         lambda: name.symlink_to(rng.choice(folders)),
         lambda: name.symlink_to("/dev/zero"),
         lambda: os.mkfifo(name),
         lambda: name.write_bytes(rng.randbytes(99)),
-        lambda: place.rename(place.with_name(rng.choice(("train", "test", ".hidden", "val")))) if place != root else 0,
-        lambda: os.close(os.open(os.fsencode(place) + b"/\xff.png", os.O_CREAT)),
+        lambda: (
+            folder.rename(folder.with_name(rng.choice(("train", "test", ".hidden", "val")))) if folder != root else 0
+        ),
+        lambda: os.close(os.open(os.fsencode(folder) + b"/\xff.png", os.O_CREAT)),
     ]
     with suppress(OSError):  # there is something of that name
         rng.choice(kinds)()

@@ -13,13 +13,13 @@ from grid import run_of_flower  # noqa: F401
 from mutate import VALUES, batches, damaged_bytes, outcomes
 
 from fedcir.config import Config
-from fedcir.engine.replies import tally
-from fedcir.engine.rounds import take_step
-from fedcir.engine.session import Session
-from fedcir.engine.simulate import open_run
 from fedcir.flower.wire import pack_reply, unpack_reply
-from fedcir.models.tensors import not_finite
-from fedcir.types import ClientReply, Dropped, Groups
+from fedcir.models.tensors import find_non_finite
+from fedcir.runtime.rounds import step_server
+from fedcir.runtime.session import Session
+from fedcir.runtime.simulation import open_run
+from fedcir.server.replies import tally_evaluations
+from fedcir.types import ClientReply, DroppedReply, Groups
 
 NAMES = ("", "arrays", "config", "metrics", "x", "model/x", "model/", "/", "num-examples", "loss/ce", "ä\x00\x1b[31m")
 NAMES += ("a" * 500,)
@@ -68,7 +68,9 @@ def mutated(content: RecordDict, rng: random.Random) -> RecordDict | Error:
     return content
 
 
-def sent(reply: ClientReply, trained: tuple[str, ...], template: Groups, rng: random.Random) -> ClientReply | Dropped:
+def sent(
+    reply: ClientReply, trained: tuple[str, ...], template: Groups, rng: random.Random
+) -> ClientReply | DroppedReply:
     """The reply as the server reads it, after somebody has changed it."""
     question = Message(RecordDict(), 7, MessageType.TRAIN)
     content = pack_reply(reply, trained)
@@ -90,10 +92,10 @@ def test_a_mutated_reply_to_train_is_dropped_in_one_line_or_used(seeds: range, s
     def attempt(rng: random.Random) -> str | None:
         def work() -> None:
             honest = [ClientReply(client, 24, template, {"loss/ce": 1.0, "flops": 9.0}) for client in range(3)]
-            replies = [sent(each, trained, template, rng) if each.client_id == BAD else each for each in honest]
-            state, collected = take_step(session, replies, [0, 1, 2])
+            replies = [sent(item, trained, template, rng) if item.client_id == BAD else item for item in honest]
+            state, collected = step_server(session, replies, [0, 1, 2])
             assert collected.count >= 2
-            assert not_finite(state.shared) is None
+            assert find_non_finite(state.shared) is None
             assert all(math.isfinite(value) for value in collected.losses().values())
             for reason in collected.dropped.values():
                 assert reason.isprintable()
@@ -110,12 +112,12 @@ def test_a_mutated_reply_of_a_test_is_dropped_in_one_line_or_gives_an_accuracy(s
         def work() -> None:
             metrics = {"correct": 6.0, "count": 12.0, "loss": 1.5}
             honest = [ClientReply(client, 12, {}, metrics) for client in range(3)]
-            replies = [sent(each, (), {}, rng) if each.client_id == BAD else each for each in honest]
+            replies = [sent(item, (), {}, rng) if item.client_id == BAD else item for item in honest]
             dropped: dict[str, str] = {}
-            tests = tally(session.roster, replies, dropped)
-            found = tests.accuracies(session.roster.unseen)
+            tests = tally_evaluations(session.roster, replies, dropped)
+            result = tests.accuracies(session.roster.unseen)
             assert all(0 <= value <= 1 for value in tests.accuracy().values())
-            json.loads(json.dumps({**found, "risk": tests.risk, "dropped": dropped}, allow_nan=False))
+            json.loads(json.dumps({**result, "risk": tests.risk, "dropped": dropped}, allow_nan=False))
             assert all(reason.isprintable() for reason in dropped.values())
 
         return fault(work)

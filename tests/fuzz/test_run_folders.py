@@ -11,11 +11,11 @@ from ended import HANG, Stuck, not_stuck
 from mutate import batches, damaged_copy, outcomes
 
 import fedcir
-from fedcir.cli.failure import told
+from fedcir.cli.application import describe_failure
 from fedcir.config import Config
-from fedcir.engine.simulate import open_run
-from fedcir.insight.report.write import report
-from fedcir.runs.run import load_run
+from fedcir.reporting.run_report import report
+from fedcir.runs.reader import load_run
+from fedcir.runtime.simulation import open_run
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def fault(what: str, work: Callable[[], Any]) -> str | None:
     except Stuck:
         return f"{what}: still busy after {HANG} s"
     except Exception as error:
-        line, code = told(error)
+        line, code = describe_failure(error)
         if "\n" in line or len(line) > 1500 or line.startswith("internal error") or code not in (1, 2):
             return f"{what}: {type(error).__name__}, {len(line)} characters: {line[:300]}"
     return None
@@ -53,9 +53,9 @@ def readers(run: Path, out: Path) -> dict[str, Callable[[], Any]]:
     """All that a user does with the run of another."""
 
     def curves() -> None:
-        found = load_run(run)
-        found.curve("accuracy_mean")
-        found.to_rows()
+        result = load_run(run)
+        result.curve("accuracy_mean")
+        result.to_rows()
 
     return {
         "load_run": curves,
@@ -69,8 +69,8 @@ def readers(run: Path, out: Path) -> dict[str, Callable[[], Any]]:
 def test_a_damaged_run_is_read_or_refused_in_one_line(whole: Path, tmp_path: Path, seeds: range) -> None:
     def attempt(rng: random.Random) -> str | None:
         damage = damaged_copy(whole, tmp_path / "run", rng)
-        found = [fault(what, work) for what, work in readers(tmp_path / "run", tmp_path).items()]
-        wrong = "; ".join(each for each in found if each)
+        results = [fault(what, work) for what, work in readers(tmp_path / "run", tmp_path).items()]
+        wrong = "; ".join(item for item in results if item)
         return f"{damage}: {wrong}" if wrong else None
 
     assert outcomes(seeds, attempt) == []

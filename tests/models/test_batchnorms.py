@@ -5,11 +5,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fedcir.errors import InputError
 from fedcir.models import renormalise
-from fedcir.models.cnn import CNN
-from fedcir.models.norm import InstanceNorm
-from fedcir.models.resnet import ResNet18
-from fedcir.types import InputError
+from fedcir.models.networks import CNN, ResNet18
+from fedcir.models.normalisation import InstanceNorm
 
 IMAGES = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
 

@@ -4,9 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedcir.models.cnn import CNN
-from fedcir.models.conv import StandardisedConv, conv_layer, standardised
-from fedcir.models.resnet import ResNet18
+from fedcir.models.networks import CNN, ResNet18, StandardisedConv, make_conv, standardise_weight
 
 RNG = torch.Generator().manual_seed(0)
 
@@ -15,7 +13,7 @@ def test_standardised_weights_by_numpy() -> None:
     weight = torch.randn(4, 3, 3, 3, generator=RNG) + 2
     w, gain = weight.numpy().reshape(4, 27), math.sqrt(2 / (1 - 1 / math.pi))
     expected = (w - w.mean(1, keepdims=True)) / w.std(1, keepdims=True) / math.sqrt(27) * gain
-    np.testing.assert_allclose(standardised(weight).reshape(4, 27), expected, atol=1e-5)
+    np.testing.assert_allclose(standardise_weight(weight).reshape(4, 27), expected, atol=1e-5)
 
 
 def test_only_the_direction_of_a_filter_counts() -> None:
@@ -38,8 +36,8 @@ def test_networks_without_norms_keep_the_size_of_what_passes_and_nothing_of_the_
     torch.manual_seed(0)
     network = backbone(width=16, norm="standardised")
     x = torch.randn(4, 3, 64, 64, generator=RNG)
-    for each in network.convs if isinstance(network, CNN) else [network.layer1, network.layer2, network.layer4]:
-        each.register_forward_hook(lambda layer, inputs, output: seen.append(float(output.detach().std())))
+    for item in network.convs if isinstance(network, CNN) else [network.layer1, network.layer2, network.layer4]:
+        item.register_forward_hook(lambda layer, inputs, output: seen.append(float(output.detach().std())))
     seen: list[float] = []
     network(x)
     assert len(seen) == 3
@@ -48,5 +46,5 @@ def test_networks_without_norms_keep_the_size_of_what_passes_and_nothing_of_the_
 
 
 def test_a_convolution_before_a_norm_has_no_bias() -> None:
-    assert conv_layer("batch", 3, 4, 3).bias is None
-    assert conv_layer("standardised", 3, 4, 3).bias is not None
+    assert make_conv("batch", 3, 4, 3).bias is None
+    assert make_conv("standardised", 3, 4, 3).bias is not None

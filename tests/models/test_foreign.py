@@ -9,11 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from fedcir.config import ModelConfig
-from fedcir.models.efficientnet import efficientnet_lite0
-from fedcir.models.foreign import without_classifier
-from fedcir.models.norm import InstanceNorm
-from fedcir.models.task import Task, image_task
-from fedcir.types import InputError
+from fedcir.errors import InputError
+from fedcir.models.normalisation import InstanceNorm
+from fedcir.models.pretrained import efficientnet_lite0, remove_classifier
+from fedcir.models.task import Task, make_image_task
 
 TINY = {"in_channels": 3, "out_channels": 7, "init_features": 4, "growth_rate": 2, "block_config": [1, 1]}
 
@@ -42,13 +41,14 @@ def mine(tmp_path: Path) -> str:
 
 
 def task_of(name: str, size: int = 16, **fields: Any) -> Task:
-    return image_task(ModelConfig(name=name, **fields), num_classes=5, channels=3, seed=0, image_size=size)
+    return make_image_task(ModelConfig(name=name, **fields), num_classes=5, channels=3, seed=0, image_size=size)
 
 
 def images(count: int = 2, channels: int = 3, size: int = 16) -> Tensor:
     return torch.randn(count, channels, size, size, generator=torch.Generator().manual_seed(0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("norm", ["batch", "invariant"])
 def test_monais_densenet_gives_what_its_classifier_took(norm: str) -> None:
     pytest.importorskip("monai")
@@ -124,7 +124,7 @@ class Sum(nn.Module):
     ],
 )
 def test_only_a_linear_layer_that_ends_the_network_is_cut_off(network: nn.Module, left: int) -> None:
-    kept = without_classifier(network, torch.zeros(2, 3, 2, 2), "x:y")
+    kept = remove_classifier(network, torch.zeros(2, 3, 2, 2), "x:y")
     out = kept(torch.ones(2, 3, 2, 2))
     assert out.shape == (2, left)
     assert kept.training
@@ -139,7 +139,7 @@ def test_timm_is_asked_for_a_network_without_weights(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.parametrize(
-    ("callable", "said"),
+    ("callable", "message"),
     [
         ("nowhere.nets:Net", "needs the module nowhere.nets, which is not here: install nowhere"),
         ("torch.nowhere:Net", "torch is there, but has no such module"),
@@ -154,19 +154,19 @@ def test_timm_is_asked_for_a_network_without_weights(tmp_path: Path, monkeypatch
     ],
 )
 def test_a_bad_callable_is_named_in_one_line(
-    callable: str, said: str, mine: str, fedcir: Callable[..., Any], options: list[str], tmp_path: Path
+    callable: str, message: str, mine: str, fedcir: Callable[..., Any], options: list[str], tmp_path: Path
 ) -> None:
-    without = [each for each in options if each != "model.width=2"]
+    without = [option for option in options if option != "model.width=2"]
     without.remove("--set")
     name = callable.replace("MINE", mine)
     code, out, err = fedcir("run", *without, "--model", name, "--out", tmp_path / "run")
     assert (code, out, len(err.splitlines())) == (2, "", 1)
-    assert said in err
+    assert message in err
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "message"),
     [
         ({"name": "cnn", "arguments": {"a": 1}}, "cnn takes no model.arguments"),
         ({"name": "a:b", "width": 4}, "model.width is for cnn and resnet18"),
@@ -178,6 +178,6 @@ def test_a_bad_callable_is_named_in_one_line(
         ({"mean": (0.5,), "std": (0.0,)}, "model.std must be a number above 0"),
     ],
 )
-def test_settings_that_contradict_each_other_are_named(fields: dict[str, Any], said: str) -> None:
-    with pytest.raises(InputError, match=said):
+def test_settings_that_contradict_each_other_are_named(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
         ModelConfig(**fields)

@@ -3,7 +3,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedcir.models.generator import Generator, all_classes
+from fedcir.models.classifier import Generator, make_balanced_labels
 from fedcir.models.tensors import snapshot
 
 CLASSES, LATENT, NOISE, HIDDEN = 3, 4, 2, 6
@@ -104,9 +104,9 @@ def test_draws_are_standard_normal(generator: Generator) -> None:
 
 
 def test_all_classes_holds_every_class_equally_and_in_order() -> None:
-    assert all_classes(3, 2).tolist() == [0, 0, 1, 1, 2, 2]
+    assert make_balanced_labels(3, 2).tolist() == [0, 0, 1, 1, 2, 2]
 
 
 def test_generated_samples_come_back_by_class(generator: Generator) -> None:
-    labels = all_classes(CLASSES, 5)
+    labels = make_balanced_labels(CLASSES, 5)
     assert (labels.view(CLASSES, 5) == torch.arange(CLASSES)[:, None]).all()

@@ -2,10 +2,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedcir.models.cnn import CNN
-from fedcir.models.norm import InstanceNorm, groups_of, norm_layer
-from fedcir.models.resnet import ResNet18
-from fedcir.types import InputError
+from fedcir.errors import InputError
+from fedcir.models.networks import CNN, ResNet18
+from fedcir.models.normalisation import InstanceNorm, count_groups, make_norm
 
 LAYOUTS = [torch.contiguous_format, torch.channels_last]
 
@@ -85,7 +84,7 @@ def test_instance_norm_of_a_single_value_is_an_error(shape: tuple[int, ...]) -> 
 
 
 def test_groups_are_of_about_sixteen_channels() -> None:
-    assert [groups_of(channels) for channels in (1, 7, 16, 24, 32, 48, 56, 128)] == [1, 1, 1, 1, 2, 3, 2, 8]
+    assert [count_groups(channels) for channels in (1, 7, 16, 24, 32, 48, 56, 128)] == [1, 1, 1, 1, 2, 3, 2, 8]
 
 
 def test_invariant_is_instance_norm_in_the_first_stage_and_group_norm_after_it() -> None:
@@ -103,4 +102,4 @@ def test_invariant_is_instance_norm_in_the_first_stage_and_group_norm_after_it()
 def test_norms_have_as_many_parameters_as_batch_norm() -> None:
     for kind in ("group", "invariant"):
         for first in (True, False):
-            assert [p.shape for p in norm_layer(kind, 32, first).parameters()] == [(32,), (32,)]
+            assert [p.shape for p in make_norm(kind, 32, first).parameters()] == [(32,), (32,)]

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedcir.models.optim import SGD, Adam
+from fedcir.models.optimizers import SGD, Adam
 
 
 def losses(parameters: list[nn.Parameter], begin: Callable[[], None], step: Callable[[], None], steps: int) -> None:
@@ -107,6 +107,7 @@ def test_the_state_that_adam_is_given_is_not_written_to() -> None:
     assert (given["0.step"].item(), optimizer.state["0.step"].item()) == (0, 1)
 
 
+@pytest.mark.slow
 def test_training_does_not_import_torchs_compiler() -> None:
     script = """
 import sys, torch

@@ -6,9 +6,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from fedcir.config import ModelConfig
-from fedcir.models.resnet import ResNet18
-from fedcir.models.task import image_task
-from fedcir.types import InputError
+from fedcir.errors import InputError
+from fedcir.models.networks import ResNet18
+from fedcir.models.task import make_image_task
 
 
 def torchvision_shapes() -> dict[str, tuple[int, ...]]:
@@ -38,7 +38,7 @@ def torchvision_shapes() -> dict[str, tuple[int, ...]]:
 def load(path: Path, **fields: object) -> nn.Module:
     """An encoder of width 8 with the weights in this file."""
     config = ModelConfig(**{"name": "resnet18", "width": 8, "weights": str(path), **fields})
-    return image_task(config, num_classes=5, channels=3, seed=0).encoder()
+    return make_image_task(config, num_classes=5, channels=3, seed=0).encoder()
 
 
 @pytest.fixture

@@ -4,9 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedcir.models.cnn import CNN
-from fedcir.models.resnet import ResNet18
-from fedcir.models.stages import FeatureStatistics, Running, changed_at, stage_ends
+from fedcir.models.networks import CNN, FeatureStatistics, ResNet18, StageStatistics, find_stage_ends, transform_stages
 
 
 def conv(before: int, after: int) -> nn.Module:
@@ -32,19 +30,19 @@ WRAPPED = nn.Sequential(nn.Sequential(nn.Sequential(conv(3, 4), nn.ReLU()), nn.S
     ids=["cnn", "resnet18", "plain", "wrapped", "vectors", "flat"],
 )
 def test_stages_end_before_the_next_convolution(encoder: nn.Module, ends: dict[str, int]) -> None:
-    assert stage_ends(encoder, torch.zeros(2, 3, 8, 8)) == ends
+    assert find_stage_ends(encoder, torch.zeros(2, 3, 8, 8)) == ends
 
 
 def test_a_layer_that_is_used_twice_ends_no_stage() -> None:
     relu = nn.ReLU()
     encoder = nn.Sequential(conv(3, 4), nn.BatchNorm2d(4), relu, conv(4, 6), relu, nn.Flatten())
-    assert stage_ends(encoder, torch.zeros(2, 3, 8, 8)) == {"1": 4, "3": 6}
+    assert find_stage_ends(encoder, torch.zeros(2, 3, 8, 8)) == {"1": 4, "3": 6}
 
 
 def test_looking_for_stages_leaves_the_encoder_as_it_was() -> None:
     encoder = CNN(width=2).train()
     before = {name: tensor.clone() for name, tensor in encoder.state_dict().items()}
-    stage_ends(encoder, torch.ones(2, 3, 8, 8))
+    find_stage_ends(encoder, torch.ones(2, 3, 8, 8))
     assert all(torch.equal(tensor, before[name]) for name, tensor in encoder.state_dict().items())
     assert encoder.training
     assert not any(part._forward_hooks for part in encoder.modules())
@@ -60,7 +58,7 @@ def test_what_passes_is_changed_within_and_not_after() -> None:
 
     with torch.no_grad():
         plain = encoder(x)
-        with changed_at(encoder, ("2", "4"), change):
+        with transform_stages(encoder, ("2", "4"), change):
             changed = encoder(x)
         assert torch.equal(changed, 2 * plain)
         assert torch.equal(encoder(x), plain)
@@ -69,7 +67,7 @@ def test_what_passes_is_changed_within_and_not_after() -> None:
 
 def test_running_statistics_move_towards_the_mean_over_the_batch() -> None:
     (running,) = FeatureStatistics({"layer1": 2})
-    assert isinstance(running, Running)
+    assert isinstance(running, StageStatistics)
     running.update(torch.tensor([[1.0, 2.0], [3.0, 2.0]]), torch.tensor([[3.0, 1.0], [5.0, 1.0]]), momentum=0.75)
     assert running.mean.tolist() == [0.5, 0.5]  # 3/4 of 0 and 1/4 of 2
     assert running.std.tolist() == [1.75, 1.0]  # 3/4 of 1 and 1/4 of 4 and 1

@@ -6,15 +6,16 @@ import pytest
 import torch
 from torch import nn
 
-from fedcir.models.weights import load_weights, matched, read_weights
-from fedcir.types import Arrays, InputError
+from fedcir.errors import InputError
+from fedcir.models.pretrained import load_weights, match_names, read_weights
+from fedcir.types import Tensors
 
 
 def network() -> nn.Sequential:
     return nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4))
 
 
-def published(prefix: str = "", drop: str = "") -> Arrays:
+def published(prefix: str = "", drop: str = "") -> Tensors:
     torch.manual_seed(7)
     bag = {name.removeprefix(drop): torch.randn_like(t.float()) for name, t in network().state_dict().items()}
     return {f"{prefix}{name}": tensor for name, tensor in bag.items()} | {"classifier.weight": torch.ones(9, 4)}
@@ -36,8 +37,8 @@ def test_a_prefix_of_the_network_is_put_on() -> None:
 
 def test_the_prefix_that_fits_most_names_wins() -> None:
     given = {**published("teacher."), "student.0.weight": torch.zeros(4, 3, 1, 1)}
-    found = matched(given, network().state_dict())
-    assert torch.equal(found["0.weight"], given["teacher.0.weight"])
+    result = match_names(given, network().state_dict())
+    assert torch.equal(result["0.weight"], given["teacher.0.weight"])
 
 
 def test_old_files_without_step_counters_load() -> None:
@@ -49,9 +50,9 @@ def test_what_does_not_fit_is_counted_and_named_in_one_line() -> None:
     given = published()
     given["0.weight"] = torch.zeros(8, 3, 1, 1)
     del given["1.bias"], given["1.weight"]
-    with pytest.raises(InputError) as told:
+    with pytest.raises(InputError) as message:
         load_weights(network(), given, "x.pth")
-    assert str(told.value) == (
+    assert str(message.value) == (
         "model.weights: x.pth does not fit Sequential, which has 7 tensors: "
         "2 missing (1.weight float32[4], 1.bias float32[4]); "
         "1 of another shape (0.weight is float32[8, 3, 1, 1], expected float32[4, 3, 1, 1]); "

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedcir.runs.intervals import MeanInterval, RunAccuracy, half_width, is_at_chance, mean_interval
+from fedcir.runs.statistics import MeanInterval, RunAccuracy, half_width, is_at_chance, mean_interval
 
 Z = 1.959964
 
@@ -69,7 +69,7 @@ def both() -> tuple[np.ndarray, np.ndarray, list[RunAccuracy], list[RunAccuracy]
     """Hits (method, seed, image) of two domains, and the runs of both methods."""
     rng = np.random.default_rng(0)
     hard = [rng.random(60), rng.random(200)]  # some images are hard for all
-    a, b = (rng.random((2, 3, len(each))) < each for each in hard)
+    a, b = (rng.random((2, 3, len(item))) < item for item in hard)
     runs = [[with_hits(a[method, seed], b[method, seed]) for seed in range(3)] for method in range(2)]
     return a, b, runs[0], runs[1]
 
@@ -86,7 +86,7 @@ def test_with_hits_a_difference_is_paired_image_by_image(
     both: tuple[np.ndarray, np.ndarray, list[RunAccuracy], list[RunAccuracy]],
 ) -> None:
     a, b, ours, base = both
-    by_image = [(each[0].astype(float) - each[1]).mean(0) for each in (a, b)]
+    by_image = [(item[0].astype(float) - item[1]).mean(0) for item in (a, b)]
     variance = (by_image[0].var() / 60 + by_image[1].var() / 200) / 4
     means = (a.mean(2) + b.mean(2)) / 2  # (method, seed)
     interval = mean_interval(ours, base)
@@ -121,7 +121,7 @@ def test_hits_on_other_images_are_not_paired(
 ) -> None:
     a, b, ours, base = both
     other = [with_hits(run.hits["a"], run.hits["b"], test_set="other") for run in base]
-    p = [[each[method].mean() for each in (a, b)] for method in range(2)]
+    p = [[item[method].mean() for item in (a, b)] for method in range(2)]
     variance = sum((q[0] * (1 - q[0]) / 60 + q[1] * (1 - q[1]) / 200) / 4 for q in p)
     assert mean_interval(ours, other).image_half_width == pytest.approx(Z * variance**0.5)
 

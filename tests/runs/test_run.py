@@ -14,13 +14,14 @@ from safetensors.torch import load_file
 from torch.utils.data import TensorDataset
 
 import fedcir as package
-from fedcir.algorithms import algorithm_class, names
+from fedcir.algorithms import find_algorithm, list_algorithms
 from fedcir.analysis import diagnose_run, verdict
 from fedcir.config import Config
 from fedcir.data.federation import open_federation
-from fedcir.insight.report.report import report
-from fedcir.runs.run import Run, load_run, same_data
-from fedcir.types import InputError
+from fedcir.errors import InputError
+from fedcir.reporting.run_report import write_report as report
+from fedcir.runs.reader import Run, check_same_data, load_run
+from kinds import mark_others_slow
 
 Tiny = Callable[..., Config]
 Train = Callable[..., Path]
@@ -179,7 +180,9 @@ def test_rows_make_a_data_frame(done: Path) -> None:
     assert json.loads(json.dumps(run.to_rows())) == run.to_rows()
 
 
-@pytest.mark.parametrize("name", [name for name in names() if algorithm_class(name)().one_model])
+@pytest.mark.parametrize(
+    "name", mark_others_slow([name for name in list_algorithms() if find_algorithm(name)().one_model])
+)
 def test_the_model_of_every_method_predicts_as_the_run_was_tested(
     tiny: Tiny, train: Train, tmp_path: Path, name: str
 ) -> None:
@@ -244,8 +247,8 @@ def test_a_run_of_fedbn_is_diagnosed_with_the_layers_that_each_domain_was_tested
 ) -> None:
     run = load_run(train(tiny("fedbn"), tmp_path / "run"))
     assert run.records[-1].risk is not None
-    found = {view.domain: view.risk for view in diagnose_run(run).views}
-    assert found == pytest.approx(run.records[-1].risk, rel=1e-5)
+    result = {view.domain: view.losses.mean() for view in diagnose_run(run).predictions}
+    assert result == pytest.approx(run.records[-1].risk, rel=1e-5)
     shutil.rmtree(tmp_path / "run" / "clients")  # as after a run across sites
     with pytest.raises(InputError, match=r"with fedbn each client keeps its own$"):
         diagnose_run(run)
@@ -257,11 +260,11 @@ def test_a_run_is_diagnosed_under_the_predictor_that_it_was_tested_with(
     noisy = ("algorithm.eval_samples=1", "algorithm.sigma_init=20.0")
     run = load_run(train(tiny("fedcir", *noisy), tmp_path / "run"))
     last = run.records[-1]
-    views = {view.domain: view for view in diagnose_run(run).views}
+    views = {view.domain: view for view in diagnose_run(run).predictions}
     assert {name: view.accuracy for name, view in views.items()} == last.accuracy
     assert last.risk is not None
-    assert {name: view.risk for name, view in views.items()} == pytest.approx(last.risk, rel=1e-5)
-    means = {view.domain: view.risk for view in diagnose_run(_without_samples(run)).views}
+    assert {name: view.losses.mean() for name, view in views.items()} == pytest.approx(last.risk, rel=1e-5)
+    means = {view.domain: view.losses.mean() for view in diagnose_run(_without_samples(run)).predictions}
     assert means != pytest.approx(last.risk, rel=0.01)  # the noise makes a difference
 
 
@@ -275,11 +278,11 @@ def _without_samples(run: Run) -> Path:
 def test_all_that_a_method_predicts_by_takes_part_in_its_diagnosis(tiny: Tiny, train: Train, tmp_path: Path) -> None:
     (tmp_path / "personal.py").write_text(PERSONAL)
     run = load_run(train(tiny(str(tmp_path / "personal.py"), "local.lr=0.1"), tmp_path / "run"), trust_code=True)
-    found = diagnose_run(run)
+    result = diagnose_run(run)
     last = run.records[-1]
-    assert found.measured
+    assert result.measured
     assert last.risk is not None
-    assert {view.domain: view.risk for view in found.views} == pytest.approx(last.risk, rel=1e-5)
+    assert {view.domain: view.losses.mean() for view in result.predictions} == pytest.approx(last.risk, rel=1e-5)
     shutil.rmtree(run.path / "checkpoint")
     with pytest.raises(InputError, match="checkpoint lacks shared, which the run needs to predict; restore the file"):
         diagnose_run(run)
@@ -287,23 +290,26 @@ def test_all_that_a_method_predicts_by_takes_part_in_its_diagnosis(tiny: Tiny, t
 
 def test_a_network_without_an_encoder_has_a_note_instead_of_distances(foreign: Path) -> None:
     run = load_run(foreign)
-    found = diagnose_run(foreign, trust_code=True)
-    assert {view.domain: view.accuracy for view in found.views} == run.final["accuracy"]
-    assert found.confusion("ink").sum() == 12
-    assert not found.measured
-    assert found.told == ("no distances for linear: its network has no part `encoder` that returns (batch, features)",)
-    assert verdict(found)[-1].startswith("The model is least accurate on ")
-    assert verdict(found, found)[-1].startswith("Mean accuracy went from ")
+    result = diagnose_run(foreign, trust_code=True)
+    assert {view.domain: view.accuracy for view in result.predictions} == run.final["accuracy"]
+    assert result.confusion("ink").sum() == 12
+    assert not result.measured
+    assert result.all_notes == (
+        "no distances for linear: its network has no part `encoder` that returns (batch, features)",
+    )
+    assert verdict(result)[-1].startswith("The model is least accurate on ")
+    assert verdict(result, result)[-1].startswith("Mean accuracy went from ")
 
 
+@pytest.mark.slow
 def test_diagnose_and_report_work_on_a_network_without_an_encoder(
     fedcir: Fedcir, foreign: Path, tiny: Tiny, train: Train, tmp_path: Path
 ) -> None:
     plain = train(tiny("fedavg"), tmp_path / "fedavg")
-    said = fedcir("diagnose", "--trust-code", plain, foreign, "-o", tmp_path / "x.png")
-    assert (said.code, said.err) == (0, "")
-    assert "note: no distances for linear: its network has no part `encoder`" in said.out
-    assert said.out.count("share of each class that is classified correctly") == 2
+    output = fedcir("diagnose", "--trust-code", plain, foreign, "-o", tmp_path / "x.png")
+    assert (output.code, output.err) == (0, "")
+    assert "note: no distances for linear: its network has no part `encoder`" in output.out
+    assert output.out.count("share of each class that is classified correctly") == 2
     (alone,) = json.loads(fedcir("diagnose", "--trust-code", foreign, "--json", "-o", tmp_path / "y.png").out)
     assert (alone["pad"], alone["mean_pair"], alone["bound"]) == (None, None, None)
     assert alone["confusion"].keys() == {"ink", "pen", "wax"}
@@ -320,19 +326,19 @@ def test_a_network_of_ones_own_with_an_encoder_is_measured(tiny: Tiny, train: Tr
     parts = "OrderedDict(encoder=nn.Sequential(nn.Flatten(), nn.Linear(192, 4)), top=nn.Linear(4, task.num_classes))"
     text = LINEAR.replace("nn.Flatten(), nn.Linear(192, task.num_classes)", parts)
     (tmp_path / "named.py").write_text("from collections import OrderedDict\n" + text)
-    found = diagnose_run(train(tiny(str(tmp_path / "named.py")), tmp_path / "run"), trust_code=True)
-    assert found.measured
-    assert found.views[0].z.shape == (12, 4)
+    result = diagnose_run(train(tiny(str(tmp_path / "named.py")), tmp_path / "run"), trust_code=True)
+    assert result.measured
+    assert result.predictions[0].z.shape == (12, 4)
 
 
 def test_one_rule_says_what_the_same_data_are(tiny: Tiny, train: Train, tmp_path: Path) -> None:
     one, other = (load_run(train(tiny("fedavg", f"run.seed={seed}"), tmp_path / f"{seed}")) for seed in (0, 1))
-    same_data([one, other])
-    same_data([one, other], clients=True)  # without a draw, seeds make no difference to who holds what
+    check_same_data([one, other])
+    check_same_data([one, other], clients=True)  # without a draw, seeds make no difference to who holds what
     apart = load_run(train(tiny("fedavg", "partition.clients=6", "partition.scheme=dirichlet"), tmp_path / "six"))
-    same_data([one, apart])
+    check_same_data([one, apart])
     with pytest.raises(InputError, match="ran with different clients or seeds: look at each alone"):
-        same_data([one, apart], clients=True)
+        check_same_data([one, apart], clients=True)
 
 
 def test_with_all_data_in_one_place_a_round_takes_the_steps_of_all_clients(

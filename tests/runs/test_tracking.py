@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from fedcir.config import Config
-from fedcir.engine.folder import RunFolder
-from fedcir.engine.simulate import open_run
-from fedcir.runs.tracking import TRACKERS, open_track, values_of
-from fedcir.types import InputError
+from fedcir.errors import InputError
+from fedcir.runs.tracking import TRACKERS, flatten_record, open_tracker
+from fedcir.runtime.run_folder import RunFolder
+from fedcir.runtime.simulation import open_run
 
 Command = Callable[..., Any]
 Numbers = dict[str, dict[int, list[float]]]
@@ -86,13 +86,13 @@ def read_wandb(folder: Path) -> Told:
 def wandb_records(data: bytes) -> Iterator[bytes]:
     """The records of a .wandb file: LevelDB's log format after seven bytes of its own."""
     assert data.startswith(b":W&B")
-    place, parts = 7, b""
-    while place + 7 <= len(data):
-        if 2**15 - place % 2**15 < 7:  # the rest of a block holds no header
-            place += 2**15 - place % 2**15
-        _, length, kind = struct.unpack("<IHB", data[place : place + 7])
-        parts += data[place + 7 : place + 7 + length]
-        place += 7 + length
+    folder, parts = 7, b""
+    while folder + 7 <= len(data):
+        if 2**15 - folder % 2**15 < 7:  # the rest of a block holds no header
+            folder += 2**15 - folder % 2**15
+        _, length, kind = struct.unpack("<IHB", data[folder : folder + 7])
+        parts += data[folder + 7 : folder + 7 + length]
+        folder += 7 + length
         if kind in {1, 4}:  # whole, or the last part
             yield parts
             parts = b""
@@ -120,7 +120,7 @@ READERS = {"tensorboard": read_tensorboard, "wandb": read_wandb, "mlflow": read_
 def train(config: Config, out: Path, name: str, resume: bool = False, until: int | None = None) -> list[str]:
     """Train with a tracker, to the end or until so many rounds are done; gives what it noted."""
     notes: list[str] = []
-    with open_run(config, out, resume) as (session, rounds), open_track(name, out, notes.append) as track:
+    with open_run(config, out, resume) as (session, rounds), open_tracker(name, out, notes.append) as track:
         track.begin()
         while session.state.round != until and (record := next(rounds, None)) is not None:
             track.round(record)
@@ -136,6 +136,8 @@ def resumed(
     out = tmp_path_factory.mktemp("runs") / "a run, 100 %"
     assert train(config, out, request.param, until=2) == []
     (out / "checkpoint" / "round-000002.safetensors").unlink()
+    for folder in out.glob("track/wandb/offline-run-*"):  # W&B names it by the second, so the next one may be its own
+        folder.rename(folder.with_name(f"offline-run-0-{folder.name}"))
     assert train(config, out, request.param, resume=True) == []
     return request.param, out
 
@@ -143,7 +145,7 @@ def resumed(
 def test_the_mean_over_domains_that_nobody_trains_on_is_tracked(tiny: Callable[..., Config]) -> None:
     with open_run(tiny("fedavg", "server.rounds=1", "partition.hold_out=pen")) as (_, rounds):
         (record,) = rounds
-    values = values_of(record)
+    values = flatten_record(record)
     assert values["accuracy_unseen"] == values["accuracy/pen"] == record.accuracy_unseen
     assert "unseen" not in values
 
@@ -161,14 +163,14 @@ def test_a_resumed_run_is_told_once_and_as_it_is_on_record(resumed: tuple[str, P
             if record[kind] is not None:
                 values[kind] = record[kind]
         values |= {"seconds": record["seconds"]["total"], "dropped": 0}
-        for each, value in values.items():
-            expected[each][record["round"]] = value
+        for item, value in values.items():
+            expected[item][record["round"]] = value
     expected["seconds"][2] = numbers["seconds"][2][0]  # it took another time when it was done again
     assert expected.keys() >= {"loss/reg", "loss/total", "accuracy/ink", "accuracy_worst", "risk/wax", "flops"}
     assert list(expected["accuracy_mean"]) == [2, 4]
     exact = np.float32 if name == "tensorboard" else float  # its scalars have single precision
     assert numbers == {
-        each: {step: [exact(value)] for step, value in steps.items()} for each, steps in expected.items()
+        item: {step: [exact(value)] for step, value in steps.items()} for item, steps in expected.items()
     }
 
 
@@ -198,11 +200,11 @@ def test_its_files_lie_in_the_run_folder(resumed: tuple[str, Path]) -> None:
     name, out = resumed
     own = "mlflow.db" if name == "mlflow" else name
     assert sorted(path.name for path in (out / "track").iterdir()) == sorted([own, f"{name}.json"])
-    told = json.loads((out / "track" / f"{name}.json").read_text())
-    assert (told["round"], told["final"]) == (4, 4)
+    message = json.loads((out / "track" / f"{name}.json").read_text())
+    assert (message["round"], message["final"]) == (4, 4)
     if name == "wandb":
         ids = {path.stem.removeprefix("run-") for path in out.glob("track/wandb/offline-run-*/*.wandb")}
-        assert ids == {told["id"]}
+        assert ids == {message["id"]}
 
 
 def test_a_run_that_was_told_whole_is_left_alone(resumed: tuple[str, Path]) -> None:
@@ -218,14 +220,14 @@ def test_a_finished_run_is_told_later_and_a_longer_one_goes_on(
     command = ["run", *options, "--algorithm", "fedavg", "--workers", "1", "--out", tmp_path / "run"]
     assert fedcir(*command).code == 0
     assert not (tmp_path / "run" / "track").exists()
-    said = fedcir(*command, "--resume", "--track", "tensorboard")
-    assert said.code == 0
-    assert f"note: tracked in {tmp_path / 'run' / 'track' / 'tensorboard'}\n" in said.err
+    output = fedcir(*command, "--resume", "--track", "tensorboard")
+    assert output.code == 0
+    assert f"note: tracked in {tmp_path / 'run' / 'track' / 'tensorboard'}\n" in output.err
     assert list(read_tensorboard(tmp_path / "run" / "track").numbers["flops"]) == [1, 2, 3]
     assert fedcir(*command, "--resume", "--track", "tensorboard", "--rounds", "5", "--quiet") == (0, "", "")
-    told = read_tensorboard(tmp_path / "run" / "track")
-    assert {step: len(values) for step, values in told.numbers["flops"].items()} == dict.fromkeys(range(1, 6), 1)
-    assert told.final["final/round"] == 5
+    message = read_tensorboard(tmp_path / "run" / "track")
+    assert {step: len(values) for step, values in message.numbers["flops"].items()} == dict.fromkeys(range(1, 6), 1)
+    assert message.final["final/round"] == 5
 
 
 def test_compare_tells_of_each_of_its_runs_and_notes_what_could_not_be_told(
@@ -236,10 +238,10 @@ def test_compare_tells_of_each_of_its_runs_and_notes_what_could_not_be_told(
     (tmp_path / "fedavg-0" / "track").mkdir()
     (tmp_path / "fedavg-0" / "track" / "tensorboard").write_text("in the way")
     more = ["--algorithms", "fedavg,fedprox", "--resume", "--track", "tensorboard"]
-    said = fedcir("compare", *command, *more, "--out", tmp_path)
-    assert (said.code, said.out) == (0, "")
+    output = fedcir("compare", *command, *more, "--out", tmp_path)
+    assert (output.code, output.out) == (0, "")
     assert re.fullmatch(
-        r"note: fedavg-0: tensorboard failed, and the run goes on without it: .*File exists.*\n", said.err
+        r"note: fedavg-0: tensorboard failed, and the run goes on without it: .*File exists.*\n", output.err
     )
     assert list(read_tensorboard(tmp_path / "fedprox-0" / "track").numbers["bytes_up"]) == [1, 2, 3]
 
@@ -255,8 +257,8 @@ COMMANDS = [("run",), ("compare",), ("deploy", "local")]
 def test_an_unknown_tracker_is_refused_before_anything_starts(
     fedcir: Command, options: list[str], tmp_path: Path, command: tuple[str, ...], name: str, hint: str
 ) -> None:
-    said = fedcir(*command, *options, "--out", tmp_path / "run", "--track", name)
-    assert said == (2, "", f"fedcir: track cannot be {hint}\n")
+    output = fedcir(*command, *options, "--out", tmp_path / "run", "--track", name)
+    assert output == (2, "", f"fedcir: track cannot be {hint}\n")
     assert not (tmp_path / "run").exists()
 
 
@@ -275,8 +277,8 @@ def test_a_missing_package_is_named_with_its_extra_before_anything_starts(
     package: str,
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)
-    said = fedcir(*command, *options, "--out", tmp_path / "run", "--track", name)
-    assert said == (2, "", f"fedcir: track {name} needs {package}: pip install 'fedcir[{name}]'\n")
+    output = fedcir(*command, *options, "--out", tmp_path / "run", "--track", name)
+    assert output == (2, "", f"fedcir: track {name} needs {package}: pip install 'fedcir[{name}]'\n")
     assert not (tmp_path / "run").exists()
 
 
@@ -285,7 +287,7 @@ def test_a_folder_of_the_packages_name_is_not_the_package(tmp_path: Path, monkey
     for name in [name for name in sys.modules if name.split(".")[0] == "tensorboard"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
-    with pytest.raises(InputError, match="needs tensorboard"), open_track("tensorboard", tmp_path, print):
+    with pytest.raises(InputError, match="needs tensorboard"), open_tracker("tensorboard", tmp_path, print):
         pass
 
 
@@ -295,22 +297,22 @@ def test_a_tracker_that_fails_midway_is_noted_once_and_told_the_rest_by_a_resume
 ) -> None:
     """TensorBoard's folder is taken away after round 1, and put back once the run is finished."""
     config, out = tiny("fedavg", "run.workers=1"), tmp_path / "run"
-    place, away = out / "track" / "tensorboard", tmp_path / "away"
+    folder, away = out / "track" / "tensorboard", tmp_path / "away"
     notes: list[str] = []
-    with open_run(config, out) as (_, rounds), open_track("tensorboard", out, notes.append) as track:
+    with open_run(config, out) as (_, rounds), open_tracker("tensorboard", out, notes.append) as track:
         for record in rounds:
             track.round(record)
             if record.round == 1:
-                place.rename(away)
+                folder.rename(away)
     assert RunFolder(out).finished
     (note,) = notes
     assert re.fullmatch("tensorboard failed, and the run goes on without it: .*No such file or directory.*", note)
     assert json.loads((out / "track" / "tensorboard.json").read_text())["round"] == 1
-    away.rename(place)
+    away.rename(folder)
     assert train(config, out, "tensorboard", resume=True) == []
-    told = read_tensorboard(out / "track")
-    assert {step: len(values) for step, values in told.numbers["flops"].items()} == {1: 1, 2: 1, 3: 1}
-    assert told.final["final/round"] == 3
+    message = read_tensorboard(out / "track")
+    assert {step: len(values) for step, values in message.numbers["flops"].items()} == {1: 1, 2: 1, 3: 1}
+    assert message.final["final/round"] == 3
 
 
 def test_a_server_that_is_away_does_not_keep_a_run_from_training(
@@ -319,16 +321,16 @@ def test_a_server_that_is_away_does_not_keep_a_run_from_training(
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://somebody:secret@127.0.0.1:9")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     command = ["run", *options, "--algorithm", "fedavg", "--workers", "1", "--quiet", "--track", "mlflow"]
-    said = fedcir(*command, "--out", tmp_path / "run")
-    assert said.code == 0
-    assert re.fullmatch(r"note: mlflow failed, and the run goes on without it: .*http://127\.0\.0\.1.*\n", said.err)
-    assert "secret" not in said.err
+    output = fedcir(*command, "--out", tmp_path / "run")
+    assert output.code == 0
+    assert re.fullmatch(r"note: mlflow failed, and the run goes on without it: .*http://127\.0\.0\.1.*\n", output.err)
+    assert "secret" not in output.err
     assert RunFolder(tmp_path / "run").finished
 
 
 def test_a_run_that_was_refused_is_not_told_of(fedcir: Command, options: list[str], tmp_path: Path) -> None:
     assert fedcir("run", *options, "--algorithm", "fedavg", "--out", tmp_path / "run", "--quiet").code == 0
     for command in (["run"], ["deploy", "local"]):
-        said = fedcir(*command, *options, "--out", tmp_path / "run", "--track", "tensorboard")
-        assert said.code == 2
+        output = fedcir(*command, *options, "--out", tmp_path / "run", "--track", "tensorboard")
+        assert output.code == 2
         assert not (tmp_path / "run" / "track").exists()

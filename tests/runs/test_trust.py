@@ -12,8 +12,8 @@ import pytest
 
 import fedcir
 from fedcir.config import AlgorithmConfig, Config, ModelConfig, dump_toml
-from fedcir.insight.attempts import Book, Plan
-from fedcir.types import InputError
+from fedcir.errors import InputError
+from fedcir.experiments.search import SearchPlan
 
 Said = Callable[..., Any]
 HEAD = "import os\nfrom pathlib import Path\n\nPath(os.environ['RAN']).touch()\n\n"
@@ -134,10 +134,9 @@ def test_a_copy_that_was_exchanged_is_not_resumed(
 def test_trials_of_another_do_not_run_their_code(tiny: Callable[..., Config], ran: Path, tmp_path: Path) -> None:
     pytest.importorskip("optuna")
     (tmp_path / "mine.py").write_text(MINE)
-    book = Book(tmp_path / "tuned")
-    with book.locked():
-        config = replace(tiny("fedavg"), algorithm=AlgorithmConfig(str(tmp_path / "mine.py")))
-        book.save(Plan(config, {"local.lr": "0.1,0.2"}, 1, ""))
+    (tmp_path / "tuned").mkdir()
+    config = replace(tiny("fedavg"), algorithm=AlgorithmConfig(str(tmp_path / "mine.py")))
+    SearchPlan(config, {"local.lr": "0.1,0.2"}, 1).save(tmp_path / "tuned")
     with pytest.raises(InputError, match=r"mine\.py, which was not run: if it is yours, name it again"):
         fedcir.tune(out=tmp_path / "tuned", resume=True)
     assert not ran.exists()

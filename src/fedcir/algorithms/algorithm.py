@@ -1,6 +1,6 @@
-"""What a federated algorithm is: hooks whose defaults are FedAvg.
+"""Base class of federated algorithms: hooks whose defaults are FedAvg.
 
-A method is a frozen dataclass of hyper-parameters in one file, and overrides what it does differently.
+A method is a frozen dataclass of hyper-parameters in one file that overrides some hooks.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -9,14 +9,14 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 from torch import Tensor
 
-from fedcir.config import check_bounds
-from fedcir.models.aggregation import Krum, aggregator
 from fedcir.models.task import Task
-from fedcir.models.tensors import pooled_variances, second_moments, snapshot
-from fedcir.types import Arrays, ClientReply, Groups, LocalContext, Losses, Modules, ServerContext, ServerState
+from fedcir.models.tensors import RunningMean, from_second_moments, snapshot, to_second_moments
+from fedcir.types import ClientReply, Groups, LocalContext, Losses, Modules, ServerContext, ServerState, Tensors
+from fedcir.validation import check_bounds
 
 T = TypeVar("T")
 Batch = tuple[Tensor, Tensor]
+Replies = Iterable[ClientReply]
 
 
 @dataclass(frozen=True)
@@ -26,15 +26,17 @@ class Algorithm:
     trains: ClassVar[tuple[str, ...]] = ("model",)
     """The modules that clients train, upload, and the server averages."""
     keeps: ClassVar[tuple[str, ...]] = ()
-    """The modules that clients train and keep to themselves from round to round."""
+    """The modules that clients train and keep as client state."""
     keeps_batchnorm: ClassVar[bool] = False
     """Whether the model's BatchNorm layers, weights and statistics, stay with each client."""
     pools: ClassVar[Literal["steps", "batch"] | None] = None
-    """If all data go to one client: whether it takes as many steps as all active ones, or their batches as one."""
+    """Where all data are pooled: whether a round takes the steps of all active clients, or joins their batches."""
+    one_shot: ClassVar[bool] = False
+    """Whether clients take no steps, and upload only what `local_summary` returns."""
     sends: ClassVar[tuple[str, ...]] = ()
     """The groups that `local_summary` adds to the upload."""
     remembers: ClassVar[tuple[str, ...]] = ()
-    """The groups that `local_finish` leaves for the client's next round; they are never uploaded."""
+    """The groups of client state that `local_finish` returns; they are never uploaded."""
     uses_total_rounds: ClassVar[bool] = False
     """Whether the method depends on the total number of rounds, so that a finished run cannot be extended."""
     defaults: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
@@ -47,11 +49,16 @@ class Algorithm:
 
     @property
     def one_model(self) -> bool:
-        """Whether there is one model for all, and not one for each client."""
+        """Whether there is a global model, instead of one for each client."""
         return "model" in self.trains
 
+    @property
+    def uploads(self) -> tuple[str, ...]:
+        """The groups of a reply."""
+        return self.sends if self.one_shot else tuple(dict.fromkeys((*self.trains, *self.sends)))
+
     def build(self, task: Task) -> Modules:
-        """The networks, with their first weights."""
+        """Build the networks with their initial weights."""
         return {"model": task.classifier()}
 
     def start(self, modules: Modules, ctx: ServerContext) -> ServerState:
@@ -59,10 +66,10 @@ class Algorithm:
         return ServerState(round=0, shared={name: snapshot(modules[name]) for name in self.trains})
 
     def local_start(self, modules: Modules, ctx: LocalContext) -> None:
-        """Before the steps of a round, with what was received and kept loaded: make other networks ready for them."""
+        """Prepare other networks before the steps of a round, after broadcast and client state are loaded."""
 
     def local_loss(self, modules: Modules, x: Tensor, y: Tensor, ctx: LocalContext) -> Losses:
-        """What one SGD step minimises on one batch."""
+        """Loss that one SGD step minimises on one batch."""
         loss = ctx.cross_entropy(modules["model"](x), y)
         return Losses(loss, {"ce": loss})
 
@@ -75,16 +82,18 @@ class Algorithm:
         return {}
 
     def local_finish(self, modules: Modules, data: Iterable[Batch], ctx: LocalContext) -> Groups:
-        """What the client keeps for its next round, which finds it in `ctx.kept`, as `remembers` declares.
+        """Return the client state for the next round, declared by `remembers` and read from `ctx.client_state`.
 
-        `data` and the networks are as for `local_summary`, which has been asked before.
+        `data` and the networks are as for `local_summary`, which has been called before.
         """
         return {}
 
-    def server_step(
-        self, state: ServerState, replies: Iterable[ClientReply], modules: Modules, ctx: ServerContext
-    ) -> ServerState:
-        """The next state. Replies come once, in client order; `state.private` is a copy that may be written to."""
+    def find_reply_fault(self, reply: ClientReply, ctx: ServerContext) -> str | None:
+        """Return why the groups that `local_summary` adds cannot be used, so that the reply is dropped."""
+        return None
+
+    def server_step(self, state: ServerState, replies: Replies, modules: Modules, ctx: ServerContext) -> ServerState:
+        """Compute the next state. Replies come once, in client order; `state.private` is a copy that may be changed."""
         means, _ = self.merge(replies, ctx, keep=lambda reply: None)
         return replace(state, round=ctx.round, shared={**state.shared, **means})
 
@@ -96,33 +105,33 @@ class Algorithm:
         logits: Tensor = modules["model"](x)
         return logits
 
-    def merge(
-        self, replies: Iterable[ClientReply], ctx: ServerContext, keep: Callable[[ClientReply], T]
-    ) -> tuple[Groups, list[T]]:
-        """What clients train as one, the mean or as server.aggregation says, and what `keep` picks out of each reply.
+    def merge(self, replies: Replies, ctx: ServerContext, keep: Callable[[ClientReply], T]) -> tuple[Groups, list[T]]:
+        """Combine what clients train by the run's aggregation rule, and collect what `keep` picks out of each reply.
 
-        The mean is folded as replies come. The reply that Krum chooses stands for all, also in what is kept.
+        The mean is folded as replies come. Where the rule selects one reply, that one stands for all, also in what is
+        collected.
         """
-        total = aggregator(ctx, self._averaged(ctx.sent, ctx))
-        kept = []
+        start = self._averaged(ctx.broadcast, ctx)
+        aggregator = RunningMean() if ctx.make_aggregator is None else ctx.make_aggregator(start)
+        collected = []
         for reply in replies:
             weight = float(reply.num_examples) if ctx.weighting == "samples" else 1.0
-            total.add(self._averaged(reply.arrays, ctx), weight)
-            kept.append(keep(reply))
-        one = total.value()
-        if isinstance(total, Krum):
-            kept = [kept[total.chosen]] * len(kept)
+            aggregator.add(self._averaged(reply.tensors, ctx), weight)
+            collected.append(keep(reply))
+        combined = aggregator.value()
+        if aggregator.chosen is not None:
+            collected = [collected[aggregator.chosen]] * len(collected)
         merged: Groups = {group: {} for group in self.trains}
-        for key, tensor in (pooled_variances(one) if ctx.batchnorm == "pooled" else one).items():
-            place, _, name = key.partition("/")
-            merged[self.trains[int(place)]][name] = tensor
-        return merged, kept
+        for key, tensor in (from_second_moments(combined) if ctx.batchnorm == "pooled" else combined).items():
+            index, _, name = key.partition("/")
+            merged[self.trains[int(index)]][name] = tensor
+        return merged, collected
 
-    def _averaged(self, groups: Groups, ctx: ServerContext) -> Arrays:
-        """The groups that clients train as one bag, in the form that can be averaged."""
+    def _averaged(self, groups: Groups, ctx: ServerContext) -> Tensors:
+        """Flatten the groups that clients train, in the form that can be averaged."""
         bag = {
-            f"{place}/{name}": tensor
-            for place, group in enumerate(self.trains)
+            f"{index}/{name}": tensor
+            for index, group in enumerate(self.trains)
             for name, tensor in groups.get(group, {}).items()
         }
-        return second_moments(bag) if ctx.batchnorm == "pooled" else bag
+        return to_second_moments(bag) if ctx.batchnorm == "pooled" else bag

@@ -2,33 +2,34 @@
 
 Algorithm 2 of the paper: there is no bias correction, and the second moment starts at tau^2. BatchNorm statistics are
 the clients' mean, as in FedAvg.
+
+S. J. Reddi, Z. Charles, M. Zaheer, Z. Garrett, K. Rush, J. Konečný, S. Kumar, H. B. McMahan. Adaptive Federated
+Optimization. ICLR 2021. https://arxiv.org/abs/2003.00295
 """
 
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
-from fedcir.algorithms.algorithm import Algorithm
-from fedcir.config import Positive, Rate, Share
-from fedcir.types import ClientReply, Modules, ServerContext, ServerState
+from fedcir.algorithms.algorithm import Algorithm, Replies
+from fedcir.types import Modules, ServerContext, ServerState
+from fedcir.validation import Fraction, LearningRate, Positive
 
 
 @dataclass(frozen=True)
 class FedAdam(Algorithm):
     """Reddi et al., ICLR 2021. https://arxiv.org/abs/2003.00295"""
 
-    server_lr: Rate = 0.01
+    server_lr: LearningRate = 0.01
     """The server's learning rate: eta. The paper tunes it for each task."""
-    beta1: Share = 0.9
+    beta1: Fraction = 0.9
     """Decay of the mean of the rounds' changes."""
-    beta2: Share = 0.99
+    beta2: Fraction = 0.99
     """Decay of the mean of their squares."""
     tau: Positive = 1e-3
     """Added to the root of the second moment: larger values adapt less."""
 
-    ranges: ClassVar[Mapping[str, str]] = {"server_lr": "1e-3..1e-1", "tau": "1e-4,1e-3,1e-2"}
+    ranges = {"server_lr": "1e-3..1e-1", "tau": "1e-4,1e-3,1e-2"}
 
     def start(self, modules: Modules, ctx: ServerContext) -> ServerState:
         state = super().start(modules, ctx)
@@ -37,9 +38,7 @@ class FedAdam(Algorithm):
         second = {name: torch.full_like(x, self.tau**2) for name, x in parameters.items()}
         return ServerState(0, state.shared, {"first": first, "second": second})
 
-    def server_step(
-        self, state: ServerState, replies: Iterable[ClientReply], modules: Modules, ctx: ServerContext
-    ) -> ServerState:
+    def server_step(self, state: ServerState, replies: Replies, modules: Modules, ctx: ServerContext) -> ServerState:
         means, _ = self.merge(replies, ctx, keep=lambda reply: None)
         first, second = state.private["first"], state.private["second"]
         for name, m in first.items():

@@ -1,37 +1,36 @@
 """FedAvgM: the server takes a step with momentum, instead of moving to the mean of the clients' models.
 
 BatchNorm statistics have no momentum: they are the clients' mean, as in FedAvg.
+
+T.-M. H. Hsu, H. Qi, M. Brown. Measuring the Effects of Non-Identical Data Distribution for Federated Visual
+Classification. 2019. https://arxiv.org/abs/1909.06335
 """
 
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
-from fedcir.algorithms.algorithm import Algorithm
-from fedcir.config import Rate, Share
-from fedcir.types import Arrays, ClientReply, Modules, ServerContext, ServerState
+from fedcir.algorithms.algorithm import Algorithm, Replies
+from fedcir.types import Modules, ServerContext, ServerState, Tensors
+from fedcir.validation import Fraction, LearningRate
 
 
 @dataclass(frozen=True)
 class FedAvgM(Algorithm):
     """Hsu et al., 2019. https://arxiv.org/abs/1909.06335"""
 
-    momentum: Share = 0.9
+    momentum: Fraction = 0.9
     """How much of the last rounds' step is kept; 0 is FedAvg, where `server_lr` is 1."""
-    server_lr: Rate = 1.0
+    server_lr: LearningRate = 1.0
     """The server's learning rate."""
     nesterov: bool = False
     """Nesterov's form of momentum: the step looks one round ahead."""
 
-    ranges: ClassVar[Mapping[str, str]] = {"momentum": "0,0.7,0.9,0.97"}
+    ranges = {"momentum": "0,0.7,0.9,0.97"}
 
-    def server_step(
-        self, state: ServerState, replies: Iterable[ClientReply], modules: Modules, ctx: ServerContext
-    ) -> ServerState:
+    def server_step(self, state: ServerState, replies: Replies, modules: Modules, ctx: ServerContext) -> ServerState:
         means, _ = self.merge(replies, ctx, keep=lambda reply: None)
         before, after = state.shared["model"], means["model"]
-        past: Arrays = state.private.get("velocity", {})
-        velocity: Arrays = {}
+        past: Tensors = state.private.get("velocity", {})
+        velocity: Tensors = {}
         for name, _ in modules["model"].named_parameters():
             change = after[name] - before[name]
             velocity[name] = v = change + self.momentum * past[name] if past else change

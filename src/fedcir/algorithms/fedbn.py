@@ -2,22 +2,25 @@
 
 Weights, biases and running statistics of BatchNorm stay with the client, so there is no one model for all: each
 domain is tested with the layers of the client that trains on it.
+
+X. Li, M. Jiang, X. Zhang, M. Kamp, Q. Dou. FedBN: Federated Learning on Non-IID Features via Local Batch Normalization.
+ICLR 2021. https://arxiv.org/abs/2102.07623
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from fedcir.algorithms.algorithm import Algorithm
+from fedcir.errors import InputError
 from fedcir.models.task import Task
 from fedcir.models.tensors import batchnorm_names
-from fedcir.types import InputError, Modules
+from fedcir.types import Modules
 
 
 @dataclass(frozen=True)
 class FedBN(Algorithm):
     """Li et al., ICLR 2021. https://arxiv.org/abs/2102.07623"""
 
-    keeps_batchnorm: ClassVar[bool] = True
+    keeps_batchnorm = True
 
     def build(self, task: Task) -> Modules:
         modules = super().build(task)

@@ -3,11 +3,12 @@
 The backbone takes each image's own contrast and colour out and keeps no statistics of the data (`model.norm`). Each
 client's own label shares correct its cross-entropy (`local.prior`), so that all clients train a head under the same
 prior, which FedCiR asks a generator for. Clients upload their model and nothing else.
+
+Z. Li, Z. Lin, J. Shao, Y. Mao, J. Zhang. FedCiR: Client-Invariant Representation Learning for Federated Non-IID
+Features. 2023. https://arxiv.org/abs/2308.15786
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
 from fedcir.algorithms.algorithm import Algorithm
 
@@ -16,4 +17,4 @@ from fedcir.algorithms.algorithm import Algorithm
 class FedCiRPlus(Algorithm):
     """This package's own, after Li et al., 2023 (https://arxiv.org/abs/2308.15786)."""
 
-    defaults: ClassVar[Mapping[str, Mapping[str, Any]]] = {"model": {"norm": "invariant"}, "local": {"prior": "client"}}
+    defaults = {"model": {"norm": "invariant"}, "local": {"prior": "client"}}

@@ -3,19 +3,21 @@
 Algorithm 1 of the paper. A client keeps an estimate of its own gradient. The server keeps -h / alpha, which is how far
 clients have moved in all rounds, so nothing is divided by alpha. BatchNorm statistics are the clients' mean, as in
 FedAvg.
+
+D. A. E. Acar, Y. Zhao, R. Matas Navarro, M. Mattina, P. N. Whatmough, V. Saligrama. Federated Learning Based on Dynamic
+Regularization. ICLR 2021. https://arxiv.org/abs/2111.04263
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from fedcir.algorithms.algorithm import Algorithm, Batch
-from fedcir.config import Positive
+from fedcir.algorithms.algorithm import Algorithm, Batch, Replies
 from fedcir.losses import proximal
-from fedcir.types import Arrays, ClientReply, Groups, LocalContext, Losses, Modules, ServerContext, ServerState
+from fedcir.types import Groups, LocalContext, Losses, Modules, ServerContext, ServerState, Tensors
+from fedcir.validation import Positive
 
 
 @dataclass(frozen=True)
@@ -25,33 +27,34 @@ class FedDyn(Algorithm):
     alpha: Positive = 0.01
     """Weight of half the squared distance to the received weights, and of each round in the gradient that is kept."""
 
-    remembers: ClassVar[tuple[str, ...]] = ("gradient",)
-    ranges: ClassVar[Mapping[str, str]] = {"alpha": "0.001,0.01,0.1"}
+    remembers = ("gradient",)
+    ranges = {"alpha": "0.001,0.01,0.1"}
 
     def local_loss(self, modules: Modules, x: Tensor, y: Tensor, ctx: LocalContext) -> Losses:
         losses = super().local_loss(modules, x, y, ctx)
         trained = dict(modules["model"].named_parameters())
-        distance = proximal(trained.values(), (ctx.received["model"][name] for name in trained))
+        distance = proximal(trained.values(), (ctx.broadcast["model"][name] for name in trained))
         total = losses.total + self.alpha * distance
-        if "gradient" in ctx.kept:  # not in the client's first round
-            total = total - torch.stack([(ctx.kept["gradient"][name] * p).sum() for name, p in trained.items()]).sum()
+        if "gradient" in ctx.client_state:  # not in the client's first round
+            total = (
+                total
+                - torch.stack([(ctx.client_state["gradient"][name] * p).sum() for name, p in trained.items()]).sum()
+            )
         return Losses(total, {**losses.terms, "proximal": distance})
 
     def local_finish(self, modules: Modules, data: Iterable[Batch], ctx: LocalContext) -> Groups:
         moved = {
-            name: self.alpha * (p - ctx.received["model"][name]) for name, p in modules["model"].named_parameters()
+            name: self.alpha * (p - ctx.broadcast["model"][name]) for name, p in modules["model"].named_parameters()
         }
-        old = ctx.kept.get("gradient", {})
+        old = ctx.client_state.get("gradient", {})
         return {"gradient": {name: old[name] - change if old else -change for name, change in moved.items()}}
 
-    def server_step(
-        self, state: ServerState, replies: Iterable[ClientReply], modules: Modules, ctx: ServerContext
-    ) -> ServerState:
+    def server_step(self, state: ServerState, replies: Replies, modules: Modules, ctx: ServerContext) -> ServerState:
         means, replied = self.merge(replies, ctx, keep=lambda reply: None)
         before, after = state.shared["model"], means["model"]
         share = len(replied) / ctx.clients
-        past: Arrays = state.private.get("drift", {})
-        drift: Arrays = {}
+        past: Tensors = state.private.get("drift", {})
+        drift: Tensors = {}
         for name, _ in modules["model"].named_parameters():
             moved = share * (after[name] - before[name])
             drift[name] = past[name] + moved if past else moved

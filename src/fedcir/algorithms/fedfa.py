@@ -2,23 +2,25 @@
 
 At the end of each of the encoder's stages, mean and standard deviation of a channel within an image become those of a
 Gaussian around them. Its variance is that over the batch at hand, more for channels in which clients differ.
+
+T. Zhou, E. Konukoglu. FedFA: Federated Feature Augmentation. ICLR 2023. https://arxiv.org/abs/2301.12995
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
-from fedcir.algorithms.algorithm import Algorithm, Batch
-from fedcir.config import Between, Share
-from fedcir.losses import channel_statistics, restyled, widened
-from fedcir.models.encoder import Classifier
-from fedcir.models.stages import FeatureStatistics, Running, changed_at, stage_ends
+from fedcir.algorithms.algorithm import Algorithm, Batch, Replies
+from fedcir.losses import channel_statistics, replace_statistics, widen_variance
+from fedcir.models.classifier import Classifier
+from fedcir.models.networks import FeatureStatistics, StageStatistics, find_stage_ends, transform_stages
 from fedcir.models.task import Task
 from fedcir.models.tensors import snapshot
-from fedcir.types import ClientReply, Groups, LocalContext, Losses, Modules, ServerContext, ServerState
+from fedcir.types import Groups, LocalContext, Losses, Modules, ServerContext, ServerState
+from fedcir.validation import Between, Fraction
 
 
 @dataclass(frozen=True)
@@ -27,46 +29,47 @@ class FedFA(Algorithm):
 
     probability: Annotated[float, Between(0, 1)] = 0.5
     """How likely a stage changes the features of a batch; 0 is FedAvg."""
-    momentum: Share = 0.99
+    momentum: Fraction = 0.99
     """Share of the old value in each update of a client's running statistics: alpha."""
 
-    keeps: ClassVar[tuple[str, ...]] = ("statistics",)
-    sends: ClassVar[tuple[str, ...]] = ("feature_statistics",)
-    ranges: ClassVar[Mapping[str, str]] = {"probability": "0.25,0.5,0.75", "momentum": "0.9,0.99"}
+    keeps = ("statistics",)
+    sends = ("feature_statistics",)
+    ranges = {"probability": "0.25,0.5,0.75", "momentum": "0.9,0.99"}
 
     def build(self, task: Task) -> Modules:
         model = task.classifier()
-        ends = {} if task.example is None else stage_ends(model.encoder, task.example)
+        ends = {} if task.example is None else find_stage_ends(model.encoder, task.example)
         return {"model": model, "statistics": FeatureStatistics(ends)}
 
     def local_loss(self, modules: Modules, x: Tensor, y: Tensor, ctx: LocalContext) -> Losses:
         model, statistics = modules["model"], modules["statistics"]
         assert isinstance(model, Classifier)
         assert isinstance(statistics, FeatureStatistics)
-        over_clients = ctx.received.get("feature_variances", {})
+        over_clients = ctx.broadcast.get("feature_variances", {})
 
-        def augmented(stage: int, features: Tensor) -> Tensor:
+        def augment_features(stage: int, features: Tensor) -> Tensor:
             if float(torch.rand((), generator=ctx.rng)) >= self.probability:
                 return features
             mean, std = channel_statistics(features)  # each (B, C)
             running = statistics[stage]
-            assert isinstance(running, Running)
+            assert isinstance(running, StageStatistics)
             running.update(mean, std, self.momentum)
             drawn = []
             for name, value in (("mean", mean), ("std", std)):
                 noise = torch.randn(value.shape, generator=ctx.rng).to(value.device)
-                drawn.append(value + noise * widened(value, over_clients.get(f"{stage}.{name}")).sqrt())
-            return restyled(features, mean, std, *drawn)
+                drawn.append(value + noise * widen_variance(value, over_clients.get(f"{stage}.{name}")).sqrt())
+            return replace_statistics(features, mean, std, *drawn)
 
-        with changed_at(model.encoder, statistics.places, augmented):
+        with transform_stages(model.encoder, statistics.places, augment_features):
             return super().local_loss(modules, x, y, ctx)
 
     def local_summary(self, modules: Modules, data: Iterable[Batch], ctx: LocalContext) -> Groups:
         return {"feature_statistics": snapshot(modules["statistics"])}
 
-    def server_step(
-        self, state: ServerState, replies: Iterable[ClientReply], modules: Modules, ctx: ServerContext
-    ) -> ServerState:
-        means, kept = self.merge(replies, ctx, keep=lambda reply: reply.arrays["feature_statistics"])
-        variances = {name: torch.stack([each[name] for each in kept]).var(0, correction=0) for name in kept[0]}
+    def server_step(self, state: ServerState, replies: Replies, modules: Modules, ctx: ServerContext) -> ServerState:
+        means, collected = self.merge(replies, ctx, keep=lambda reply: reply.tensors["feature_statistics"])
+        variances = {
+            name: torch.stack([statistics[name] for statistics in collected]).var(0, correction=0)
+            for name in collected[0]
+        }
         return ServerState(ctx.round, {**means, "feature_variances": variances})

@@ -2,26 +2,27 @@
 
 The server weighs each client's head by its share of the class, for which clients upload label counts. Defaults are
 those of FedCiR's paper, which compares with FedGen; fields give what the authors' code does instead.
+
+Z. Zhu, J. Hong, J. Zhou. Data-Free Knowledge Distillation for Heterogeneous Federated Learning. ICML 2021.
+https://arxiv.org/abs/2105.10056
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedcir.algorithms.algorithm import Algorithm, Batch
-from fedcir.config import Count, Decay, Rate, Weight, Width
-from fedcir.losses import class_shares, decayed, distillation_kl, diversity, teacher_loss
-from fedcir.models.encoder import Classifier
-from fedcir.models.generator import Generator, logits_of_heads
-from fedcir.models.optim import Adam
-from fedcir.models.prototypes import LabelCounter
+from fedcir.algorithms.algorithm import Algorithm, Batch, Replies
+from fedcir.losses import class_shares, decay_value, distillation_kl, diversity, teacher_loss
+from fedcir.models.classifier import Classifier, Generator, LabelCounter, apply_heads
+from fedcir.models.optimizers import Adam
 from fedcir.models.task import Task
 from fedcir.models.tensors import snapshot
-from fedcir.types import Arrays, ClientReply, Groups, LocalContext, Losses, Modules, ServerContext, ServerState
+from fedcir.types import Groups, LocalContext, Losses, Modules, ServerContext, ServerState, Tensors
+from fedcir.validation import Count, Decay, LearningRate, Weight, Width
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class FedGen(Algorithm):
     """Width of the generator's hidden layer."""
     generator_steps: Count = 5
     """The server's steps on the generator in a round, as many as FedCiR's; the authors' code takes 50."""
-    generator_lr: Rate = 1e-2
+    generator_lr: LearningRate = 1e-2
     """Learning rate of the generator's Adam, whose state lives across rounds."""
     generator_statistics: Literal["batch", "running"] = "running"
     """How the generator's BatchNorm works on clients: with statistics of the batch, or with those of the server."""
@@ -58,8 +59,8 @@ class FedGen(Algorithm):
     label_counts: Literal["dataset", "batches"] = "dataset"
     """What clients count labels in: all their training data, or the batches of the round, as the authors' code does."""
 
-    sends: ClassVar[tuple[str, ...]] = ("label_counts",)
-    ranges: ClassVar[Mapping[str, str]] = {"lambda_kd": "0.5,1", "lambda_reg": "0.5,1"}
+    sends = ("label_counts",)
+    ranges = {"lambda_kd": "0.5,1", "lambda_reg": "0.5,1"}
 
     def build(self, task: Task) -> Modules:
         generator = task.generator(task.features, self.noise, self.hidden)
@@ -67,7 +68,7 @@ class FedGen(Algorithm):
         return {**modules, "counter": LabelCounter(task.num_classes)} if self.label_counts == "batches" else modules
 
     def start(self, modules: Modules, ctx: ServerContext) -> ServerState:
-        private = {"generator": snapshot(modules["generator"]), "optimizer": Arrays()}
+        private = {"generator": snapshot(modules["generator"]), "optimizer": Tensors()}
         return ServerState(round=0, shared={"model": snapshot(modules["model"])}, private=private)
 
     def local_start(self, modules: Modules, ctx: LocalContext) -> None:
@@ -82,7 +83,7 @@ class FedGen(Algorithm):
             counter.add(y)
         logits = model(x)
         total = ce = ctx.cross_entropy(logits, y)
-        if "generator" not in ctx.received:
+        if "generator" not in ctx.broadcast:
             return Losses(total, {"ce": ce})
         labels = torch.randint(ctx.num_classes, y.shape, generator=ctx.rng).to(y.device)
         with torch.no_grad():
@@ -90,8 +91,8 @@ class FedGen(Algorithm):
             same_class = generator(generator.draw(len(y), ctx.rng, self.noise_kind), y, self.generator_statistics)
         reg = F.cross_entropy(model.head(any_class), labels)
         kd = distillation_kl(logits, model.head(same_class))
-        lambda_reg = decayed(self.lambda_reg, self.lambda_decay, ctx.round)
-        lambda_kd = decayed(self.lambda_kd, self.lambda_decay, ctx.round)
+        lambda_reg = decay_value(self.lambda_reg, self.lambda_decay, ctx.round)
+        lambda_kd = decay_value(self.lambda_kd, self.lambda_decay, ctx.round)
         return Losses(total + lambda_reg * reg + lambda_kd * kd, {"ce": ce, "reg": reg, "kd": kd})
 
     def local_summary(self, modules: Modules, data: Iterable[Batch], ctx: LocalContext) -> Groups:
@@ -102,26 +103,26 @@ class FedGen(Algorithm):
         )
         return {"label_counts": {"counts": counts}}
 
-    def server_step(
-        self, state: ServerState, replies: Iterable[ClientReply], modules: Modules, ctx: ServerContext
-    ) -> ServerState:
-        means, kept = self.merge(replies, ctx, keep=lambda r: (r.arrays["model"], r.arrays["label_counts"]["counts"]))
-        counts = torch.stack([each for _, each in kept])  # (K, C)
+    def server_step(self, state: ServerState, replies: Replies, modules: Modules, ctx: ServerContext) -> ServerState:
+        means, collected = self.merge(
+            replies, ctx, keep=lambda r: (r.tensors["model"], r.tensors["label_counts"]["counts"])
+        )
+        counts = torch.stack([count for _, count in collected])  # (K, C)
         share = class_shares(counts, extra=1 if self.label_counts == "batches" else 0)  # as the authors' code counts
         classes = torch.arange(ctx.num_classes)
         if self.generator_labels == "active" and (counts > 0).any():
             classes = classes[(counts > 0).any(0)]
-        heads = [(model["head.weight"], model["head.bias"]) for model, _ in kept]
+        heads = [(model["head.weight"], model["head.bias"]) for model, _ in collected]
         generator = modules["generator"]
         assert isinstance(generator, Generator)
         generator.load_state_dict(state.private["generator"])
-        lr = decayed(self.generator_lr, self.generator_lr_decay, ctx.round)
+        lr = decay_value(self.generator_lr, self.generator_lr_decay, ctx.round)
         optimizer = Adam(generator.parameters(), lr, state.private["optimizer"], self.generator_weight_decay)
         for _ in range(self.generator_steps):
             labels = classes[torch.randint(len(classes), (ctx.batch_size,), generator=ctx.rng)]
             noise = generator.draw(ctx.batch_size, ctx.rng, self.noise_kind)
             z = generator(noise, labels, "update")  # (B, Z)
-            loss = teacher_loss(logits_of_heads(z, heads), labels, share) + self.diversity_weight * diversity(noise, z)
+            loss = teacher_loss(apply_heads(z, heads), labels, share) + self.diversity_weight * diversity(noise, z)
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()

@@ -2,18 +2,20 @@
 
 Its paper prints the loss with a sum over the other classes only, which has no lower bound; all implementations that we
 know take the usual softmax over all classes, and so it is here by default.
+
+J. Zhang, Z. Li, B. Li, J. Xu, S. Wu, S. Ding, C. Wu. Federated Learning with Label Distribution Skew via Logits
+Calibration. ICML 2022. https://arxiv.org/abs/2209.00189
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 from torch import Tensor
 
 from fedcir.algorithms.algorithm import Algorithm
-from fedcir.config import Weight
 from fedcir.losses import cross_entropy_to_others, label_margins
 from fedcir.types import LocalContext, Losses, Modules
+from fedcir.validation import Weight
 
 
 @dataclass(frozen=True)
@@ -25,7 +27,7 @@ class FedLC(Algorithm):
     against: Literal["all", "others"] = "all"
     """The classes in the softmax's denominator: all, or all but the true one, as the paper prints it."""
 
-    ranges: ClassVar[Mapping[str, str]] = {"tau": "0.3,1,3"}
+    ranges = {"tau": "0.3,1,3"}
 
     def local_loss(self, modules: Modules, x: Tensor, y: Tensor, ctx: LocalContext) -> Losses:
         logits = modules["model"](x) - label_margins(ctx.class_counts, self.tau)  # (B, C)

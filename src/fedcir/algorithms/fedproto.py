@@ -2,22 +2,24 @@
 
 There is no global model, only a mean feature of each class, to which all clients draw theirs. A client predicts by its
 own encoder and the nearest prototype, or by its own classifier.
+
+Y. Tan, G. Long, L. Liu, T. Zhou, Q. Lu, J. Jiang, C. Zhang. FedProto: Federated Prototype Learning across Heterogeneous
+Clients. AAAI 2022. https://arxiv.org/abs/2105.00243
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from fedcir.algorithms.algorithm import Algorithm, Batch
-from fedcir.config import Weight
+from fedcir.algorithms.algorithm import Algorithm, Batch, Replies
 from fedcir.losses import prototype_distance
-from fedcir.models.encoder import Classifier
-from fedcir.models.prototypes import Prototypes, class_means, class_sums
+from fedcir.models.classifier import Classifier, Prototypes, mean_by_class, sum_by_class
 from fedcir.models.task import Task
-from fedcir.types import Arrays, ClientReply, Groups, LocalContext, Losses, Modules, ServerContext, ServerState
+from fedcir.types import Groups, LocalContext, Losses, Modules, ServerContext, ServerState, Tensors
+from fedcir.validation import Weight
 
 
 @dataclass(frozen=True)
@@ -29,10 +31,10 @@ class FedProto(Algorithm):
     inference: Literal["prototypes", "classifier"] = "prototypes"
     """Whether the nearest prototype predicts, as in the paper, or the client's own classifier."""
 
-    trains: ClassVar[tuple[str, ...]] = ("prototypes",)
-    keeps: ClassVar[tuple[str, ...]] = ("model",)
-    sends: ClassVar[tuple[str, ...]] = ("prototypes",)
-    ranges: ClassVar[Mapping[str, str]] = {"lambda_proto": "0.1..4"}
+    trains = ("prototypes",)
+    keeps = ("model",)
+    sends = ("prototypes",)
+    ranges = {"lambda_proto": "0.1..4"}
 
     def build(self, task: Task) -> Modules:
         return {"model": task.classifier(), "prototypes": Prototypes(task.num_classes, task.features)}
@@ -51,13 +53,11 @@ class FedProto(Algorithm):
     def local_summary(self, modules: Modules, data: Iterable[Batch], ctx: LocalContext) -> Groups:
         model = modules["model"]
         assert isinstance(model, Classifier)
-        sums = class_sums(model.encoder, data, like=model.head.weight)
-        return {"prototypes": {"mean": class_means(sums), "count": sums["counts"]}}
+        sums = sum_by_class(model.encoder, data, like=model.head.weight)
+        return {"prototypes": {"mean": mean_by_class(sums), "count": sums["counts"]}}
 
-    def server_step(
-        self, state: ServerState, replies: Iterable[ClientReply], modules: Modules, ctx: ServerContext
-    ) -> ServerState:
-        merged = merged_prototypes([reply.arrays["prototypes"] for reply in replies], ctx.weighting == "samples")
+    def server_step(self, state: ServerState, replies: Replies, modules: Modules, ctx: ServerContext) -> ServerState:
+        merged = merge_prototypes([reply.tensors["prototypes"] for reply in replies], ctx.weighting == "samples")
         anew, old = merged["count"] > 0, state.shared["prototypes"]
         shared = {
             name: torch.where(anew if t.ndim == 1 else anew.unsqueeze(-1), t, old[name]) for name, t in merged.items()
@@ -72,17 +72,20 @@ class FedProto(Algorithm):
         logits: Tensor = model.head(features)
         if self.inference == "classifier":
             return logits
-        mean, known = prototypes.mean, prototypes.known
+        mean, is_known = prototypes.mean, prototypes.known
         # Not by torch.cdist, which cannot be exported for batches of any size.
         squares = features.square().sum(-1, keepdim=True) - 2 * features @ mean.T + mean.square().sum(-1)  # (B, C)
-        farthest = squares.where(known, 0.0).amax(-1, keepdim=True)  # of the known ones; an unknown one is farther
-        return torch.where(known.any(), -squares.where(known, farthest + 1), logits)
+        farthest = squares.where(is_known, 0.0).amax(-1, keepdim=True)  # of the known ones; an unknown one is farther
+        return torch.where(is_known.any(), -squares.where(is_known, farthest + 1), logits)
 
 
-def merged_prototypes(local: Iterable[Arrays], by_samples: bool) -> Arrays:
+def merge_prototypes(local: Iterable[Tensors], by_samples: bool) -> Tensors:
     """The mean over the clients that hold a class, plain or by their numbers of samples of it, and its total count."""
-    kept = list(local)
-    means, counts = torch.stack([each["mean"] for each in kept]), torch.stack([each["count"] for each in kept])
+    collected = list(local)
+    means, counts = (
+        torch.stack([prototypes["mean"] for prototypes in collected]),
+        torch.stack([prototypes["count"] for prototypes in collected]),
+    )
     weights = counts.clamp_min(0) if by_samples else (counts > 0).float()  # (K, C)
     shares = weights / weights.sum(0).clamp_min(1)
     return {"mean": (shares.unsqueeze(-1) * means).sum(0), "count": counts.clamp_min(0).sum(0)}

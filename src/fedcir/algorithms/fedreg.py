@@ -1,4 +1,8 @@
-"""FedReg: FedCiR without its alignment."""
+"""FedReg: FedCiR without its alignment.
+
+Z. Li, Z. Lin, J. Shao, Y. Mao, J. Zhang. FedCiR: Client-Invariant Representation Learning for Federated Non-IID
+Features. 2023. https://arxiv.org/abs/2308.15786
+"""
 
 from dataclasses import dataclass, field
 

@@ -1,22 +1,24 @@
 """FedSR: a probabilistic encoder whose z is short and says little about x beyond y.
 
 In the authors' code each client keeps the reference r(z|y) to itself, and so it is here by default.
+
+A. T. Nguyen, P. H. S. Torr, S.-N. Lim. FedSR: A Simple and Effective Domain Generalization Method for Federated
+Learning. NeurIPS 2022. https://openreview.net/forum?id=mrt90D00aQX
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from fedcir.algorithms.algorithm import Algorithm
-from fedcir.config import Between, Spread, Weight
+from fedcir.errors import InputError
 from fedcir.losses import gaussian_kl, l2_norm
-from fedcir.models.encoder import GaussianClassifier, sample
-from fedcir.models.reference import Reference
+from fedcir.models.classifier import GaussianClassifier, Reference, sample
 from fedcir.models.task import Task
-from fedcir.types import InputError, LocalContext, Losses, Modules
+from fedcir.types import LocalContext, Losses, Modules
+from fedcir.validation import Between, StdDev, Weight
 
 
 @dataclass(frozen=True)
@@ -33,14 +35,14 @@ class FedSR(Algorithm):
     """Scale z by a learned scalar C before the KL, as the authors' code does."""
     share_reference: bool = False
     """Average r(z|y) over clients instead of leaving each client its own."""
-    sigma_init: Spread = 0.1
+    sigma_init: StdDev = 0.1
     """The encoder's sigma before training."""
-    sigma_floor: Spread = 1e-3
+    sigma_floor: StdDev = 1e-3
     """The encoder's sigma is never below this."""
     eval_samples: Annotated[int, Between(0, 10_000)] = 0
     """How many samples of z inference averages the probabilities of, 20 in the authors' code; 0 takes z = mu."""
 
-    ranges: ClassVar[Mapping[str, str]] = {"alpha_l2r": "0,1e-3,1e-2", "alpha_cmi": "5e-7,1e-6,5e-5"}
+    ranges = {"alpha_l2r": "0,1e-3,1e-2", "alpha_cmi": "5e-7,1e-6,5e-5"}
 
     def __post_init__(self) -> None:
         super().__post_init__()

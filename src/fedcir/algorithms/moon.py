@@ -3,22 +3,24 @@
 The features are the encoder's, so that the network is that of all other methods; `projection=256` puts the paper's
 projection head between encoder and classifier. A client's first round has no last model, and so no contrast, as in
 round 1 of the authors' code.
+
+Q. Li, B. He, D. Song. Model-Contrastive Federated Learning. CVPR 2021. https://arxiv.org/abs/2103.16257
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from fedcir.algorithms.algorithm import Algorithm, Batch
-from fedcir.config import Between, Positive, Weight
-from fedcir.models.encoder import Classifier
+from fedcir.models.classifier import Classifier
 from fedcir.models.task import Task
 from fedcir.models.tensors import snapshot
 from fedcir.types import Groups, LocalContext, Losses, Modules
+from fedcir.validation import Between, Positive, Weight
 
 
 @dataclass(frozen=True)
@@ -32,28 +34,28 @@ class Moon(Algorithm):
     projection: Annotated[int, Between(0, 16_384)] = 0
     """Width of the features after a projection head, 256 in the paper; 0 leaves it out."""
 
-    remembers: ClassVar[tuple[str, ...]] = ("last",)
-    ranges: ClassVar[Mapping[str, str]] = {"mu": "0.1,1,5,10"}
+    remembers = ("last",)
+    ranges = {"mu": "0.1,1,5,10"}
 
     def build(self, task: Task) -> Modules:
         return {name: task.classifier(self.projection) for name in ("model", "global", "last")}
 
     def local_start(self, modules: Modules, ctx: LocalContext) -> None:
         modules["global"].load_state_dict(modules["model"].state_dict())
-        if "last" in ctx.kept:
-            modules["last"].load_state_dict(ctx.kept["last"])
+        if "last" in ctx.client_state:
+            modules["last"].load_state_dict(ctx.client_state["last"])
 
     def local_loss(self, modules: Modules, x: Tensor, y: Tensor, ctx: LocalContext) -> Losses:
-        model, everyone, last = modules["model"], modules["global"], modules["last"]
+        model, global_model, last = modules["model"], modules["global"], modules["last"]
         assert isinstance(model, Classifier)
-        assert isinstance(everyone, Classifier)
+        assert isinstance(global_model, Classifier)
         assert isinstance(last, Classifier)
         z = model.encoder(x)  # (B, Z)
         ce = ctx.cross_entropy(model.head(z), y)
-        if not self.mu or "last" not in ctx.kept:
+        if not self.mu or "last" not in ctx.client_state:
             return Losses(ce, {"ce": ce})
         with torch.no_grad():
-            near, away = everyone.encoder(x), last.encoder(x)
+            near, away = global_model.encoder(x), last.encoder(x)
         similar = torch.stack([F.cosine_similarity(z, near), F.cosine_similarity(z, away)], 1)  # (B, 2)
         contrast = F.cross_entropy(similar / self.temperature, torch.zeros_like(y))
         return Losses(ce + self.mu * contrast, {"ce": ce, "contrast": contrast})

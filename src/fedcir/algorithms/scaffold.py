@@ -3,31 +3,33 @@
 Algorithm 1 of the paper with option II: a client's control variate is the mean gradient of its last round, which is the
 way it went over the number of its steps. The paper's steps are plain SGD; momentum goes further in a step, and the way
 is divided by as much more. BatchNorm statistics are the clients' mean, as in FedAvg.
+
+S. P. Karimireddy, S. Kale, M. Mohri, S. J. Reddi, S. U. Stich, A. T. Suresh. SCAFFOLD: Stochastic Controlled Averaging
+for Federated Learning. ICML 2020. https://arxiv.org/abs/1910.06378
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from fedcir.algorithms.algorithm import Algorithm, Batch
-from fedcir.config import Rate
-from fedcir.models.tensors import mean
-from fedcir.types import Arrays, ClientReply, Groups, LocalContext, Losses, Modules, ServerContext, ServerState
+from fedcir.algorithms.algorithm import Algorithm, Batch, Replies
+from fedcir.models.tensors import average
+from fedcir.types import Groups, LocalContext, Losses, Modules, ServerContext, ServerState, Tensors
+from fedcir.validation import LearningRate
 
 
 @dataclass(frozen=True)
 class Scaffold(Algorithm):
     """Karimireddy et al., ICML 2020. https://arxiv.org/abs/1910.06378"""
 
-    server_lr: Rate = 1.0
+    server_lr: LearningRate = 1.0
     """The server's step towards the mean of the clients' models: eta_g."""
 
-    sends: ClassVar[tuple[str, ...]] = ("change",)
-    remembers: ClassVar[tuple[str, ...]] = ("control",)
-    ranges: ClassVar[Mapping[str, str]] = {"server_lr": "0.3..1"}
+    sends = ("change",)
+    remembers = ("control",)
+    ranges = {"server_lr": "0.3..1"}
 
     def start(self, modules: Modules, ctx: ServerContext) -> ServerState:
         state = super().start(modules, ctx)
@@ -36,24 +38,24 @@ class Scaffold(Algorithm):
 
     def local_loss(self, modules: Modules, x: Tensor, y: Tensor, ctx: LocalContext) -> Losses:
         losses = super().local_loss(modules, x, y, ctx)
-        everyone, own = ctx.received["control"], _own(ctx)
+        server_control, control = ctx.broadcast["control"], _load_control(ctx)
         correction = sum(  # its gradient is c - c_i
-            ((everyone[name] - own[name]) * p).sum() for name, p in modules["model"].named_parameters()
+            ((server_control[name] - control[name]) * p).sum() for name, p in modules["model"].named_parameters()
         )
         return Losses(losses.total + correction, losses.terms)
 
     def local_summary(self, modules: Modules, data: Iterable[Batch], ctx: LocalContext) -> Groups:
-        own = _own(ctx)
-        return {"change": {name: (new - own[name]).cpu() for name, new in _next(modules, ctx).items()}}
+        control = _load_control(ctx)
+        return {
+            "change": {name: (new - control[name]).cpu() for name, new in _compute_next_control(modules, ctx).items()}
+        }
 
     def local_finish(self, modules: Modules, data: Iterable[Batch], ctx: LocalContext) -> Groups:
-        return {"control": _next(modules, ctx)}
+        return {"control": _compute_next_control(modules, ctx)}
 
-    def server_step(
-        self, state: ServerState, replies: Iterable[ClientReply], modules: Modules, ctx: ServerContext
-    ) -> ServerState:
-        means, changes = self.merge(replies, ctx, keep=lambda reply: reply.arrays["change"])
-        share, change = len(changes) / ctx.clients, mean(changes)
+    def server_step(self, state: ServerState, replies: Replies, modules: Modules, ctx: ServerContext) -> ServerState:
+        means, changes = self.merge(replies, ctx, keep=lambda reply: reply.tensors["change"])
+        share, change = len(changes) / ctx.clients, average(changes)
         control = {name: old + share * change[name] for name, old in state.shared["control"].items()}
         for name in control:
             x, y = state.shared["model"][name], means["model"][name]
@@ -61,21 +63,23 @@ class Scaffold(Algorithm):
         return ServerState(ctx.round, {**means, "control": control})
 
 
-def _own(ctx: LocalContext) -> Arrays:
+def _load_control(ctx: LocalContext) -> Tensors:
     """c_i, zero before the client's first round."""
-    return ctx.kept.get("control") or {name: torch.zeros_like(c) for name, c in ctx.received["control"].items()}
+    return ctx.client_state.get("control") or {
+        name: torch.zeros_like(c) for name, c in ctx.broadcast["control"].items()
+    }
 
 
-def _next(modules: Modules, ctx: LocalContext) -> Arrays:
+def _compute_next_control(modules: Modules, ctx: LocalContext) -> Tensors:
     """c_i+ = c_i - c + (x - y_i) / (K eta)"""
-    x, everyone, own = ctx.received["model"], ctx.received["control"], _own(ctx)
-    way = plain_steps(ctx.steps, ctx.momentum) * ctx.lr
+    x, server_control, control = ctx.broadcast["model"], ctx.broadcast["control"], _load_control(ctx)
+    way = count_plain_steps(ctx.steps, ctx.momentum) * ctx.lr
     return {
-        name: own[name] - everyone[name] + (x[name] - y.detach()) / way
+        name: control[name] - server_control[name] + (x[name] - y.detach()) / way
         for name, y in modules["model"].named_parameters()
     }
 
 
-def plain_steps(steps: int, momentum: float) -> float:
-    """How many steps of plain SGD go as far along one gradient as so many with momentum, which starts at zero."""
+def count_plain_steps(steps: int, momentum: float) -> float:
+    """Count the plain SGD steps that move as far along a constant gradient as these steps with momentum."""
     return (steps - momentum * (1 - momentum**steps) / (1 - momentum)) / (1 - momentum)

@@ -1,11 +1,19 @@
-"""What the numbers of a run, or of data before any, say: how far clients are apart, where, at what risk and cost."""
+"""Analyse data and runs: distances between clients, the bound, label skew, and privacy leakage."""
 
-from fedcir.analysis.alignment import Alignment
-from fedcir.analysis.bootstrap import Interval
-from fedcir.analysis.bound import Bound, average_risk, risks
-from fedcir.analysis.diagnose import Diagnosis, diagnose_data, diagnose_run, verdict
-from fedcir.analysis.divergence import Divergences, distance, divergences, proxy_a_distance
-from fedcir.engine.cost import to_target
+from fedcir.analysis.diagnosis import Diagnosis, diagnose_data, diagnose_run
+from fedcir.analysis.divergence import (
+    Alignment,
+    Bound,
+    Divergences,
+    average_risk,
+    distance,
+    divergences,
+    proxy_a_distance,
+    risks,
+)
+from fedcir.analysis.findings import verdict
+from fedcir.client.cost import cost_to_target as to_target
+from fedcir.runs.statistics import Interval
 
 __all__ = [
     "Alignment",

@@ -1,24 +1,50 @@
-"""What was found of one dataset or one run, in numbers."""
+"""Diagnose feature shift and label skew: of a dataset before training, and of a finished run."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcir.analysis.alignment import Alignment
-from fedcir.analysis.bootstrap import Interval, mean_of
-from fedcir.analysis.bound import Bound
-from fedcir.analysis.divergence import Divergences
-from fedcir.analysis.metrics import auc, confusion, f1, macro_f1, sensitivity, specificity
-from fedcir.analysis.views import View
+from fedcir.algorithms import make_algorithm
+from fedcir.analysis.divergence import (
+    LEAST,
+    NO_DIVERGENCES,
+    Alignment,
+    Bound,
+    Divergences,
+    compute_bound,
+    divergences,
+    measure_alignment,
+)
+from fedcir.config import BUILTIN_MODELS, Config, ModelConfig
+from fedcir.data.decoding import OnFile
+from fedcir.data.domains import Domains
+from fedcir.data.federation import build_federation, partition_dataset
+from fedcir.data.opening import get_source
+from fedcir.data.partition import ClientPartition
+from fedcir.errors import InputError
+from fedcir.inference.evaluation import DomainPredictions, build_untrained_model, predict_domains, predict_run
+from fedcir.runs.evaluation_data import SEED, exclude_seen_images, open_run_data, sample_rows
+from fedcir.runs.reader import RunSource, to_run
+from fedcir.runs.statistics import Interval, bootstrap_mean
+from fedcir.runtime.resume import use_saved_code
+
+OnDistance = Callable[[int, int], None]
+Counts = NDArray[np.int64]
 
 UNTRAINED = "an untrained encoder"
+SHIFT_PIXELS = 32
+"""Width and height of the images on which feature shift is measured."""
+SHIFT_SAMPLES = 1000
+"""Most training images of each domain on which feature shift is measured."""
 
 
 @dataclass(frozen=True)
 class Pixels:
-    """A domain's images before any network: brightness and contrast from 0 to 1."""
+    """Mean brightness and contrast of a domain's images, from 0 to 1."""
 
     brightness: float
     contrast: float
@@ -26,137 +52,334 @@ class Pixels:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What was found of one dataset or one run."""
+    """Distances, label skew and predictions of a dataset or of a run."""
 
     name: str
     classes: tuple[str, ...]
-    views: list[View]
-    """Of a run, all test images, as its accuracies are; of data before any, a sample of the training images."""
-    apart: Divergences
-    """Without any pair where the network gives no representations."""
-    labels: dict[str, NDArray[np.int64]]
-    """How many training images of each class every client has. A client that has a domain to itself has its name."""
+    predictions: list[DomainPredictions]
+    """All test images of a run, or a sample of the training images of a dataset."""
+    divergences: Divergences
+    """Empty if the network gives no representations."""
+    labels: dict[str, Counts]
+    """Number of training images of each class by client."""
     pixels: dict[str, Pixels] | None = None
-    """Of data before any training."""
+    """Set for a dataset before training."""
     bound: Bound | None = None
-    """Of a run with one model for all, where distances could be measured."""
-    aligned: Alignment | None = None
+    """Set for runs with one model for all clients, if distances were measured."""
+    alignment: Alignment | None = None
     encoder: str = UNTRAINED
-    """What gave the representations, in words."""
+    """Description of the network that gave the representations."""
     is_shift: bool = False
-    """Whether distances are the measure of feature shift that `init`, `recommend` and `diagnose` share."""
+    """Whether distances are the feature shift that `init`, `recommend` and `diagnose` report."""
     notes: tuple[str, ...] = ()
-    """What its reader should know of the data."""
     seed: int = 0
-    domain_of: dict[str, str] = field(default_factory=dict)
-    """The domain of every client that has labels."""
-    sample: list[View] = field(default_factory=list)
-    """The images that distances, KL and pictures are of: at most so many of each domain."""
+    client_domains: dict[str, str] = field(default_factory=dict)
+    """Domain of every client in `labels`."""
+    sample: list[DomainPredictions] = field(default_factory=list)
+    """Images on which distances, KL and pictures are based."""
     unseen: tuple[str, ...] = ()
-    """The domains that nobody trains on."""
+    """Domains that no client trains on."""
 
     @property
-    def of_run(self) -> bool:
-        """Whether it is of a run, and not of data before any."""
+    def is_run(self) -> bool:
         return self.pixels is None
 
     @property
     def measured(self) -> bool:
-        """Whether there are distances."""
-        return bool(self.apart.pairs)
+        """Whether distances were measured."""
+        return bool(self.divergences.pairs)
 
     @property
-    def unmeasured(self) -> str:
-        """Why there are no distances, where there are none."""
+    def missing_reason(self) -> str:
+        """Why distances are missing; empty if they were measured."""
         return "" if self.measured else "its network has no part `encoder` that returns (batch, features)"
 
     @property
-    def told(self) -> tuple[str, ...]:
-        """The notes, and why there are no distances, where there are none."""
-        return self.notes if self.measured else (*self.notes, f"no distances for {self.name}: {self.unmeasured}")
+    def all_notes(self) -> tuple[str, ...]:
+        """Notes on the data, and on missing distances."""
+        return self.notes if self.measured else (*self.notes, f"no distances for {self.name}: {self.missing_reason}")
 
     @property
     def domains(self) -> list[str]:
-        return [view.domain for view in self.views]
+        return [domain.domain for domain in self.predictions]
 
     @property
-    def seen(self) -> list[View]:
-        """The domains that somebody trains on."""
-        return [view for view in self.views if view.domain not in self.unseen]
+    def seen(self) -> list[DomainPredictions]:
+        """Predictions on the domains that some client trains on."""
+        return [domain for domain in self.predictions if domain.domain not in self.unseen]
 
     @property
     def skew(self) -> dict[str, float]:
-        """Each client's total variation to the mean distribution of training labels, from 0 to 1."""
-        return total_variation(self.labels)
+        """Label skew of each client's training images."""
+        return label_skew(self.labels)
 
     @property
     def test_skew(self) -> dict[str, float]:
-        """The same of each domain's test labels, which the distances are subject to."""
-        counts = {v.domain: np.bincount(v.labels, minlength=len(self.classes)) for v in self.views}
-        return total_variation(counts)
+        """Label skew of each domain's predicted images, which affects the distances."""
+        size = len(self.classes)
+        return label_skew({domain.domain: np.bincount(domain.labels, minlength=size) for domain in self.predictions})
 
     @property
     def shared(self) -> bool:
-        """Whether clients are not the domains: several share one and its test images, or hold several."""
-        return any(client != domain for client, domain in self.domain_of.items())
+        """Whether clients differ from domains, because several share one domain or one holds several."""
+        return any(client != domain for client, domain in self.client_domains.items())
 
     @property
     def furthest(self) -> str:
-        """The client that is furthest from the mixture."""
-        return max(self.apart.to_mixture, key=lambda name: self.apart.to_mixture[name].value)
+        """Domain with the largest distance to the mixture."""
+        return max(self.divergences.to_mixture, key=lambda name: self.divergences.to_mixture[name].value)
 
     @property
     def accuracy(self) -> dict[str, Interval]:
-        return {v.domain: mean_of({v.domain: v.predicted == v.labels}, self.seed) for v in self.views}
+        return {d.domain: bootstrap_mean({d.domain: d.is_correct}, self.seed) for d in self.predictions}
 
     @property
     def mean_accuracy(self) -> Interval:
-        """Over the domains that somebody trains on."""
-        return mean_of({v.domain: v.predicted == v.labels for v in self.seen}, self.seed)
+        """Mean over the domains that some client trains on."""
+        return bootstrap_mean({d.domain: d.is_correct for d in self.seen}, self.seed)
 
     @property
     def risk(self) -> dict[str, Interval]:
-        return {v.domain: mean_of({v.domain: v.losses}, self.seed) for v in self.views}
+        """Mean test loss by domain."""
+        return {d.domain: bootstrap_mean({d.domain: d.losses}, self.seed) for d in self.predictions}
 
     @property
     def recall(self) -> NDArray[np.float64]:
-        """Classes by domains: the share that is right, and nan where there are not two test images of a class."""
-        counts = np.stack([self.confusion(domain) for domain in self.domains], axis=-1)  # (C, C, domains)
-        there = counts.sum(axis=1)
-        right = np.einsum("iid->id", counts)
-        return np.where(there > 1, right / np.maximum(there, 1), np.nan)
+        """Recall by class and domain; nan for fewer than two test images of a class."""
+        counts = np.stack([domain.confusion for domain in self.predictions], axis=-1)  # (C, C, domains)
+        images = counts.sum(axis=1)
+        return np.where(images > 1, np.einsum("iid->id", counts) / np.maximum(images, 1), np.nan)
 
-    def confusion(self, domain: str) -> NDArray[np.int64]:
-        """Classes by classes: what is there, and what it was taken for."""
-        view = next(view for view in self.views if view.domain == domain)
-        return confusion(view.labels, view.predicted, len(self.classes))
+    def domain(self, name: str) -> DomainPredictions:
+        return next(domain for domain in self.predictions if domain.domain == name)
 
-    def beside_accuracy(self, domain: str) -> dict[str, float]:
-        """Of two classes AUC, F1, sensitivity and specificity, with the second as positive; else macro F1."""
-        counts = self.confusion(domain)
-        if len(self.classes) > 2:
-            return {"macro F1": macro_f1(counts)}
-        view = next(view for view in self.views if view.domain == domain)
-        found = {"AUC": auc(view.labels == 1, view.log_odds), "F1": f1(counts)}
-        return {**found, "sensitivity": sensitivity(counts), "specificity": specificity(counts)}
+    def confusion(self, domain: str) -> Counts:
+        """Confusion matrix: rows are true classes, columns are predictions."""
+        return self.domain(domain).confusion
 
-    def mistaken(self, most: int = 3) -> list[str]:
-        """The commonest mistakes, by domain and class, of classes with two test images there at least."""
-        wrong = []
-        for domain in self.domains:
-            counts = self.confusion(domain)
-            there = counts.sum(axis=1)
-            np.fill_diagonal(counts, 0)
-            for true, taken in np.argwhere(counts):
-                if there[true] > 1:
-                    some = f"{counts[true, taken]} of {there[true]}"
-                    text = f"{self.classes[true]} for {self.classes[taken]} in {domain} ({some})"
-                    wrong.append((counts[true, taken] / there[true], counts[true, taken], text))
-        return [text for *_, text in sorted(wrong, key=lambda each: (-each[0], -each[1]))[:most]]
+    def class_metrics(self, domain: str) -> dict[str, float]:
+        """AUC, F1, sensitivity and specificity of two classes, the second as positive; macro F1 of more."""
+        return self.domain(domain).class_metrics
+
+    def list_common_mistakes(self, limit: int = 3) -> list[str]:
+        """Describe the most frequent confusions, of classes with at least two test images in a domain."""
+        mistakes = []
+        for domain in self.predictions:
+            images = domain.confusion.sum(axis=1)
+            for true, predicted in np.argwhere(domain.confusion):
+                count = domain.confusion[true, predicted]
+                if images[true] > 1 and true != predicted:
+                    pair = f"{self.classes[true]} for {self.classes[predicted]}"
+                    text = f"{pair} in {domain.domain} ({count} of {images[true]})"
+                    mistakes.append((count / images[true], count, text))
+        return [text for *_, text in sorted(mistakes, key=lambda mistake: (-mistake[0], -mistake[1]))[:limit]]
+
+    def to_json(self) -> dict[str, Any]:
+        distances, bound, alignment = self.divergences, self.bound, self.alignment
+        metrics = {
+            d.domain: {name: None if math.isnan(value) else value for name, value in d.class_metrics.items()}
+            for d in self.predictions
+        }
+        return {
+            "name": self.name,
+            "classes": list(self.classes),
+            "pad": {
+                "pairs": {"/".join(pair): asdict(interval) for pair, interval in distances.pairs.items()},
+                "to_mixture": {name: asdict(interval) for name, interval in distances.to_mixture.items()},
+                "mean_pair": asdict(distances.mean_pair),
+                "mean_to_mixture": asdict(distances.mean_to_mixture),
+            }
+            if self.measured
+            else None,
+            "mean_pair": distances.mean_pair.value if self.measured else None,
+            "labels": {name: counts.tolist() for name, counts in self.labels.items()},
+            "label_skew": self.skew,
+            "pixels": None if self.pixels is None else {name: asdict(pixels) for name, pixels in self.pixels.items()},
+            "accuracy": {domain.domain: domain.accuracy for domain in self.predictions} if self.is_run else None,
+            "accuracy_intervals": {name: asdict(v) for name, v in self.accuracy.items()} if self.is_run else None,
+            "risk_intervals": {name: asdict(v) for name, v in self.risk.items()} if self.is_run else None,
+            "bound": None
+            if bound is None
+            else {"global_risk": bound.global_risk, "divergence": bound.divergence, **asdict(bound)},
+            "alignment": None
+            if alignment is None
+            else {
+                "clients": alignment.clients,
+                "generator": None if alignment.generator_interval is None else alignment.generator,
+                **asdict(alignment),
+            },
+            "beside_accuracy": metrics if self.is_run else None,
+            "confusion": {d.domain: d.confusion.tolist() for d in self.predictions} if self.is_run else None,
+            "notes": list(self.all_notes),
+        }
 
 
-def total_variation(labels: Mapping[str, NDArray[np.int64]]) -> dict[str, float]:
-    """How much of each one's labels would have to be others for it to be as the mean is."""
+def label_skew(labels: Mapping[str, Counts]) -> dict[str, float]:
+    """Compute each client's total variation to the mean label distribution, from 0 to 1."""
     shares = {name: counts / counts.sum() for name, counts in labels.items()}
     mean = np.mean(list(shares.values()), axis=0)
     return {name: float(np.abs(share - mean).sum() / 2) for name, share in shares.items()}
+
+
+def shift_config(config: Config) -> Config:
+    """Return the settings under which feature shift is measured, whatever is trained later.
+
+    The encoder is an untrained `cnn` on images of 32 pixels, or of their own size for arrays. No validation images are
+    set aside, so that the measure does not depend on their share.
+    """
+    size = SHIFT_PIXELS if get_source(config.data.name).has_image_files else None
+    return replace(config, data=replace(config.data, image_size=size, val_fraction=0.0), model=ModelConfig())
+
+
+def diagnose_data(
+    config: Config,
+    limit: int | None = SHIFT_SAMPLES,
+    on_distance: OnDistance | None = None,
+    on_file: OnFile | None = None,
+) -> Diagnosis:
+    """Diagnose a dataset before training, on training images of the domains that clients train on.
+
+    This is the feature shift that `init`, `recommend` and `diagnose` report, unless the config names an encoder or an
+    image size.
+    """
+    is_shift = config.model == ModelConfig() and config.data.image_size in (None, SHIFT_PIXELS)
+    config = shift_config(config) if is_shift else config
+    seed = config.run.seed
+    dataset, partitions = partition_dataset(config, on_file)
+    trained = {domain for partition in partitions for domain in partition.rows}
+    domains = [replace(d, test=d.train, validation=None) for d in dataset if d.name in trained]
+    training_data = replace(dataset, domains=tuple(domains))
+    _check_size(training_data, "training")
+    federation = build_federation(config, training_data, [part for part in partitions if part.domain in trained])
+    predictions = predict_domains(build_untrained_model(config, federation.task), federation, limit, seed)
+    pixels = {}
+    for domain in domains:
+        images = domain.train.pixels(sample_rows(len(domain.train), 256, seed, domain.name)) / 255
+        pixels[domain.name] = Pixels(float(images.mean()), float(images.std(axis=(1, 2, 3)).mean()))
+    clients, labels = _count_labels(dataset, partitions)
+    return Diagnosis(
+        config.data.name,
+        dataset.classes,
+        predictions,
+        divergences(_compute_representations(predictions), seed, on_distance),
+        labels,
+        pixels,
+        encoder=UNTRAINED if is_shift else _describe_encoder(config),
+        is_shift=is_shift,
+        notes=_note_shared_domains(
+            training_data, clients, "distances are those of the domains, on their training images"
+        ),
+        seed=seed,
+        client_domains=clients,
+        sample=predictions,
+    )
+
+
+def diagnose_run(
+    source: RunSource,
+    data_root: str | None = None,
+    limit: int | None = None,
+    on_distance: OnDistance | None = None,
+    trust_code: bool = False,
+) -> Diagnosis:
+    """Diagnose a finished run on all its test images, with the predictions of its algorithm.
+
+    Distances use at most `limit` images of each domain. `trust_code` allows code that is stored with the run to be
+    executed.
+    """
+    run = to_run(source, trust_code)
+    run = replace(run, config=use_saved_code(run.config, run.path, run.trust_code))
+    config, domains, partitions = open_run_data(run, data_root)
+    domains, overlap = exclude_seen_images(run, domains)
+    _check_size(domains, "test")
+    federation = build_federation(config, domains, partitions)
+    state = run.state()
+    shared = {} if state is None else state.shared
+    predictions = predict_run(run, config, federation)
+    sample = [domain.sample(limit, SEED) for domain in predictions]
+    is_measured = all(domain.z is not None for domain in predictions)
+    has_bound = is_measured and make_algorithm(config.algorithm).one_model  # it bounds the risk of one model for all
+    distances = divergences(_compute_representations(sample), SEED, on_distance) if is_measured else NO_DIVERGENCES
+    seen = [domain for domain in predictions if domain.domain not in federation.unseen]
+    clients, labels = _count_labels(domains, partitions)
+    return Diagnosis(
+        run.path.name,
+        domains.classes,
+        predictions,
+        distances,
+        labels,
+        bound=compute_bound(seen, distances, SEED) if has_bound else None,
+        alignment=measure_alignment(sample, shared["gaussians"], SEED) if "gaussians" in shared else None,
+        encoder="its model",
+        notes=(*overlap.notes, *_note_data(domains, clients)),
+        seed=SEED,
+        client_domains=clients,
+        sample=sample,
+        unseen=federation.unseen,
+    )
+
+
+def _compute_representations(predictions: Sequence[DomainPredictions]) -> dict[str, NDArray[np.float32]]:
+    return {domain.domain: domain.z for domain in predictions if domain.z is not None}
+
+
+def _describe_encoder(config: Config) -> str:
+    model, size = config.model, config.data.image_size
+    pixels = "" if size is None else f" at {size} pixels"
+    if model.weights is None and model.name in BUILTIN_MODELS:
+        return f"an untrained {model.name}{pixels}"
+    return f"the encoder of {model.weights or model.name}{pixels}"
+
+
+def _count_labels(domains: Domains, partitions: Sequence[ClientPartition]) -> tuple[dict[str, str], dict[str, Counts]]:
+    """Return the domain and the class counts of every client that trains.
+
+    Clients have the names that `fedcir data partition` shows, or those of their domains if each holds one domain.
+    """
+    labels = {domain.name: domain.train.labels for domain in domains}
+    trained = {number: partition for number, partition in enumerate(partitions) if partition.rows}
+    is_alone = len({part.domain for part in trained.values()}) == len(trained) and all(
+        list(part.rows) == [part.domain] for part in trained.values()
+    )
+    names = {number: part.name or (part.domain if is_alone else str(number)) for number, part in trained.items()}
+    return (
+        {names[number]: part.domain for number, part in trained.items()},
+        {names[number]: part.counts(labels, len(domains.classes)) for number, part in trained.items()},
+    )
+
+
+def _check_size(domains: Domains, part: str) -> None:
+    if len(domains) < 2:
+        raise InputError(f"{domains.name} has only one domain, {domains.names[0]!r}: a distance needs two")
+    for domain in domains:
+        if len(domain.test) < 2 * LEAST:
+            raise InputError(
+                f"domain {domain.name!r} has {len(domain.test)} {part} images, "
+                f"but a diagnosis needs at least {2 * LEAST}"
+            )
+
+
+def _note_shared_domains(domains: Domains, clients: Mapping[str, str], consequence: str) -> tuple[str, ...]:
+    """Say that label skew concerns clients, and the `consequence` concern domains, if the two differ."""
+    if all(client == domain for client, domain in clients.items()):
+        return ()
+    return (
+        f"{len(clients)} clients share the training images of {len(domains)} domains: label skew is that of these "
+        f"clients; {consequence}",
+    )
+
+
+def _note_data(domains: Domains, clients: Mapping[str, str]) -> tuple[str, ...]:
+    consequence = "distances and accuracies are those of the domains, on their test images"
+    notes = _note_shared_domains(domains, clients, consequence)
+    rare = []
+    for domain in domains:
+        tested, trained = (
+            np.bincount(split.labels, minlength=len(domains.classes)) for split in (domain.test, domain.train)
+        )
+        labels = np.flatnonzero((tested == 1) | (tested + trained == 1))
+        rare += [f"{domains.classes[label]} in {domain.name}" for label in labels]
+    if not rare:
+        return notes
+    more = f" and {len(rare) - 5} more" if len(rare) > 5 else ""
+    return (*notes, f"at most one test image of {', '.join(rare[:5])}{more}: left out of the results by class")

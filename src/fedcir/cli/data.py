@@ -11,16 +11,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedcir.cli.app import App
+from fedcir.cli.application import App
 from fedcir.cli.options import Assignments, option
-from fedcir.cli.tables import print_table
-from fedcir.config import OPTIONS, Asked, Config
+from fedcir.cli.output import print_json, print_note, print_table
+from fedcir.config import OPTIONS, Config, ConfigRequest
 
 if TYPE_CHECKING:
     from PIL import Image
 
-    from fedcir.data.inspection import Findings
-    from fedcir.data.pictures.cache import Entry
+    from fedcir.data.cache import CacheEntry
+    from fedcir.data.domains import Domains
+    from fedcir.data.inspection import Inspection
 
 data = App("List, check, show and prepare datasets.")
 
@@ -41,9 +42,9 @@ FEW = 12
 @data.command("list")
 def list_(json: Json = False) -> None:
     """List the datasets. Shows what each one is, its size and licence, and where to get it."""
-    from fedcir.data.catalogue import SOURCES
+    from fedcir.data.opening import get_source, list_datasets
 
-    told = {
+    texts = {
         name: {
             "about": source.about,
             "size": source.size,
@@ -52,13 +53,13 @@ def list_(json: Json = False) -> None:
             if source.downloads
             else source.where,
         }
-        for name, source in SOURCES.items()
+        for name, source in ((name, get_source(name)) for name in list_datasets())
     }
     if json:
-        print(jsonlib.dumps(told, indent=1))
+        print(jsonlib.dumps(texts, indent=1))
     else:
         titles = ["dataset", "what it is", "size", "licence", "where to get it"]
-        print_table([titles, *([name, *texts.values()] for name, texts in told.items())])
+        print_table([titles, *([name, *columns.values()] for name, columns in texts.items())])
 
 
 @data.command()
@@ -75,22 +76,26 @@ def check(
 
     from fedcir.cli.progress import Meter
     from fedcir.data.inspection import inspect_dataset
-    from fedcir.types import InputError
+    from fedcir.errors import InputError
 
-    config = _config(name, data_root, image_size, set)
+    config = _resolve_config(name, data_root, image_size, set)
     with Meter("checking images", quiet) as meter:
-        found = inspect_dataset(config.data, meter.show)
+        inspection = inspect_dataset(config.data, meter.show)
     if json:
-        sizes = [[width, height, count] for (width, height), count in found.sizes.most_common()]
-        told = {field.name: getattr(found, field.name) for field in fields(found)}
-        told |= {"sizes": sizes, "missing": found.missing, "unused": [each._asdict() for each in found.unused]}
-        print(jsonlib.dumps(told, indent=1, ensure_ascii=False))
+        sizes = [[width, height, count] for (width, height), count in inspection.sizes.most_common()]
+        values = {field.name: getattr(inspection, field.name) for field in fields(inspection)}
+        values |= {
+            "sizes": sizes,
+            "missing": inspection.missing,
+            "unused": [file._asdict() for file in inspection.unused],
+        }
+        print_json(values)
     else:
-        _print_findings(found)
-    if found.obstacle:
-        raise InputError(f"{name} cannot be trained on: {found.obstacle}")
+        _print_findings(inspection)
+    if inspection.obstacle:
+        raise InputError(f"{name} cannot be trained on: {inspection.obstacle}")
     if not json:
-        copies = found.copies_left_out
+        copies = inspection.copies_left_out
         print(
             "verdict: ready for training"
             + (f"; {copies} cop{'ies' if copies > 1 else 'y'} will be left out" if copies else "")
@@ -109,26 +114,22 @@ def show(
     set: Assignments = None,
 ) -> None:
     """Draw a contact sheet: domains as rows, classes as columns."""
-    from fedcir.cli.progress import Meter
-    from fedcir.data.opening import open_dataset
-    from fedcir.data.pictures.sheet import MOST, contact_sheet
+    from fedcir.data.inspection import MAX_CLASSES, draw_contact_sheet
 
-    config = _config(name, data_root, image_size, set)
+    config = _resolve_config(name, data_root, image_size, set)
     path = out or Path(f"{name}.png")
     _check_picture(path, SHEETS)
-    with Meter("decoding images", quiet) as meter:
-        domains = open_dataset(config.data, config.run.seed, meter.show)
-    _print_notes(domains.notes)
-    _save(contact_sheet(domains), path)
+    domains = _open(config, quiet)
+    _save(draw_contact_sheet(domains), path)
     aside = any(domain.validation is not None for domain in domains)
     rows = [["domain", "train", *(["validation"] if aside else []), "test"]]
     for domain in domains:
-        held = [str(len(domain.validation or ()))] if aside else []
-        rows.append([domain.name, str(len(domain.train)), *held, str(len(domain.test))])
+        validation = [str(len(domain.validation or ()))] if aside else []
+        rows.append([domain.name, str(len(domain.train)), *validation, str(len(domain.test))])
     classes = len(domains.classes)
     height, width, channels = domains.image_shape
     print_table(rows, f"{classes} classes, {height}x{width} pixels{', grey' if channels == 1 else ''}")
-    shown = f", which shows {MOST} of {classes} classes" if classes > MOST else ""
+    shown = f", which shows {MAX_CLASSES} of {classes} classes" if classes > MAX_CLASSES else ""
     print(f"\nwrote the contact sheet {path}{shown}")
 
 
@@ -149,23 +150,19 @@ def prepare(
     set: Assignments = None,
 ) -> None:
     """Fetch and decode a dataset before the first run. `fedcir data list` shows which ones can be fetched."""
-    from fedcir.cli.progress import Meter
-    from fedcir.data.catalogue import SOURCES
-    from fedcir.data.opening import open_dataset
-    from fedcir.data.pictures.cache import cache_entries
+    from fedcir.data.cache import cache_entries
+    from fedcir.data.opening import get_source, has_dataset
 
-    config = _config(name, data_root, image_size, set)
-    if name in SOURCES and SOURCES[name].downloads and data_root is not None:
+    config = _resolve_config(name, data_root, image_size, set)
+    if has_dataset(name) and get_source(name).downloads and data_root is not None:
         _fetch(name, data_root, sha512 or [], quiet)
-    with Meter("decoding images", quiet) as meter:
-        domains = open_dataset(config.data, config.run.seed, meter.show)
-    _print_notes(domains.notes)
+    domains = _open(config, quiet)
     entry = next((entry for entry in cache_entries() if entry.path.name == f"prepared-{domains.content}"), None)
     if entry is None:
         print(f"{name} needs no preparation")
     else:
-        what = f"{entry.images:,} {_grey(entry)}images of {entry.size}x{entry.size} pixels"
-        print(f"prepared {what}, {_megabytes(entry.bytes)}, in {entry.path}")
+        images = f"{entry.images:,} {_describe_colour(entry)}images of {entry.size}x{entry.size} pixels"
+        print(f"prepared {images}, {_format_megabytes(entry.bytes)}, in {entry.path}")
 
 
 @data.command()
@@ -187,11 +184,10 @@ def partition(
 ) -> None:
     """Show which images each client would get. With --json, prints the manifest of such a run."""
     from fedcir.cli.progress import Meter
-    from fedcir.data.federation import deal
-    from fedcir.data.partition.manifest import manifest_of
-    from fedcir.data.partition.pieces import indented
-    from fedcir.insight.report.plots import clients_by_classes
-    from fedcir.types import InputError
+    from fedcir.data.federation import partition_dataset
+    from fedcir.data.manifest import build_manifest, to_json
+    from fedcir.errors import InputError
+    from fedcir.reporting.charts import draw_partition
 
     path = out or Path(f"{name}-clients.png")
     if plot:
@@ -199,26 +195,27 @@ def partition(
     elif out is not None:
         raise InputError(f"--out {out} names the picture that --plot draws: add --plot")
     more = {"clients": clients, "beta": beta, "hold_out": hold_out, "seed": seed}
-    config = _config(name, data_root, image_size, set, **more)
+    config = _resolve_config(name, data_root, image_size, set, **more)
     with Meter("decoding images", quiet) as meter:
-        domains, shares = deal(config, meter.show)
-    _print_notes(domains.notes)
-    manifest = manifest_of(domains, shares)
+        domains, shares = partition_dataset(config, meter.show)
+    for note in domains.notes:
+        print_note(note)
+    manifest = build_manifest(domains, shares)
     labels = {domain.name: domain.train.labels for domain in domains}
-    held = [
+    counted = [
         (share.name or str(number), share.domain, share.counts(labels, len(domains.classes)))
         for number, share in enumerate(shares)
     ]
     if json:
-        sys.stdout.writelines([*indented(manifest), "\n"])
+        print(to_json(manifest))
     else:
         shown = list(domains.classes) if len(domains.classes) <= FEW else []
         rows = [["client", "domain", "images", *shown]]
-        for client, domain, counts in held:
+        for client, domain, counts in counted:
             rows.append([client, domain, str(counts.sum()), *(str(count) for count in counts[: len(shown)])])
-        print_table(rows, f"{len(held)} client{'s' * (len(held) > 1)}, manifest {manifest['hash']}")
+        print_table(rows, f"{len(counted)} client{'s' * (len(counted) > 1)}, manifest {manifest['hash']}")
     if plot:
-        clients_by_classes(held, domains.classes, path)
+        draw_partition(counted, domains.classes, path)
         print(f"wrote the plot {path}", file=sys.stderr if json else sys.stdout)
 
 
@@ -227,36 +224,55 @@ def cache(
     clear: Annotated[bool, typer.Option("--clear", help="Delete all prepared datasets.")] = False,
 ) -> None:
     """Show the prepared datasets and how much disk space they take."""
-    from fedcir.data.pictures.cache import cache_entries, cache_folder, clear_cache
+    from fedcir.data.cache import cache_entries, cache_folder, clear_cache
 
     if clear:
-        print(f"freed {_megabytes(clear_cache())} in {cache_folder()}")
+        print(f"freed {_format_megabytes(clear_cache())} in {cache_folder()}")
         return
     entries = cache_entries()
     if entries:
         rows = [
-            [e.dataset, e.root, f"{e.images:,}", f"{e.size}x{e.size} {_grey(e)}".strip(), _megabytes(e.bytes)]
+            [
+                e.dataset,
+                e.root,
+                f"{e.images:,}",
+                f"{e.size}x{e.size} {_describe_colour(e)}".strip(),
+                _format_megabytes(e.bytes),
+            ]
             for e in entries
         ]
         print_table([["dataset", "from", "images", "pixels", "on disk"], *rows])
-    print(f"{_megabytes(sum(entry.bytes for entry in entries))} in {cache_folder()}")
+    print(f"{_format_megabytes(sum(entry.bytes for entry in entries))} in {cache_folder()}")
 
 
-def _config(name: str, data_root: Path | None, image_size: int | None, set: list[str] | None, **more: object) -> Config:
-    given = {"dataset": name, "data_root": data_root, "image_size": image_size, **more}
-    return Asked(options=given, assignments=set or ()).config()
+def _resolve_config(
+    name: str, data_root: Path | None, image_size: int | None, set: list[str] | None, **more: object
+) -> Config:
+    options = {"dataset": name, "data_root": data_root, "image_size": image_size, **more}
+    return ConfigRequest(options=options, assignments=set or ()).resolve()
+
+
+def _open(config: Config, quiet: bool) -> "Domains":
+    from fedcir.cli.progress import Meter
+    from fedcir.data.opening import open_dataset
+
+    with Meter("decoding images", quiet) as meter:
+        domains = open_dataset(config.data, config.run.seed, meter.show)
+    for note in domains.notes:
+        print_note(note)
+    return domains
 
 
 def _fetch(name: str, root: Path, trusted: Sequence[str], quiet: bool) -> None:
     """Fetch the files that are missing, and name those that nobody can vouch for."""
     from fedcir.cli.progress import Meter
-    from fedcir.data.catalogue import SOURCES
-    from fedcir.data.readers.download import NoAnswer, fetch
-    from fedcir.types import InputError
+    from fedcir.data.opening import get_source
+    from fedcir.data.sources.download import DownloadError, download_file
+    from fedcir.errors import InputError
 
-    if wrong := next((each for each in trusted if not re.fullmatch("[0-9a-fA-F]{128}", each)), None):
+    if wrong := next((text for text in trusted if not re.fullmatch("[0-9a-fA-F]{128}", text)), None):
         raise InputError(f"--sha512 takes the 128 digits that sha512sum prints, got {wrong!r}")
-    source, hashes = SOURCES[name], [each.lower() for each in trusted]
+    source, hashes = get_source(name), [text.lower() for text in trusted]
     for download in source.downloads:
         with Meter("fetching", quiet, " bytes") as meter:
 
@@ -264,18 +280,16 @@ def _fetch(name: str, root: Path, trusted: Sequence[str], quiet: bool) -> None:
                 meter.show(done, total, f"fetching {file}")
 
             try:
-                unknown = fetch(download, root, on_bytes, hashes)
-            except NoAnswer as error:
-                raise NoAnswer(f"{error}. Try again, or get the files yourself: {source.where}") from error
+                unknown = download_file(download, root, on_bytes, hashes)
+            except DownloadError as error:
+                raise DownloadError(f"{error}. Try again, or get the files yourself: {source.where}") from error
         if unknown is not None:
-            _print_notes(
-                [f"{download.url} is not verified, as nobody published a hash of it. Its SHA-512 is {unknown}"]
-            )
+            print_note(f"{download.url} is not verified, as nobody published a hash of it. Its SHA-512 is {unknown}")
 
 
 def _check_picture(path: Path, endings: Collection[str]) -> None:
     """Check that a picture can be written there, before it is drawn."""
-    from fedcir.types import InputError
+    from fedcir.errors import InputError
 
     if path.is_dir():
         raise InputError(f"--out {path} is a folder: name a file in it, such as {path / 'picture.png'}")
@@ -287,8 +301,8 @@ def _check_picture(path: Path, endings: Collection[str]) -> None:
 
 def _save(picture: "Image.Image", path: Path) -> None:
     """Write a picture whole or not at all, in the format that its file name asks for."""
-    from fedcir.engine.files import write
-    from fedcir.types import InputError
+    from fedcir.errors import InputError
+    from fedcir.files import write_file
 
     drawn = BytesIO()
     try:
@@ -296,32 +310,35 @@ def _save(picture: "Image.Image", path: Path) -> None:
     except (ValueError, OSError) as error:  # WebP and JPEG have a largest size
         size = f"{picture.width}x{picture.height}"
         raise InputError(f"--out {path}: {size} pixels are too many for this format: use .png") from error
-    write(path, drawn.getvalue())
+    write_file(path, drawn.getvalue())
 
 
-def _print_findings(found: "Findings") -> None:
-    shown = found.classes if len(found.classes) <= FEW else []
-    rows = [["domain", "images", *(["published"] if found.published else []), *shown]]
-    for domain in [*found.counts, *(d for d in found.published if d not in found.counts)]:
-        counts = found.counts.get(domain, Counter())
-        expected = [str(found.published.get(domain, ""))] if found.published else []
+def _print_findings(inspection: "Inspection") -> None:
+    shown = inspection.classes if len(inspection.classes) <= FEW else []
+    rows = [["domain", "images", *(["published"] if inspection.published else []), *shown]]
+    for domain in [*inspection.counts, *(d for d in inspection.published if d not in inspection.counts)]:
+        counts = inspection.counts.get(domain, Counter())
+        expected = [str(inspection.published.get(domain, ""))] if inspection.published else []
         rows.append([domain, str(sum(counts.values())), *expected, *(str(counts.get(label, 0)) for label in shown)])
-    print_table(rows, f"{len(found.classes)} classes")
-    sizes = [f"{width}x{height} ({count:,})" for (width, height), count in found.sizes.most_common(3)]
-    more = f" and {len(found.sizes) - 3} other sizes" if len(found.sizes) > 3 else ""
+    print_table(rows, f"{len(inspection.classes)} classes")
+    sizes = [f"{width}x{height} ({count:,})" for (width, height), count in inspection.sizes.most_common(3)]
+    more = f" and {len(inspection.sizes) - 3} other sizes" if len(inspection.sizes) > 3 else ""
     print(f"sizes: {', '.join(sizes)}{more}")
-    for domain, (count, published) in found.off.items():
+    for domain, (count, published) in inspection.off.items():
         print(f"warning: {domain} has {count} images, but the published dataset has {published}")
-    for domain, classes in found.missing.items():
-        print(f"warning: {domain} has no image of {_some(classes)}")
-    for note in found.notes:
+    for domain, classes in inspection.missing.items():
+        more = f" and {len(classes) - FEW} more" if len(classes) > FEW else ""
+        print(f"warning: {domain} has no image of {', '.join(classes[:FEW])}{more}")
+    for note in inspection.notes:
         print(f"note: {note}")
-    _print_lines("warning", found.spelling)
-    _print_lines("warning: copies of one image", [" = ".join(group) for group in found.duplicates])
-    _print_lines("warning: one image in two classes, so one label is wrong", [" = ".join(p) for p in found.disputed])
-    _print_lines("warning: not used", [str(each) for each in found.unused if each.advice])
-    _print_lines("note: not used", [str(each) for each in found.unused if not each.advice])
-    _print_lines("error: not a readable image", found.unreadable)
+    _print_lines("warning", inspection.spelling)
+    _print_lines("warning: copies of one image", [" = ".join(group) for group in inspection.duplicates])
+    _print_lines(
+        "warning: one image in two classes, so one label is wrong", [" = ".join(p) for p in inspection.disputed]
+    )
+    _print_lines("warning: not used", [str(file) for file in inspection.unused if file.advice])
+    _print_lines("note: not used", [str(file) for file in inspection.unused if not file.advice])
+    _print_lines("error: not a readable image", inspection.unreadable)
 
 
 def _print_lines(title: str, lines: Sequence[str]) -> None:
@@ -331,18 +348,9 @@ def _print_lines(title: str, lines: Sequence[str]) -> None:
         print(f"{title}: {len(lines) - FEW} more (--json lists all)")
 
 
-def _print_notes(notes: Sequence[str]) -> None:
-    for note in notes:
-        print(f"note: {note}", file=sys.stderr)
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:FEW]) + (f" and {len(names) - FEW} more" if len(names) > FEW else "")
-
-
-def _grey(entry: "Entry") -> str:
+def _describe_colour(entry: "CacheEntry") -> str:
     return "grey " if entry.channels == 1 else ""
 
 
-def _megabytes(count: int) -> str:
+def _format_megabytes(count: int) -> str:
     return f"{count / 1e6:,.0f} MB"

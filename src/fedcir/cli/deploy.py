@@ -2,15 +2,14 @@
 
 import sys
 from pathlib import Path
-from shlex import quote
 from typing import Annotated
 
 import typer
 
-from fedcir.cli.app import App
-from fedcir.cli.interrupt import Interrupted
+from fedcir.cli.application import App, Interrupted
 from fedcir.cli.options import FromRound, Options, TrustCode, option, with_options
-from fedcir.cli.run import print_note, print_run
+from fedcir.cli.output import print_note
+from fedcir.cli.run import describe_continuation, follow_rounds, print_run
 
 deploy = App("Train across machines with Flower.")
 
@@ -28,20 +27,17 @@ def local(
     trust_code: TrustCode = False,
 ) -> None:
     """Try a deployment on this machine. Starts a SuperLink and a SuperNode per client, with TLS and authentication."""
-    _need_flower()
-    from fedcir.cli.progress import Display, Meter
-    from fedcir.engine.folder import RunFolder
-    from fedcir.engine.trust import names_code
-    from fedcir.flower.locally import run_locally
-    from fedcir.runs.places import run_name
-    from fedcir.runs.tracking import check_tracker, open_track
-    from fedcir.types import InputError
+    _require_flower()
+    from fedcir.cli.progress import Meter
+    from fedcir.errors import InputError
+    from fedcir.flower.local_federation import run_local_federation
+    from fedcir.runs.tracking import check_tracker, open_tracker
+    from fedcir.runtime.run_folder import RunFolder
 
     check_tracker(options.track)
     if options.profile:
         raise InputError("--profile measures this process, but the sites train in others: use `fedcir run`")
     config, out = options.to_run(algorithm, seed, prefix="flower-", trust_code=trust_code)
-    name = run_name(config)
 
     def tell(note: str) -> None:
         if not options.quiet:
@@ -50,26 +46,16 @@ def local(
     done = RunFolder(out).finished and options.resume and from_round is None
     if done and RunFolder(out).config().server.rounds == config.server.rounds:
         tell(f"{out} is already finished, after round {config.server.rounds}")
-        with open_track(options.track, out, print_note):  # it may not know all of it
+        with open_tracker(options.track, out, print_note):  # it may not know all of it
             pass
     else:
         with Meter("preparing images", options.quiet) as meter:
-            rounds = run_locally(config, out, options.resume, sites, timeout, meter.show, tell, from_round)
-            with (
-                Display(options.quiet, every=True) as display,
-                open_track(options.track, out, print_note) as track,
-            ):
-                display.begin(name, config.server.rounds)
-                try:
-                    for record in rounds:
-                        track.round(record)
-                        display.show(name, record)
-                except KeyboardInterrupt:
-                    rounds.close()
-                    trust = " --trust-code" if names_code(config) else ""
-                    raise Interrupted(
-                        f"continue with: fedcir deploy local --resume{trust} --out {quote(str(out))}"
-                    ) from None
+            rounds = run_local_federation(config, out, options.resume, sites, timeout, meter.show, tell, from_round)
+            try:
+                follow_rounds(rounds, config, options, out, deployed=True)
+            except KeyboardInterrupt:
+                rounds.close()
+                raise Interrupted(describe_continuation("deploy local", config, out)) from None
     print_run(RunFolder(out).summary(), options, out)
 
 
@@ -85,8 +71,8 @@ def certs(
     ] = False,
 ) -> None:
     """Create, renew or show certificates. Makes a CA and the server's certificate; every site needs ca.crt."""
-    _need_flower()
-    from fedcir.flower.certs import make_certificates, renew_certificate, terms
+    _require_flower()
+    from fedcir.flower.certificates import make_certificates, read_certificates, renew_certificate
 
     if renew:
         paths = renew_certificate(out, hosts or (), days)
@@ -96,12 +82,12 @@ def certs(
         print(f"{paths['ca.crt']}: give it to every site")
         print(f"{paths['server.crt']}, {paths['server.key']}: for the server only")
         print(f"{paths['ca.key']}: keep it away from the server; only a renewal needs it")
-    for each in terms(out):
-        whom = f", for {', '.join(each.hosts)}" if each.hosts else ""
-        print(f"{each.path} is valid until {each.end:%Y-%m-%d}{whom}")
-        if each.soon:
-            fix = "`fedcir deploy certs --renew`" if each.hosts else "a new CA in another folder"
-            print(f"warning: {each.path} ends in {each.days} days: make a new one with {fix}", file=sys.stderr)
+    for info in read_certificates(out):
+        whom = f", for {', '.join(info.hosts)}" if info.hosts else ""
+        print(f"{info.path} is valid until {info.end:%Y-%m-%d}{whom}")
+        if info.needs_renewal:
+            fix = "`fedcir deploy certs --renew`" if info.hosts else "a new CA in another folder"
+            print(f"warning: {info.path} ends in {info.days} days: make a new one with {fix}", file=sys.stderr)
 
 
 @deploy.command()
@@ -119,31 +105,32 @@ def check(
     quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False,
 ) -> None:
     """Check a site before its first run. Tests its data, policy, certificates, key and connection to the server."""
-    _need_flower()
-    from fedcir.algorithms import asked_config
+    _require_flower()
+    from fedcir.algorithms import resolve_config
     from fedcir.cli.progress import Meter
-    from fedcir.config import Asked
-    from fedcir.flower.site_check import Setup, check_site
-    from fedcir.types import InputError
+    from fedcir.config import ConfigRequest
+    from fedcir.errors import InputError
+    from fedcir.flower.site_check import SiteSetup, check_site
 
-    if all(each is None for each in (superlink, root_certificates, key, policy, data_root, domain)):
+    if all(value is None for value in (superlink, root_certificates, key, policy, data_root, domain)):
         raise InputError(
             "nothing to check: give --superlink, --root-certificates, --key, --policy, or --data-root with --domain"
         )
     if config is not None and policy is None:
         raise InputError(f"give --policy, to compare it with the settings of {config}")
-    run = None if config is None else asked_config(Asked(file=config))
+    run = None if config is None else resolve_config(ConfigRequest(file=config))
     if run is not None and image_size is None:
         image_size = run.data.image_size
     with Meter("decoding images", quiet) as meter:
-        data = Asked(options={"dataset": "folders", "image_size": image_size}).config().data
-        setup = Setup(data_root, domain, root_certificates, superlink, key, policy, config, run, data, meter.show)
+        data = ConfigRequest(options={"dataset": "folders", "image_size": image_size}).resolve().data
+        setup = SiteSetup(data_root, domain, root_certificates, superlink, key, policy, config, run, data, meter.show)
         failed = []
-        for finding in check_site(setup):
+        for result in check_site(setup):
             meter.close()
-            result = {True: "ok", False: "FAILED", None: "not tried"}[finding.ok]
-            print(f"{finding.what:<13} {result:<10} {finding.said}", flush=True)
-            failed += [finding.what] if finding.ok is False else []
+            status = {True: "ok", False: "FAILED", None: "not tried"}[result.ok]
+            print(f"{result.name:<13} {status:<10} {result.message}", flush=True)
+            if result.ok is False:
+                failed.append(result.name)
     if failed:
         raise InputError(f"this site is not ready: {', '.join(failed)} failed, see above")
 
@@ -151,8 +138,8 @@ def check(
 @deploy.command("app")
 def app_(folder: Annotated[Path, typer.Argument(help="Folder to write the app to.")]) -> None:
     """Write the Flower app that `flwr run` starts."""
-    _need_flower()
-    from fedcir.flower.processes import write_app
+    _require_flower()
+    from fedcir.flower.local_federation import write_app
 
     write_app(folder)
     print(
@@ -163,8 +150,8 @@ def app_(folder: Annotated[Path, typer.Argument(help="Folder to write the app to
 deploy.command()(local)
 
 
-def _need_flower() -> None:
-    from fedcir.types import InputError
+def _require_flower() -> None:
+    from fedcir.errors import InputError
 
     try:
         import flwr  # noqa: F401

@@ -1,4 +1,4 @@
-"""The options that mean the same in every command, and how they become a config."""
+"""The options that several commands share, and how they become a config."""
 
 import functools
 import inspect
@@ -9,7 +9,7 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from fedcir.config import OPTIONS, Asked, Config
+from fedcir.config import OPTIONS, Config, ConfigRequest
 
 SHARED = [name for name in OPTIONS if name not in ("algorithm", "seed")]
 """Settings that every command that trains takes. Some commands take one algorithm and seed, others several."""
@@ -25,10 +25,17 @@ Assignments = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="SECTION.FIELD=VALUE", help="A setting of `fedcir settings`; may be repeated."),
 ]
+RunArgument = Annotated[Path, typer.Argument(help="A finished run.")]
+SiteOption = Annotated[
+    str | None, typer.Option(help="Domain whose model to take, where each client has a part for itself.")
+]
+OwnAlgorithm = Annotated[
+    str | None, typer.Option("--algorithm", help="The file of the algorithm, if it is your own (./mine.py).")
+]
 
 
 def option(name: str) -> Any:
-    """The option of a setting, as a command takes it."""
+    """Return the command-line option of a setting."""
     return typer.Option(help=OPTIONS[name].help)
 
 
@@ -49,12 +56,12 @@ class Options:
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False
     set: Assignments = None
 
-    def asked(self, **more: Any) -> Asked:
-        """What was asked for, and more by the names of options."""
-        return Asked(self.preset, self.config, {**self.settings, **more}, tuple(self.set or ()))
+    def to_request(self, **more: Any) -> ConfigRequest:
+        """Make a config request from the options and others by name."""
+        return ConfigRequest(self.preset, self.config, {**self.settings, **more}, tuple(self.set or ()))
 
     def keywords(self) -> dict[str, Any]:
-        """The same by the names that the functions of the package take."""
+        """Return the options under the names that library functions take."""
         named = ("preset", "config", "out", "resume", "report", "track")
         return {**self.settings, **{name: getattr(self, name) for name in named}, "set": self.set or ()}
 
@@ -65,66 +72,68 @@ class Options:
 
         Its own code, which another may have chosen, is kept only if it is trusted.
         """
-        from fedcir.algorithms import asked_config
-        from fedcir.engine.folder import RunFolder
-        from fedcir.engine.trust import resumed
-        from fedcir.runs.places import run_name, unused
-        from fedcir.types import InputError
+        from fedcir.algorithms import resolve_config
+        from fedcir.errors import InputError
+        from fedcir.experiments.batch import run_name, unused_path
+        from fedcir.runtime.resume import resolve_resumed_config
+        from fedcir.runtime.run_folder import RunFolder
 
-        asked = self.asked(algorithm=algorithm, seed=seed)
+        request = self.to_request(algorithm=algorithm, seed=seed)
         if not self.resume:
-            config = asked_config(asked)
-            return config, self.out or unused(Path("runs", prefix + run_name(config)))
+            config = resolve_config(request)
+            return config, self.out or unused_path(Path("runs", prefix + run_name(config)))
         if self.out is None:
             raise InputError("--resume needs --out, the folder of the run to continue")
         if not RunFolder(self.out).exists:
             raise InputError(f"{self.out} holds no run to continue: start one without --resume")
-        saved = resumed(RunFolder(self.out).config(), asked.tables(), self.out, trust_code)
-        return asked.config_over(saved), self.out
+        saved = resolve_resumed_config(RunFolder(self.out).config(), request.tables(), self.out, trust_code)
+        return request.resolve_over(saved), self.out
 
 
-def listed(text: str) -> list[str]:
-    """The words between commas."""
-    return [each.strip() for each in text.split(",") if each.strip()]
+def split_names(text: str) -> list[str]:
+    """Split a list at its commas."""
+    return [item.strip() for item in text.split(",") if item.strip()]
 
 
-def numbers(text: str) -> list[int]:
-    from fedcir.types import InputError
+def split_seeds(text: str) -> list[int]:
+    from fedcir.errors import InputError
 
     try:
-        return [int(each) for each in text.split(",")]
+        return [int(number) for number in text.split(",")]
     except ValueError:
         raise InputError(f"--seeds takes whole numbers such as 0,1,2, got {text!r}") from None
 
 
 def with_options(command: Callable[..., None], without: Sequence[str] = ()) -> Callable[..., None]:
     """A command that takes every field of Options but some as its own parameter, and gets them as `options`."""
-    own = [
+    parameters = [
         parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
         for name, parameter in inspect.signature(command, eval_str=True).parameters.items()
         if name != "options"
     ]
     hints = get_type_hints(Options, include_extras=True)
     shared = []
-    for each in fields(Options):
-        if each.name in without:
+    for entry in fields(Options):
+        if entry.name in without:
             continue
-        if each.name == "settings":
-            shared += [_parameter(name, Annotated[OPTIONS[name].type | None, option(name)], None) for name in SHARED]
+        if entry.name == "settings":
+            shared += [
+                _make_parameter(name, Annotated[OPTIONS[name].type | None, option(name)], None) for name in SHARED
+            ]
         else:
-            shared.append(_parameter(each.name, hints[each.name], each.default))
+            shared.append(_make_parameter(entry.name, hints[entry.name], entry.default))
 
     @functools.wraps(command)
-    def expanded(**values: Any) -> None:
-        mine = {parameter.name: values.pop(parameter.name) for parameter in own}
-        given = {name: values.pop(name) for name in SHARED}
-        command(options=Options(settings=given, **values), **mine)
+    def run_command(**values: Any) -> None:
+        mine = {parameter.name: values.pop(parameter.name) for parameter in parameters}
+        settings = {name: values.pop(name) for name in SHARED}
+        command(options=Options(settings=settings, **values), **mine)
 
-    expanded.__signature__ = inspect.Signature([*own, *shared])  # type: ignore[attr-defined]
-    expanded.__annotations__ = {parameter.name: parameter.annotation for parameter in [*own, *shared]}
-    del expanded.__wrapped__  # or the signature of the command itself is found
-    return expanded
+    run_command.__signature__ = inspect.Signature([*parameters, *shared])  # type: ignore[attr-defined]
+    run_command.__annotations__ = {parameter.name: parameter.annotation for parameter in [*parameters, *shared]}
+    del run_command.__wrapped__  # or the signature of the command itself is found
+    return run_command
 
 
-def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
+def _make_parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)

@@ -1,6 +1,7 @@
-"""`fedcir predict`: what the model of a run says of images."""
+"""`fedcir predict` and `fedcir export`: the model of a run in use."""
 
 import csv
+import itertools
 import json as jsonlib
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -9,26 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedcir.cli.options import TrustCode
-from fedcir.cli.terminal import unescaped
-from fedcir.config.display import escape_line
-from fedcir.config.spreadsheet import safe_cell
+from fedcir.cli.options import OwnAlgorithm, RunArgument, SiteOption, TrustCode
+from fedcir.cli.output import get_raw_stream
+from fedcir.text import escape_cell, escape_line
 
 if TYPE_CHECKING:
-    from fedcir.use.predictor import Prediction
+    from fedcir.inference.predictor import Prediction
 
     Answers = Iterable[tuple[str, Prediction | str]]
 
 UNREADABLE = 2
 """The exit code if some files could not be read."""
-
-RunArgument = Annotated[Path, typer.Argument(help="A finished run.")]
-SiteOption = Annotated[
-    str | None, typer.Option(help="Domain whose model to take, where each client has a part for itself.")
-]
-OwnAlgorithm = Annotated[
-    str | None, typer.Option("--algorithm", help="The file of the algorithm, if it is your own (./mine.py).")
-]
 
 
 def predict(
@@ -44,24 +36,24 @@ def predict(
 ) -> None:
     """Classify images with the model of a run. Names and skips files that cannot be read; exits with 2 then.
 
-    Check images with an `unlike` of 0.9 or more by eye: they may show something that the model does not know.
+    Check images with a `novelty` of 0.9 or more by eye: they may show something that the model does not know.
     """
-    from fedcir.types import InputError
-    from fedcir.use.pictures import files_in
-    from fedcir.use.predictor import UNFAMILIAR, Predictor
-    from fedcir.use.trained import UNCALIBRATED
+    from fedcir.errors import InputError
+    from fedcir.inference.model import UNCALIBRATED
+    from fedcir.inference.predictor import UNFAMILIAR, Predictor, files_in
 
     if json and csv:
         raise InputError("--json and --csv exclude each other: choose one")
     named = files_in(path for path in paths if path != "-")
-    files = iter(named) if "-" not in paths else _with_listed(named)
+    listed = (line for line in map(str.strip, sys.stdin) if line) if "-" in paths else ()
+    files = itertools.chain(named, listed)
     predictor = Predictor(run, site=site, algorithm=algorithm, device=device, top=top, trust_code=trust_code)
     if not predictor.calibrated:
         print(f"note: {UNCALIBRATED}", file=sys.stderr)
-    write = _as_json if json else _as_csv if csv else _as_table
+    write = _print_json if json else _print_csv if csv else _print_table
     unread = read = unfamiliar = 0
 
-    def watched() -> "Iterator[tuple[str, Prediction | str]]":
+    def count_answers() -> "Iterator[tuple[str, Prediction | str]]":
         nonlocal unread, read, unfamiliar
         for path, answer in predictor.files(files):
             if isinstance(answer, str):
@@ -69,66 +61,60 @@ def predict(
                 print(f"fedcir: cannot read {escape_line(path)}: {answer}", file=sys.stderr)
             else:
                 read += 1
-                unfamiliar += answer.unlike >= UNFAMILIAR
+                unfamiliar += answer.novelty >= UNFAMILIAR
             yield path, answer
 
-    write(watched(), predictor.classes, min(top, len(predictor.classes)))
+    write(count_answers(), predictor.classes, min(top, len(predictor.classes)))
     if unfamiliar and predictor.calibrated:
-        found = f"{unfamiliar} of {read} images have an `unlike` of {UNFAMILIAR} or more"
-        print(f"note: {found}; check them by eye (known images: about 1 in 10)", file=sys.stderr)
+        count = f"{unfamiliar} of {read} images have a `novelty` of {UNFAMILIAR} or more"
+        print(f"note: {count}; check them by eye (known images: about 1 in 10)", file=sys.stderr)
     if unread:
         raise typer.Exit(UNREADABLE)
 
 
-def _with_listed(named: Iterable[str]) -> Iterator[str]:
-    """And those that standard input lists, a line each, as they come."""
-    yield from named
-    yield from (line for line in map(str.strip, sys.stdin) if line)
-
-
-def _as_json(answers: "Answers", classes: Sequence[str], top: int) -> None:
+def _print_json(answers: "Answers", classes: Sequence[str], top: int) -> None:
     """A list that grows as files are read. It is closed whatever happens, so that it can be parsed after Ctrl-C too."""
     before = "["
     try:
         for path, answer in answers:
-            print(before, jsonlib.dumps(_told(path, answer), ensure_ascii=False), sep="\n", end="", flush=True)
+            print(before, jsonlib.dumps(_to_json(path, answer), ensure_ascii=False), sep="\n", end="", flush=True)
             before = ","
     finally:
         print("[]" if before == "[" else "\n]", flush=True)
 
 
-def _told(path: str, answer: "Prediction | str") -> dict[str, Any]:
+def _to_json(path: str, answer: "Prediction | str") -> dict[str, Any]:
     if isinstance(answer, str):
         return {"path": path, "error": answer}
-    top = [list(pair) for pair in answer.top]
     return {
         "path": path,
         "class": answer.label,
         "probability": answer.probability,
-        "unlike": answer.unlike,
-        "top": top,
+        "novelty": answer.novelty,
+        "unlike": answer.novelty,  # the former name, for one version
+        "top": [list(pair) for pair in answer.top],
     }
 
 
-def _as_csv(answers: "Answers", classes: Sequence[str], top: int) -> None:
-    columns = [f"{what}_{place}" for place in range(2, top + 1) for what in ("class", "probability")]
-    out = csv.writer(sys.stdout if sys.stdout.isatty() else unescaped(sys.stdout), lineterminator="\n")
-    out.writerow(["path", "class", "probability", "unlike", *columns, "error"])
+def _print_csv(answers: "Answers", classes: Sequence[str], top: int) -> None:
+    columns = [f"{column}_{rank}" for rank in range(2, top + 1) for column in ("class", "probability")]
+    out = csv.writer(sys.stdout if sys.stdout.isatty() else get_raw_stream(sys.stdout), lineterminator="\n")
+    out.writerow(["path", "class", "probability", "novelty", *columns, "error"])
     for path, answer in answers:
         if isinstance(answer, str):
-            out.writerow([safe_cell(path), "", "", "", *("" for _ in columns), safe_cell(answer)])
+            out.writerow([escape_cell(path), "", "", "", *("" for _ in columns), escape_cell(answer)])
         else:
-            others = [each for label, share in answer.top[1:] for each in (safe_cell(label), f"{share:.6g}")]
-            sure, unlike = f"{answer.probability:.6g}", f"{answer.unlike:.6g}"
-            out.writerow([safe_cell(path), safe_cell(answer.label), sure, unlike, *others, ""])
+            runners_up = [cell for label, share in answer.top[1:] for cell in (escape_cell(label), f"{share:.6g}")]
+            sure, novelty = f"{answer.probability:.6g}", f"{answer.novelty:.6g}"
+            out.writerow([escape_cell(path), escape_cell(answer.label), sure, novelty, *runners_up, ""])
         sys.stdout.flush()
 
 
-def _as_table(answers: "Answers", classes: Sequence[str], top: int) -> None:
+def _print_table(answers: "Answers", classes: Sequence[str], top: int) -> None:
     """One line an image, its name last, since nobody knows how long names will be."""
     longest = sorted(map(len, classes), reverse=True)
-    others = sum(length + len(" 10.0%, ") for length in longest[: top - 1]) - len(", ")
-    widths = [max(longest[0], len("class")), 6, 6, *([others] if top > 1 else [])]
+    runners_up = sum(length + len(" 10.0%, ") for length in longest[: top - 1]) - len(", ")
+    widths = [max(longest[0], len("class")), 6, 7, *([runners_up] if top > 1 else [])]
 
     def show(*cells: str) -> None:
         print(
@@ -137,8 +123,41 @@ def _as_table(answers: "Answers", classes: Sequence[str], top: int) -> None:
             flush=True,
         )
 
-    show("class", "sure", "unlike", *(["then"] if top > 1 else []), "image")
+    show("class", "sure", "novelty", *(["then"] if top > 1 else []), "image")
     for path, answer in answers:
         if not isinstance(answer, str):
             then = [", ".join(f"{name} {share:.1%}" for name, share in answer.top[1:])] if top > 1 else []
-            show(answer.label, f"{answer.probability:.1%}", f"{answer.unlike:.2f}", *then, path)
+            show(answer.label, f"{answer.probability:.1%}", f"{answer.novelty:.2f}", *then, path)
+
+
+def export(
+    run: RunArgument,
+    out: Annotated[Path, typer.Option("--out", "-o", help="File to write, such as model.onnx.")],
+    format: Annotated[
+        str | None,
+        typer.Option(
+            help="onnx, torch (a torch.export program, .pt2) or safetensors; by default as the file is called."
+        ),
+    ] = None,
+    site: SiteOption = None,
+    data_root: Annotated[Path | None, typer.Option(help="Folder that holds the run's data, if it has moved.")] = None,
+    algorithm: OwnAlgorithm = None,
+    trust_code: TrustCode = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print only errors.")] = False,
+) -> None:
+    """Write the model of a run to a file. Checks it against the run first, and writes a MODEL_CARD.md beside it."""
+    from fedcir.inference.exporting import export as write
+
+    kind: Any = format
+    exported = write(run, out, format=kind, site=site, algorithm=algorithm, data_root=data_root, trust_code=trust_code)
+    if quiet:
+        return
+    images = f"{exported.images} test images of the run" if exported.real else f"{exported.images} random images"
+    print(f"checked on {images}: probabilities differ by at most {exported.difference:.1g}")
+    if not exported.real:
+        print("note: the run's data could not be opened; name their folder with --data-root to check on real images")
+    if exported.note:
+        print(f"note: {exported.note}")
+    print(f"wrote {exported.path} and {exported.card}" if exported.new_card else f"wrote {exported.path}")
+    if not exported.new_card:
+        print(f"note: {exported.card} was there already and is kept; delete it to get a new one")

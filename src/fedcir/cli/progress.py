@@ -1,39 +1,63 @@
-"""How progress looks: bars on a terminal, plain lines in a log."""
+"""Progress on standard error: bars on a terminal, plain lines in a log."""
 
 import sys
 import time
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Self
+from typing import IO, TYPE_CHECKING, Any, Self
 
+from rich.console import Console
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
+    Task,
     TaskID,
     TaskProgressColumn,
+    TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.text import Text
 
-from fedcir.cli.console import PlainColumn, make_console
-from fedcir.cli.failure import debugging
-from fedcir.cli.interrupt import Interrupted
+from fedcir.cli.application import Interrupted, debugging
+from fedcir.cli.output import get_raw_stream
+from fedcir.text import escape_controls, escape_line
 from fedcir.types import RoundRecord
 
 if TYPE_CHECKING:
-    from fedcir.runs.sweep import Progress as Step
+    from fedcir.experiments.sweep import RunProgress
+
+
+class PlainConsole(Console):
+    """A console that escapes control characters in the texts it prints."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """Print, also for others that print while a bar is shown."""
+        texts = (Text(escape_controls(item.plain)) if isinstance(item, Text) else item for item in objects)
+        super().print(*texts, **options)
+
+
+def make_console(stream: IO[str], **options: Any) -> Console:
+    return PlainConsole(file=get_raw_stream(stream), highlight=False, markup=False, emoji=False, **options)
+
+
+class PlainColumn(TextColumn):
+    """A column of a progress bar whose text is neither markup nor a control sequence."""
+
+    def render(self, task: Task) -> Text:
+        return Text(escape_line(self.text_format.format(task=task)))
 
 
 class Meter(AbstractContextManager["Meter"]):
-    """Shows how much of one long task is done, once it takes longer than a moment; with `quiet` it shows nothing."""
+    """Progress of one long task, shown once it takes longer than half a second; nothing with `quiet`."""
 
-    PATIENCE = 0.5
+    DELAY = 0.5
 
-    def __init__(self, what: str, quiet: bool, unit: str = "") -> None:
-        self._what, self._unit = what, unit
+    def __init__(self, label: str, quiet: bool, unit: str = "") -> None:
+        self._label, self._unit = label, unit
         self._console = make_console(sys.stderr)
         self._quiet = quiet
-        self._started = self._said = time.monotonic()
+        self._started = self._printed = time.monotonic()
         self._bars: Progress | None = None
 
     def __exit__(self, *error: object) -> None:
@@ -44,29 +68,29 @@ class Meter(AbstractContextManager["Meter"]):
             self._bars.stop()
             self._bars = None
 
-    def show(self, done: int, total: int | None, what: str | None = None) -> None:
+    def show(self, done: int, total: int | None, label: str | None = None) -> None:
         now = time.monotonic()
-        if self._quiet or now - self._started < self.PATIENCE:
+        if self._quiet or now - self._started < self.DELAY:
             return
-        what = what or self._what
+        label = label or self._label
         if not self._console.is_terminal:
-            if now - self._said > 10 * self.PATIENCE:
-                self._said = now
-                print(f"{what}: {done:,}{self._unit}{'' if total is None else f' of {total:,}'}", file=sys.stderr)
+            if now - self._printed > 10 * self.DELAY:
+                self._printed = now
+                print(f"{label}: {done:,}{self._unit}{'' if total is None else f' of {total:,}'}", file=sys.stderr)
             return
         if self._bars is None:
             columns = (PlainColumn("{task.description}"), BarColumn(bar_width=24), TaskProgressColumn())
             self._bars = Progress(*columns, TimeRemainingColumn(), console=self._console, transient=True)
-            self._bars.add_task(what, total=total)
+            self._bars.add_task(label, total=total)
             self._bars.start()
-        self._bars.update(self._bars.task_ids[0], completed=done, total=total, description=what)
+        self._bars.update(self._bars.task_ids[0], completed=done, total=total, description=label)
 
 
 class Display:
-    """Shows runs by name on standard error; with `quiet` it shows nothing.
+    """Progress of runs by name; nothing with `quiet`.
 
-    Where that is no terminal it writes a line for a round that was evaluated or went wrong, or for `every` round.
-    Of more than MANY `runs` it shows those under way and how many are done.
+    In a log, it prints a line for each round that was evaluated or had failures, or for `every` round. With more than
+    MANY `runs`, it shows those in progress and how many are done.
     """
 
     MANY = 8
@@ -119,65 +143,62 @@ class Display:
         if record.accuracy_mean is not None:
             unseen = "" if record.accuracy_unseen is None else f", unseen {record.accuracy_unseen:.1%}"
             self._accuracy[name] = f"acc {record.accuracy_mean:.1%}, worst {record.accuracy_worst:.1%}{unseen}"
-        told = [_losses(record), self._accuracy.get(name), _epsilon(record), _dropped(record)]
-        state = "  ".join(filter(None, told))
+        losses = " ".join(f"{loss} {value:.3g}" for loss, value in record.losses.items())
+        epsilon = "" if record.epsilon is None else f"epsilon {record.epsilon:.3g}"
+        dropped = "; ".join(f"client {client} dropped: {reason}" for client, reason in record.dropped.items())
+        state = "  ".join(filter(None, [losses, self._accuracy.get(name), epsilon, dropped]))
         self._bars.update(self._tasks[name], completed=record.round, state=state)
         self._share[name] = record.round / self._totals[name]
         self._advance()
         if self._lines and not self._many and (self._every or record.accuracy_mean is not None or record.dropped):
-            print(
-                f"{name}: round {record.round}/{self._totals[name]}  {state}  {self._left(name, record)}",
-                file=sys.stderr,
-            )
+            started, done = self._first[name]
+            total = self._totals[name]
+            remaining = (time.monotonic() - started) / max(1, record.round - done) * (total - record.round)
+            print(f"{name}: round {record.round}/{total}  {state}  {_format_clock(remaining)} left", file=sys.stderr)
 
     def end(self, name: str, failure: str = "") -> None:
-        """One of several runs is done, or has failed."""
+        """Mark one of several runs as done or failed."""
         self._done += 1
-        begun = name in self._tasks
-        self._worked += begun
-        said = f"failed: {failure}" if failure else self._accuracy.get(name, "done")
+        started = name in self._tasks
+        self._worked += started
+        result = f"failed: {failure}" if failure else self._accuracy.get(name, "done")
         self._share.pop(name, None)
         self._advance()
         if self._many:
-            if begun:
+            if started:
                 self._bars.remove_task(self._tasks.pop(name))
-            if self._lines and begun:
-                left = (time.monotonic() - self._started) / self._worked * (self._runs - self._done)
-                print(f"{self._done}/{self._runs} {name}: {said}  {_clock(left)} left", file=sys.stderr)
+            if self._lines and started:
+                remaining = (time.monotonic() - self._started) / self._worked * (self._runs - self._done)
+                print(f"{self._done}/{self._runs} {name}: {result}  {_format_clock(remaining)} left", file=sys.stderr)
         elif failure and self._lines:
-            print(f"{name}: {said}", file=sys.stderr)
+            print(f"{name}: {result}", file=sys.stderr)
         elif failure:
-            self._bars.update(self._tasks[name], state=said)
+            self._bars.update(self._tasks[name], state=result)
 
     def _advance(self) -> None:
-        """How many of all runs are done; those under way count by their rounds."""
+        """Update the bar of all runs; runs in progress count by their rounds."""
         if self._many:
             self._bars.update(self._all, completed=self._done + sum(self._share.values()))
 
-    def _left(self, name: str, record: RoundRecord) -> str:
-        started, done = self._first[name]
-        seconds = (time.monotonic() - started) / max(1, record.round - done) * (self._totals[name] - record.round)
-        return f"{_clock(seconds)} left"
-
 
 class Watch(AbstractContextManager["Watch"]):
-    """Shows the progress of a command with several parts: long work, runs and notes; with `quiet` little of it.
+    """Progress of a command with several parts: long work, runs and notes; with `quiet`, little of it.
 
-    If Ctrl-C stops it once runs have begun, it says how to continue.
+    If Ctrl-C stops the command after runs have started, the error says how to continue.
     """
 
     def __init__(self, quiet: bool) -> None:
-        self._quiet, self._begun = quiet, False
+        self._quiet, self._started_runs = quiet, False
         self._meter: Meter | None = None
         self._display: Display | None = None
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         self.close()
-        if self._begun and kind is KeyboardInterrupt:
+        if self._started_runs and kind is KeyboardInterrupt:
             raise Interrupted("rounds are saved; continue with the same command and --resume") from None
 
     def close(self) -> None:
-        """Leave the terminal to others."""
+        """Remove the bars from the terminal."""
         if self._meter is not None:
             self._meter.close()
         if self._display is not None:
@@ -185,7 +206,7 @@ class Watch(AbstractContextManager["Watch"]):
         self._meter = self._display = None
 
     def callbacks(self) -> dict[str, Any]:
-        """By the names that functions of the package take."""
+        """Return the callbacks under the names that library functions take."""
         return {"on_progress": self.progress, "on_work": self.work, "on_note": self.note}
 
     def work(self, done: int, total: int | None, what: str) -> None:
@@ -199,36 +220,24 @@ class Watch(AbstractContextManager["Watch"]):
         if not self._quiet:
             print(f"note: {text}", file=sys.stderr)
 
-    def progress(self, step: "Step") -> None:
+    def progress(self, step: "RunProgress") -> None:
         if self._display is None:
             self.close()
             self._display = Display(self._quiet, runs=step.jobs).__enter__()
-            self._begun = True
+            self._started_runs = True
         name = step.job.out.name
         if step.event == "begun":
             self._display.begin(name, step.job.config.server.rounds)
         elif step.record is not None:
             self._display.show(name, step.record)
         else:
-            self._display.end(name, step.said)
-            if debugging() and step.trace:
-                print(step.trace, file=sys.stderr)
+            self._display.end(name, step.error)
+            if debugging() and step.stderr:
+                print(step.stderr, file=sys.stderr)
         for note in step.notes:
             print(f"note: {name}: {note}", file=sys.stderr)
 
 
-def _clock(seconds: float) -> str:
+def _format_clock(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes}:{rest:02d}"
-
-
-def _losses(record: RoundRecord) -> str:
-    return " ".join(f"{name} {value:.3g}" for name, value in record.losses.items())
-
-
-def _epsilon(record: RoundRecord) -> str:
-    return "" if record.epsilon is None else f"epsilon {record.epsilon:.3g}"
-
-
-def _dropped(record: RoundRecord) -> str:
-    return "; ".join(f"client {client} dropped: {reason}" for client, reason in record.dropped.items())

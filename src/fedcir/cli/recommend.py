@@ -1,17 +1,46 @@
-"""`fedcir recommend`: which algorithm, normalisation and settings to use on some data."""
+"""`fedcir init`, `recommend` and `tune`: settings for the user's own data."""
 
-import json as jsonlib
+import sys
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedcir.cli.options import Assignments, numbers, option
-from fedcir.cli.tables import print_table
+from fedcir.cli.application import Interrupted
+from fedcir.cli.options import Assignments, Options, option, split_seeds, with_options
+from fedcir.cli.output import print_json, print_table
 
 if TYPE_CHECKING:
-    from fedcir.insight.recommend import Trial
-    from fedcir.runs.compare import Estimate
+    from fedcir.experiments.recommendation import CandidateResult
+    from fedcir.experiments.tuning import Trial, Tuning
+    from fedcir.runs.statistics import Estimate
+
+
+def init(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Your images, as DIR/<domain>/<class>/<image>.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="File for the settings.")] = Path("fedcir.toml"),
+    dataset: Annotated[str, option("dataset")] = "folders",
+    force: Annotated[bool, typer.Option("--force", help="Write over an older file.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Show nothing.")] = False,
+) -> None:
+    """Write settings for your own images. Looks at every image, gives a reason for each setting, and trains nothing."""
+    from fedcir.cli.progress import Watch
+    from fedcir.config import DataConfig, dump_toml
+    from fedcir.experiments.starter import check_output_path
+    from fedcir.experiments.starter import init as inspect_images
+
+    check_output_path(out, DataConfig(dataset, str(folder)), force)
+    with Watch(quiet) as watch:
+        starter = inspect_images(folder, dataset=dataset, on_work=watch.work)
+    starter.save(out, force)
+    if not quiet:
+        for sentence in starter.findings:
+            print(sentence)
+        print(f"\n{out} says why each of these was chosen:")
+        for choice in starter.choices:
+            print(f"    {choice.setting} = {dump_toml({'is': choice.value}).removeprefix('is = ').rstrip()}")
+        print(f"\nNext: `fedcir run {out}`, or `fedcir compare {out}` to see what the choice brings.")
 
 
 def recommend(
@@ -33,16 +62,15 @@ def recommend(
 ) -> None:
     """Find out what to run on your data. Tries each candidate for a few rounds and never looks at a test image."""
     from fedcir.cli.progress import Watch
-    from fedcir.insight.recommend import recommend as find
-    from fedcir.runs.intervals import COVERS
-    from fedcir.types import InputError
+    from fedcir.errors import InputError
+    from fedcir.experiments.recommendation import recommend as try_candidates
 
     if out is not None and out.exists():
         raise InputError(f"{out} exists: name a new file")
     with Watch(quiet) as watch:
-        found = find(
+        result = try_candidates(
             pilot_rounds=pilot_rounds,
-            seeds=numbers(seeds),
+            seeds=split_seeds(seeds),
             config=config,
             set=set or (),
             on_work=watch.work,
@@ -57,32 +85,99 @@ def recommend(
             workers=workers,
         )
     if out is not None:
-        found.save(out)
+        result.save(out)
     if json:
-        rows = {"candidates": found.to_rows(), "findings": list(found.findings), "reason": found.reason}
-        print(jsonlib.dumps({**rows, "settings": found.tables}, indent=1, ensure_ascii=False))
+        rows = {"candidates": result.to_rows(), "findings": list(result.findings), "reason": result.reason}
+        print_json({**rows, "settings": result.tables})
         return
-    for sentence in found.findings:
+    for sentence in result.findings:
         print(sentence)
     print()
-    first = found.trials[0].candidate.name
-    header = ["candidate", "what it is", "mean", "worst", f"difference to {first} ({COVERS})"]
-    title = f"accuracy on validation images (%), rounds: {pilot_rounds}, seeds: {len(found.seeds)}"
-    print_table([header, *(_row(trial) for trial in found.trials)], title)
-    print(found.reason)
+    first = result.trials[0].candidate.name
+    header = ["candidate", "what it is", "mean", "worst", f"difference to {first} (95 %, seeds and validation images)"]
+    title = f"accuracy on validation images (%), rounds: {pilot_rounds}, seeds: {len(result.seeds)}"
+    print_table([header, *(_format_row(trial) for trial in result.trials)], title)
+    print(result.reason)
     if out is None:
         print("Write these settings to a file with `--out fedcir.toml`.")
     else:
         print(f"{out} holds these settings. Next: `fedcir run {out}`.")
 
 
-def _row(trial: "Trial") -> list[str]:
+def _format_row(trial: "CandidateResult") -> list[str]:
     difference = ""
     if trial.difference is not None and trial.half_width is not None:
         difference = f"{100 * trial.difference.mean:+.1f} ± {100 * trial.half_width:.1f}"
     candidate = trial.candidate
-    return [candidate.name, candidate.about, _percent(trial.mean), _percent(trial.worst), difference]
+    return [candidate.name, candidate.about, _format_percent(trial.mean), _format_percent(trial.worst), difference]
 
 
-def _percent(estimate: "Estimate") -> str:
+def _format_percent(estimate: "Estimate") -> str:
     return f"{100 * estimate.mean:.1f}" + ("" if estimate.std is None else f" ± {100 * estimate.std:.1f}")
+
+
+@partial(with_options, without=("report", "track", "profile"))
+def tune(
+    options: Options,
+    algorithm: Annotated[str | None, option("algorithm")] = None,
+    seed: Annotated[int | None, option("seed")] = None,
+    trials: Annotated[int | None, typer.Option(help="Trials in all, each a run. [default: 12]")] = None,
+    space: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="SECTION.FIELD=VALUES",
+            help="What to try, such as local.lr=1e-3..1e-1 or algorithm.mu=0.1,0.5; may be repeated.",
+        ),
+    ] = None,
+) -> None:
+    """Search for good settings of one algorithm. Judges them on validation images and never looks at a test image."""
+    from fedcir.cli.progress import Watch
+    from fedcir.experiments.tuning import tune as search
+
+    notes = []
+    with Watch(options.quiet) as watch:
+
+        def note(text: str) -> None:
+            notes.append(text)
+            watch.note(text)
+
+        def show(trial: "Trial") -> None:
+            watch.close()
+            if not options.quiet:
+                settings = ", ".join(f"{name}={value}" for name, value in trial.settings.items())
+                print(f"trial {trial.number}: {_describe_result(trial)}  {settings}", file=sys.stderr)
+
+        keywords = {name: value for name, value in options.keywords().items() if name not in ("report", "track")}
+        search_options: dict[str, Any] = {**keywords, "algorithm": algorithm, "seed": seed, "trials": trials}
+        try:
+            tuning = search(space=space or (), on_work=watch.work, on_note=note, on_trial=show, **search_options)
+        except KeyboardInterrupt:
+            if not notes:  # no trial has started
+                raise
+            raise Interrupted("finished trials are saved; continue with the same command and --resume") from None
+    if options.json:
+        values = {"trials": tuning.to_rows(), "importances": tuning.importances, "out": str(tuning.out)}
+        print_json(values)
+    elif not options.quiet:
+        _print_tuning(tuning)
+
+
+def _print_tuning(tuning: "Tuning") -> None:
+    rows = [["trial", *tuning.space, "mean", "worst", ""]]
+    for trial in tuning.trials:
+        scores = [trial.score, trial.worst] if trial.accuracy else []
+        mean, worst = [f"{100 * (score or 0):.1f}" for score in scores] or ["", ""]
+        remark = "best" if trial is tuning.best else "" if trial.state == "done" else _describe_result(trial)
+        rows.append([str(trial.number), *(f"{value}" for value in trial.settings.values()), mean, worst, remark])
+    print_table(rows, f"accuracy on validation images (%), {tuning.config.algorithm.name} on {tuning.config.data.name}")
+    print(tuning.reason)
+    if tuning.importances:
+        shares = ", ".join(f"{name} {share:.0%}" for name, share in tuning.importances.items())
+        print(f"What mattered, as shares in how the accuracies differ: {shares}.")
+    print(f"\n{tuning.out} holds best.toml, trials.png and trials.jsonl. Next: `fedcir run {tuning.out}/best.toml`.")
+
+
+def _describe_result(trial: "Trial") -> str:
+    if trial.state == "failed":
+        return f"failed: {trial.why}"
+    return f"{trial.score:.1%}" if trial.state == "done" else f"stopped after round {trial.rounds[-1]}"

@@ -1,13 +1,24 @@
-"""`fedcir report`: one page about finished runs."""
+"""`fedcir report`, `evaluate`, `audit` and `diagnose`: results and risks of finished runs, and of datasets."""
 
-import sys
+import math
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from fedcir.cli.failure import with_options
-from fedcir.cli.options import TrustCode
+from fedcir.cli.application import name_options
+from fedcir.cli.options import Assignments, OwnAlgorithm, RunArgument, SiteOption, TrustCode, option
+from fedcir.cli.output import print_json, print_note, print_table
+
+if TYPE_CHECKING:
+    from fedcir.analysis.diagnosis import Diagnosis
+
+WIDE = 10
+"""The most domains whose distances are printed as a matrix."""
+LONG = 20
+"""The most classes that are printed one by one."""
+Quiet = Annotated[bool, typer.Option("--quiet", help="Print only errors and what --json asks for.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")]
 
 
 def report(
@@ -23,7 +34,7 @@ def report(
 ) -> None:
     """Write one page about finished runs. Has accuracies, curves, distances, costs and settings; opens offline."""
     from fedcir.cli.progress import Watch
-    from fedcir.insight.report.write import report as write_report
+    from fedcir.reporting.run_report import report as write_report
 
     with Watch(quiet) as watch:
         page = write_report(
@@ -36,6 +47,207 @@ def report(
             on_work=watch.work,
         )
     for note in page.notes:
-        print(f"note: {with_options(note)}", file=sys.stderr)
+        print_note(name_options(note))
     if not quiet:
         print(f"wrote {page.path}: open it in a browser")
+
+
+def evaluate(
+    run: RunArgument,
+    dataset: Annotated[str | None, typer.Option(help="Dataset to test on. [default: the run's own]")] = None,
+    data_root: Annotated[Path | None, typer.Option(help="Folder that holds it.")] = None,
+    split: Annotated[
+        str, typer.Option(help="test, val, train, or all images; test and all leave out what the run has seen.")
+    ] = "test",
+    adapt: Annotated[
+        bool, typer.Option("--adapt", help="First take BatchNorm statistics from the images, without labels.")
+    ] = False,
+    site: SiteOption = None,
+    device: Annotated[str, typer.Option(help="Where to run: auto, cpu, cuda or mps.")] = "auto",
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Folder for the page and the numbers. [default: RUN/evaluation]")
+    ] = None,
+    quiet: Quiet = False,
+    json: Json = False,
+    algorithm: OwnAlgorithm = None,
+    trust_code: TrustCode = False,
+    set: Assignments = None,
+) -> None:
+    """Test the model of a run on any labelled images. Shows accuracy, calibration and mistakes; writes a page."""
+    from fedcir.cli.progress import Watch
+    from fedcir.reporting import evaluation_report
+
+    with Watch(quiet) as watch:
+        result = evaluation_report.evaluate(
+            run,
+            dataset=dataset,
+            data_root=data_root,
+            split=cast(Any, split),
+            adapt=adapt,
+            site=site,
+            algorithm=algorithm,
+            device=device,
+            out=out or run / "evaluation",
+            set=set or (),
+            trust_code=trust_code,
+            on_work=watch.work,
+        )
+    if not quiet:
+        for note in result.notes:
+            print_note(note)
+    if json:
+        print_json(result.to_json())
+    elif not quiet:
+        title = f"{result.name} on {result.dataset} ({result.split}), accuracy in per cent"
+        print_table(evaluation_report.build_domain_rows(result), title)
+        for sentence in evaluation_report.describe_evaluation(result):
+            print(sentence)
+        print(f"\nwrote {result.page} and {result.numbers}")
+
+
+def audit(
+    run: RunArgument,
+    data_root: Annotated[Path | None, typer.Option(help="Folder of the run's data, if it has moved.")] = None,
+    samples: Annotated[int, typer.Option(help="Training images per domain to test for membership.")] = 1000,
+    images: Annotated[int, typer.Option(help="Images of the batch to reconstruct.")] = 1,
+    steps: Annotated[int, typer.Option(help="Steps of the reconstruction; 0 leaves it out.")] = 300,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Folder for page, picture and numbers. [default: RUN/audit]")
+    ] = None,
+    quiet: Quiet = False,
+    json: Json = False,
+    trust_code: TrustCode = False,
+) -> None:
+    """Attack a run to see what it reveals. Tests for membership, reconstructs an image, lists what left clients."""
+    from fedcir.cli.progress import Watch
+    from fedcir.reporting import leakage_report
+
+    with Watch(quiet) as watch:
+        result = leakage_report.audit(
+            run,
+            data_root=data_root,
+            samples=samples,
+            images=images,
+            steps=steps,
+            out=out or run / "audit",
+            trust_code=trust_code,
+            on_work=watch.work,
+        )
+    if json:
+        print_json(result.to_json())
+    elif not quiet:
+        title = f"{result.name}: telling training images from test images by their loss"
+        print_table(leakage_report.build_membership_rows(result), title)
+        if result.inverted:
+            print_table(
+                leakage_report.build_inversion_rows(result), "images reconstructed from the gradient of one step"
+            )
+        if result.sent:
+            print_table(leakage_report.build_upload_rows(result), "what left each client")
+        for sentence in leakage_report.describe_audit(result):
+            print(sentence)
+        print("\nWhat this does not prove:")
+        for limit in leakage_report.LIMITS:
+            print(f"- {limit}")
+        print(f"\nwrote {', '.join(str(path) for path in (result.page, result.picture, result.numbers) if path)}")
+
+
+def diagnose(
+    runs: Annotated[list[Path] | None, typer.Argument(help="One finished run, or two to compare.")] = None,
+    dataset: Annotated[str | None, typer.Option(help="Dataset to measure before any training.")] = None,
+    data_root: Annotated[Path | None, option("data_root")] = None,
+    image_size: Annotated[int | None, option("image_size")] = None,
+    model: Annotated[str | None, typer.Option(help="Network whose features are measured: cnn or resnet18.")] = None,
+    clients: Annotated[int | None, option("clients")] = None,
+    beta: Annotated[float | None, option("beta")] = None,
+    seed: Annotated[int | None, option("seed")] = None,
+    samples: Annotated[int, typer.Option(help="Images per domain to measure distances on.")] = 1000,
+    projection: Annotated[str, typer.Option(help="How to draw features in two dimensions: pca, tsne or umap.")] = "pca",
+    out: Annotated[Path, typer.Option("--out", "-o", help="File to write the picture to.")] = Path("diagnosis.png"),
+    trust_code: TrustCode = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
+    set: Assignments = None,
+) -> None:
+    """Measure how far apart clients are, in data or in runs. Takes a dataset before any training, one run, or two."""
+    from fedcir.cli.progress import Watch
+    from fedcir.reporting import diagnosis_report
+
+    with Watch(quiet) as watch:
+        result = diagnosis_report.diagnose(
+            runs or (),
+            data_root=data_root,
+            samples=samples,
+            projection=projection,
+            out=out,
+            set=set or (),
+            trust_code=trust_code,
+            on_work=watch.work,
+            dataset=dataset,
+            image_size=image_size,
+            model=model,
+            clients=clients,
+            beta=beta,
+            seed=seed,
+        )
+    if json:
+        print_json(result.to_rows())
+        return
+    for diagnosis in result.found:
+        _print_diagnosis(diagnosis)
+    for note in dict.fromkeys(note for diagnosis in result.found for note in diagnosis.all_notes):
+        print(f"note: {note}")
+    for sentence in result.verdict:
+        print(sentence)
+    print(f"\nwrote the picture {out}")
+
+
+def _print_diagnosis(diagnosis: "Diagnosis") -> None:
+    names = diagnosis.domains
+    matrix = names if len(names) <= WIDE and diagnosis.measured else []
+    header = ["", *matrix, *(["mixture"] if diagnosis.measured else []), *([] if diagnosis.shared else ["label skew"])]
+    rows = [header + (["accuracy", "risk"] if diagnosis.is_run else ["brightness", "contrast"])]
+    accuracy, risk, skew = diagnosis.accuracy, diagnosis.risk, diagnosis.skew
+    for name in names:
+        row = [name]
+        for other in matrix:
+            pair = diagnosis.divergences.between(name, other)
+            row.append("" if pair is None else f"{pair.value:.2f}")
+        if diagnosis.measured:
+            row.append(f"{diagnosis.divergences.to_mixture[name]:.2f}")
+        if not diagnosis.shared:
+            row.append(f"{skew[name]:.2f}" if name in skew else "-")
+        if diagnosis.pixels is None:
+            row += [f"{accuracy[name].scaled(100):.1f}", f"{risk[name]:.2f}"]
+        else:
+            row += [f"{diagnosis.pixels[name].brightness:.2f}", f"{diagnosis.pixels[name].contrast:.2f}"]
+        rows.append(row)
+    title = "proxy A-distances between domains (0 to 2)" if diagnosis.measured else "domains"
+    print_table(rows, f"{diagnosis.name}: {title}, with 95 % intervals")
+    if diagnosis.measured and not matrix:
+        pairs = sorted(diagnosis.divergences.pairs.items(), key=lambda item: item[1].value)
+        near, far = (f"{' and '.join(pair)} {distance:.2f}" for pair, distance in (pairs[0], pairs[-1]))
+        print(f"{len(pairs)} pairs (--json lists them): the nearest are {near}, the furthest {far}")
+    if diagnosis.alignment is not None:
+        kls = ", ".join(f"{name} {kl:,.0f}" for name, kl in diagnosis.alignment.client_intervals.items())
+        print(f"KL to q(z|y) in nats: {kls}")
+    if diagnosis.is_run:
+        _print_classes(diagnosis)
+        if mistakes := diagnosis.list_common_mistakes():
+            print(f"most frequent mistakes: {', '.join(mistakes)}")
+    print()
+
+
+def _print_classes(diagnosis: "Diagnosis") -> None:
+    if len(diagnosis.classes) <= LONG:
+        rows = [["class", *diagnosis.domains]]
+        for label, shares in zip(diagnosis.classes, diagnosis.recall, strict=True):
+            rows.append([label, *("-" if math.isnan(share) else f"{share:.0%}" for share in shares)])
+        print_table(rows, "share of each class that is classified correctly")
+    by_domain = {domain: diagnosis.class_metrics(domain) for domain in diagnosis.domains}
+    rows = [["", *by_domain]]
+    for metric in next(iter(by_domain.values())):
+        values = [metrics[metric] for metrics in by_domain.values()]
+        rows.append([metric, *("-" if math.isnan(value) else f"{value:.3f}" for value in values)])
+    positive = f"; {diagnosis.classes[1]} is positive" if len(rows) > 2 else ""
+    print_table(rows, f"beside accuracy{positive}")

@@ -1,103 +1,22 @@
-"""Settings: what there is to set, how it is read and written, and what a user asked for."""
+"""Settings: the sections and their fields, TOML files and options, and how a request becomes a config."""
 
-from fedcir.config.asked import Asked, Assignments
-from fedcir.config.bounds import (
-    Between,
-    Count,
-    Decay,
-    Positive,
-    Rate,
-    Share,
-    Spread,
-    Weight,
-    Width,
-    bounds_of,
-    check_bounds,
+# fmt: off
+from fedcir.config.resolve import OPTIONS, Assignments, Choices, ConfigRequest, NumberRange, SearchRange, parse_range
+
+from fedcir.config.schema import (  # isort: skip
+    BUILTIN_MODELS, DEFAULT_ALGORITHM, DEFAULT_COMPARISON, MAX_IMAGE_SIZE, PATH_SETTINGS, SECTIONS, AlgorithmConfig,
+    AttackConfig, Config, DataConfig, LocalConfig, ModelConfig, PartitionConfig, PrivacyConfig, RunConfig, ServerConfig,
 )
-from fedcir.config.cores import cores
-from fedcir.config.memory import check_memory
-from fedcir.config.nearest import nearest
-from fedcir.config.options import OPTIONS
-from fedcir.config.ranges import Choices, Range, Span, parse_range
-from fedcir.config.settings import (
-    DEFAULT_ALGORITHM,
-    DEFAULT_COMPARISON,
-    LARGEST,
-    OWN_MODELS,
-    PATHS,
-    SECTIONS,
-    AlgorithmConfig,
-    AttackConfig,
-    Config,
-    DataConfig,
-    LocalConfig,
-    ModelConfig,
-    PartitionConfig,
-    PrivacyConfig,
-    RunConfig,
-    ServerConfig,
+from fedcir.config.toml import (  # isort: skip
+    config_from_tables, config_to_tables, dump_toml, find_differences, make_paths_absolute, merge_tables,
+    nest_settings, parse_assignment, read_toml,
 )
-from fedcir.config.tables import (
-    absolute_paths,
-    build,
-    config_from,
-    config_tables,
-    differing,
-    dump_toml,
-    merged,
-    nested,
-    parse_assignment,
-    read_toml,
-    typed,
-)
+from fedcir.validation import Between  # for algorithms of users
 
 __all__ = [
-    "DEFAULT_ALGORITHM",
-    "DEFAULT_COMPARISON",
-    "LARGEST",
-    "OPTIONS",
-    "OWN_MODELS",
-    "PATHS",
-    "SECTIONS",
-    "AlgorithmConfig",
-    "Asked",
-    "Assignments",
-    "AttackConfig",
-    "Between",
-    "Choices",
-    "Config",
-    "Count",
-    "DataConfig",
-    "Decay",
-    "LocalConfig",
-    "ModelConfig",
-    "PartitionConfig",
-    "Positive",
-    "PrivacyConfig",
-    "Range",
-    "Rate",
-    "RunConfig",
-    "ServerConfig",
-    "Share",
-    "Span",
-    "Spread",
-    "Weight",
-    "Width",
-    "absolute_paths",
-    "bounds_of",
-    "build",
-    "check_bounds",
-    "check_memory",
-    "config_from",
-    "config_tables",
-    "cores",
-    "differing",
-    "dump_toml",
-    "merged",
-    "nearest",
-    "nested",
-    "parse_assignment",
-    "parse_range",
-    "read_toml",
-    "typed",
+    "BUILTIN_MODELS", "DEFAULT_ALGORITHM", "DEFAULT_COMPARISON", "MAX_IMAGE_SIZE", "OPTIONS", "PATH_SETTINGS",
+    "SECTIONS", "AlgorithmConfig", "Assignments", "AttackConfig", "Between", "Choices", "Config", "ConfigRequest",
+    "DataConfig", "LocalConfig", "ModelConfig", "NumberRange", "PartitionConfig", "PrivacyConfig", "RunConfig",
+    "SearchRange", "ServerConfig", "config_from_tables", "config_to_tables", "dump_toml", "find_differences",
+    "make_paths_absolute", "merge_tables", "nest_settings", "parse_assignment", "parse_range", "read_toml",
 ]

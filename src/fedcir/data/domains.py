@@ -1,74 +1,92 @@
-"""The one type that every dataset returns: images by domain, split into train and test, with class names."""
+"""The type that every dataset returns: images by domain, split into train and test, with class names."""
 
 import mmap
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcir.data.partition.names import Chosen
-from fedcir.rng import numpy_rng
-
 Images = NDArray[np.uint8]
 Labels = NDArray[np.int64]
 Indices = NDArray[np.int64]
 Hashes = NDArray[np.uint64]
-Kind = Literal["file", "pixels"]
+HashKind = Literal["file", "pixels"]
+CHUNK = 1024
+"""Images that are read at once."""
 
 
 class ContentHashes(NamedTuple):
-    """A hash of each of some images: of its file, or of its pixels."""
+    """Hashes of images, each of the image's file or of its pixels."""
 
-    kind: Kind
+    kind: HashKind
     values: Hashes
 
 
 @dataclass(frozen=True)
 class Split:
-    """Samples with their labels, and a name for each that stays the same from run to run."""
+    """Labelled samples whose images are rows of an array that several splits may share."""
 
-    images: Images  # (M, H, W, C): often a whole dataset, mapped from a file, of which `rows` are these samples
+    images: Images  # (M, H, W, C): often a whole dataset that is mapped from a file
     labels: Labels  # (N,)
-    ids: Sequence[str]
+    names: Sequence[str] | str
+    """Names of all `images`, (M,), the same in every run; or a prefix, which the number of the image follows."""
     rows: Indices | None = None
-    """Where each sample's image is; all images in their order if not given."""
+    """Row of each sample's image, (N,); None if the samples are all images in their order."""
     groups: Indices | None = None
-    """The number of each sample's group, (N,), which no split may tear apart; None if each stands for itself."""
+    """Group number of each sample, (N,): no split divides a group. None if there are no groups."""
     hashes: ContentHashes | None = None
-    """Of the content of all `images`, (M,), where it is known."""
+    """Content hashes of all `images`, (M,), where they are known."""
 
     def __post_init__(self) -> None:
         images = len(self.images if self.rows is None else self.rows)
-        if not images == len(self.labels) == len(self.ids):
-            raise ValueError(f"{images} images, {len(self.labels)} labels and {len(self.ids)} ids do not match")
+        if images != len(self.labels):
+            raise ValueError(f"{images} images and {len(self.labels)} labels do not match")
+        if self.rows is None and not isinstance(self.names, str) and len(self.names) != images:
+            raise ValueError(f"{images} images and {len(self.names)} names do not match")
 
     def __len__(self) -> int:
         return len(self.labels)
 
     @property
     def where(self) -> Indices:
-        """The row of each sample's image."""
+        """Row of each sample's image."""
         return np.arange(len(self.images)) if self.rows is None else self.rows
 
+    @property
+    def ids(self) -> list[str]:
+        """Name of each sample."""
+        return self.select_names(np.arange(len(self)))
+
+    def select_names(self, indices: Indices) -> list[str]:
+        """Return the names of these samples."""
+        rows = self._select_rows(indices).tolist()
+        if isinstance(self.names, str):
+            return [f"{self.names}{row:06d}" for row in rows]
+        return [self.names[row] for row in rows]
+
     def pixels(self, indices: Sequence[int] | Indices) -> Images:
-        """A copy of the images of these samples."""
-        chosen = np.asarray(self.images[self._at(np.asarray(indices, dtype=np.int64))])
-        _release(self.images)
-        return chosen
+        """Copy the images of these samples."""
+        pixels = np.asarray(self.images[self._select_rows(np.asarray(indices, dtype=np.int64))])
+        _release_pages(self.images)
+        return pixels
+
+    def chunks(self) -> Iterator[Images]:
+        """Copy all images, at most CHUNK at a time, since a split may be larger than the memory."""
+        for start in range(0, len(self), CHUNK):
+            yield np.ascontiguousarray(self.pixels(np.arange(start, min(start + CHUNK, len(self)))))
 
     def take(self, indices: Sequence[int] | Indices) -> "Split":
-        """These samples, in this order; no image and no name is copied."""
+        """Select samples, in this order, without copying images or names."""
         chosen = np.asarray(indices, dtype=np.int64)
         groups = None if self.groups is None else self.groups[chosen]
-        ids = Chosen(self.ids, chosen)
-        some = Split(self.images, self.labels[chosen], ids, self._at(chosen), groups, self.hashes)
-        _release(self.labels)
-        return some
+        split = replace(self, labels=self.labels[chosen], rows=self._select_rows(chosen), groups=groups)
+        _release_pages(self.labels)
+        return split
 
-    def _at(self, chosen: Indices) -> Indices:
-        return chosen if self.rows is None else self.rows[chosen]
+    def _select_rows(self, indices: Indices) -> Indices:
+        return indices if self.rows is None else self.rows[indices]
 
 
 @dataclass(frozen=True)
@@ -87,9 +105,9 @@ class Domains:
     classes: tuple[str, ...]
     domains: tuple[Domain, ...]
     content: str = ""
-    """A hash of all that is in it, where the source has one; made from the pixels otherwise."""
+    """Hash of the whole content, where the source has one; otherwise it is computed from the pixels."""
     notes: tuple[str, ...] = ()
-    """What its user should know, such as files that were left out."""
+    """Sentences for the user, such as how many files were left out."""
 
     def __iter__(self) -> Iterator[Domain]:
         return iter(self.domains)
@@ -113,18 +131,14 @@ class Domains:
         height, width, channels = self.domains[0].train.images.shape[1:]
         return height, width, channels
 
-    def capped(self, train_per_domain: int, seed: int) -> "Domains":
-        """At most this many training images a domain, a seeded sample that keeps the shares of the classes."""
-        kept = []
-        for domain in self.domains:
-            rng = numpy_rng(seed, "train_per_domain", domain.name)
-            chosen = stratified_sample(domain.train.labels, train_per_domain, rng)
-            kept.append(replace(domain, train=domain.train.take(chosen)))
-        return replace(self, domains=tuple(kept))
+    def map_splits(self, convert: Callable[[Split], Split]) -> "Domains":
+        """Convert the training and test images of every domain."""
+        domains = (replace(domain, train=convert(domain.train), test=convert(domain.test)) for domain in self.domains)
+        return replace(self, domains=tuple(domains))
 
 
 def stratified_sample(labels: Labels, size: int, rng: np.random.Generator) -> NDArray[np.int64]:
-    """Indices of `size` samples (or all), ascending, each class in its share as nearly as whole numbers allow."""
+    """Draw `size` samples (or all) in proportion to their classes, and return their indices in ascending order."""
     if size >= len(labels):
         return np.arange(len(labels))
     classes, counts = np.unique(labels, return_counts=True)
@@ -137,15 +151,15 @@ def stratified_sample(labels: Labels, size: int, rng: np.random.Generator) -> ND
 
 
 def rows_by_group(groups: Indices) -> list[Indices]:
-    """The rows of each group, in the order of their numbers."""
+    """Return the rows of each group, in the order of group numbers."""
     order = np.argsort(groups, kind="stable")
     return np.split(order, np.flatnonzero(np.diff(groups[order])) + 1)
 
 
-def _release(images: Images | Labels) -> None:
-    """Let go of the pages of a map that were read: the system keeps them, but they no longer count as ours."""
-    pages: object = images
-    while isinstance(pages, np.ndarray):  # a view has the array that it is of as its base
-        pages = pages.base
-    if isinstance(pages, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
-        pages.madvise(mmap.MADV_DONTNEED)
+def _release_pages(array: Images | Labels) -> None:
+    """Release the pages of a memory map that were read, so that they do not count as memory of this process."""
+    base: object = array
+    while isinstance(base, np.ndarray):  # the base of a view is the array that it shows
+        base = base.base
+    if isinstance(base, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
+        base.madvise(mmap.MADV_DONTNEED)

@@ -1,32 +1,86 @@
-"""What is in a dataset, and whether it can be trained on."""
+"""Inspection of a dataset: its content, and whether it can be trained on."""
 
 import hashlib
+import math
 import tempfile
 from collections import Counter
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
+from PIL import Image, ImageDraw, ImageFont
 
 from fedcir.config import DataConfig
-from fedcir.data.catalogue import ALL, IMAGE_SIZE, find
-from fedcir.data.domains import Domains
-from fedcir.data.hashes import drop_copies, hash_arrays
-from fedcir.data.opening import check_classes, labels_of, of_classes, open_dataset
-from fedcir.data.pictures.cache import Prepared
-from fedcir.data.pictures.decode import Look, OnFile, decode_files
-from fedcir.data.pictures.items import Item
-from fedcir.data.pictures.square import Limits
-from fedcir.data.readers.named import verify
-from fedcir.data.readers.spelling import notes_on_spelling
-from fedcir.data.readers.unused import Unused
-from fedcir.data.split import Splitting, copies, disputed, split_items
-from fedcir.types import InputError
+from fedcir.data.cache import PreparedImages
+from fedcir.data.decoding import DecodedFile, Limits, OnFile, decode_files
+from fedcir.data.domains import Domains, Labels
+from fedcir.data.opening import IMAGE_SIZE, check_classes, count_labels, find_dataset, open_dataset, select_classes
+from fedcir.data.sources.source import ALL_CLASSES, ImageRecord, UnusedFiles, notes_on_spelling
+from fedcir.data.splits import drop_copies, find_copies, find_label_conflicts, hash_arrays, split_items
+from fedcir.errors import InputError
+from fedcir.rng import numpy_rng
+
+LARGEST_TILE = 64
+GAP = 2
+TEXT = 12
+MAX_CLASSES = 100
+"""Maximum number of classes on a contact sheet."""
+
+
+def draw_contact_sheet(domains: Domains, columns: int = 20, most: int = MAX_CLASSES, seed: int = 0) -> Image.Image:
+    """Draw training images by domain (rows) and class (columns).
+
+    Classes beyond the number of columns continue below. At most `most` classes are shown, spread evenly over all.
+    """
+    for name, value in (("columns", columns), ("most", most)):
+        if value < 1:
+            raise ValueError(f"{name} must be at least 1, got {value}")
+    height, width, _ = domains.image_shape
+    shrink = min(1.0, LARGEST_TILE / max(height, width))
+    tile = max(1, round(width * shrink)), max(1, round(height * shrink))
+    font = ImageFont.load_default(TEXT)
+    margin = max(round(font.getlength(name)) for name in domains.names) + 4 * GAP
+    across, down = tile[0] + GAP, max(tile[1], TEXT) + GAP
+    header = 2 * TEXT
+    bands = _split_bands(len(domains.classes), columns, most)
+    band_height = header + len(domains) * down
+    sheet = Image.new("RGB", (margin + max(map(len, bands)) * across, len(bands) * band_height), "white")
+    draw = ImageDraw.Draw(sheet)
+
+    for number, shown in enumerate(bands):
+        above = number * band_height
+        for label in np.unique(shown):
+            first, count = int(np.argmax(shown == label)), int(np.sum(shown == label))
+            text = domains.classes[label]
+            while text and font.getlength(text) > count * across - 2 * GAP:
+                text = text[:-1]
+            draw.text((margin + (first + count / 2) * across, above + header / 2), text, "black", font, anchor="mm")
+        for row, domain in enumerate(domains):
+            top = above + header + row * down
+            draw.text((2 * GAP, top + tile[1] / 2), domain.name, "black", font, anchor="lm")
+            shuffled = numpy_rng(seed, "contact_sheet", domain.name).permutation(len(domain.train))
+            remaining = {label: list(shuffled[domain.train.labels[shuffled] == label]) for label in np.unique(shown)}
+            for column, label in enumerate(shown):
+                if remaining[label]:  # no image is shown twice
+                    image = domain.train.pixels([int(remaining[label].pop())])[0]
+                    picture = Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image).convert("RGB")
+                    sheet.paste(picture.resize(tile, Image.Resampling.LANCZOS), (margin + column * across, top))
+    return sheet
+
+
+def _split_bands(classes: int, columns: int, most: int) -> list[Labels]:
+    """Return the class of each column, band by band."""
+    count = min(classes, most)
+    chosen = np.arange(count) * classes // count
+    if count > columns:
+        return np.array_split(chosen, math.ceil(count / columns))
+    return [chosen[np.arange(columns) * count // columns]]
 
 
 @dataclass(frozen=True)
-class Findings:
-    """Everything that a look at all images tells."""
+class Inspection:
+    """Properties of all images of a dataset."""
 
     counts: dict[str, Counter[str]]
     """Images by domain and class."""
@@ -36,18 +90,18 @@ class Findings:
     duplicates: list[list[str]]
     """Images of equal content, in groups."""
     disputed: list[list[str]]
-    """Two of each such group whose classes differ."""
+    """Two images of each such group whose classes differ."""
     spelling: tuple[str, ...]
     """Classes that may be one, spelt differently at different sites."""
-    unused: tuple[Unused, ...]
-    """Files that lie there too."""
+    unused: tuple[UnusedFiles, ...]
+    """Other files in the folder."""
     sizes: Counter[tuple[int, int]]
     """Width and height."""
     notes: tuple[str, ...]
     obstacle: str
     """Why it cannot be trained on; empty if it can."""
     copies_left_out: int
-    """How many of the duplicates a run would not take; of arrays, the test images that are training images too."""
+    """Number of duplicates that a run leaves out; of arrays, test images that are also training images."""
 
     @property
     def classes(self) -> list[str]:
@@ -62,79 +116,81 @@ class Findings:
     @property
     def off(self) -> dict[str, tuple[int, int]]:
         """Domains whose number of images is not the published one: found and published."""
-        found = {domain: sum(classes.values()) for domain, classes in self.counts.items()}
-        return {d: (found.get(d, 0), n) for d, n in self.published.items() if found.get(d, 0) != n}
+        totals = {domain: sum(self.counts.get(domain, Counter()).values()) for domain in self.published}
+        return {domain: (totals[domain], n) for domain, n in self.published.items() if totals[domain] != n}
 
 
-def inspect_dataset(data: DataConfig, on_file: OnFile | None = None) -> Findings:
-    """Look at every image of a dataset."""
-    source, root = find(data)
+def inspect_dataset(data: DataConfig, on_file: OnFile | None = None) -> Inspection:
+    """Decode every image of a dataset, and collect what is in it."""
+    source, root = find_dataset(data)
     obstacle = ""
-    left_out = 0
     notes: tuple[str, ...] = ()
-    unused: tuple[Unused, ...] = ()
-    if source.pictures is None:
-        whole = open_dataset(data, seed=0, to_train=False)
-        check_classes(whole, f"in any domain of {data.name}")
-        items, looks = _of_arrays(whole)
-        left_out = _test_images(whole) - _test_images(drop_copies(hash_arrays(whole), "test"))
-    else:
-        pictures, notes, unused = source.pictures(root, data)
+    unused: tuple[UnusedFiles, ...] = ()
+    if source.has_image_files:
+        pictures, notes, unused = source.list_images(root, data)
         try:
             if source.published is not None:
-                verify(pictures.items, source.published, data.name, root)
+                source.published.check(pictures.items, data.name, root)
         except InputError as error:
             obstacle = str(error)
-        pictures = of_classes(pictures, data.classes, root)
+        pictures = select_classes(pictures, data.classes, root)
         items = list(pictures.items)
         with tempfile.TemporaryDirectory() as staging:
             size, limits = data.image_size or IMAGE_SIZE, Limits(data.max_bytes, data.max_pixels)
-            looks = decode_files(pictures.paths(Path(staging)), size, on_file=on_file, limits=limits)
-    every = (data.classes or source.classes) == ALL and source.published is not None
-    unreadable = [f"{root / item.name}: {look.error}" for item, look in zip(items, looks, strict=True) if look.error]
-    read = [row for row, look in enumerate(looks) if not look.error]
-    groups = [[read[row] for row in group] for group in copies([looks[row].digest for row in read])]
-    counts = labels_of(items)
-    return Findings(
+            files = decode_files(pictures.paths(Path(staging)), size, on_file=on_file, limits=limits)
+        obstacle = obstacle or _find_obstacle(data, items, files)
+    else:
+        domains = open_dataset(data, seed=0, to_train=False)
+        check_classes(domains, f"in any domain of {data.name}")
+        items, files = _list_arrays(domains)
+    read = [row for row, file in enumerate(files) if not file.error]
+    groups = [[read[row] for row in group] for group in find_copies([files[row].digest for row in read])]
+    if source.has_image_files:
+        left_out = sum(len(group) - 1 for group in groups)
+    else:
+        distinct = drop_copies(hash_arrays(domains), "test")
+        left_out = sum(len(domain.test) - len(distinct[domain.name].test) for domain in domains)
+    counts = count_labels(items)
+    every = (data.classes or source.classes) == ALL_CLASSES
+    return Inspection(
         counts=counts,
-        published=dict(source.published.counts) if every and source.published else {},
-        unreadable=unreadable,
+        published=dict(source.published.counts) if every and source.published is not None else {},
+        unreadable=[f"{root / item.name}: {file.error}" for item, file in zip(items, files, strict=True) if file.error],
         duplicates=[[items[row].name for row in group] for group in groups],
-        disputed=[[items[row].name for row in pair] for pair in disputed(items, groups)],
+        disputed=[[items[row].name for row in pair] for pair in find_label_conflicts(items, groups)],
         spelling=notes_on_spelling(counts, most=len(items)),
         unused=unused,
-        sizes=Counter((look.width, look.height) for look in looks if not look.error),
+        sizes=Counter((file.width, file.height) for file in files if not file.error),
         notes=notes,
-        copies_left_out=left_out if source.pictures is None else sum(len(group) - 1 for group in groups),
-        obstacle=obstacle or ("" if source.pictures is None else _obstacle(data, items, looks)),
+        copies_left_out=left_out,
+        obstacle=obstacle,
     )
 
 
-def _obstacle(data: DataConfig, items: list[Item], looks: list[Look]) -> str:
-    """What a run would say."""
-    bad = sum(bool(look.error) for look in looks)
+def _find_obstacle(data: DataConfig, items: list[ImageRecord], files: list[DecodedFile]) -> str:
+    """Return the error that a run would end with; empty if there is none."""
+    bad = sum(bool(file.error) for file in files)
     if bad:
         return f"{bad} file{'s are' if bad > 1 else ' is'} not readable: fix or remove {'them' if bad > 1 else 'it'}"
-    digests = np.frombuffer(bytes.fromhex("".join(look.digest for look in looks)), dtype="V16")
-    prepared = Prepared(np.empty((0, 1, 1, 3), np.uint8), digests, "")
+    digests = np.frombuffer(bytes.fromhex("".join(file.digest for file in files)), dtype="V16")
+    prepared = PreparedImages(np.empty((0, 1, 1, 3), np.uint8), digests, "")
     try:
-        domains = split_items(data.name, items, prepared, Splitting(data.test_fraction, seed=0))
+        domains = split_items(data.name, items, prepared, data.test_fraction, seed=0)
         check_classes(domains, f"in any domain of {data.name}")
     except InputError as error:
         return str(error)
     return ""
 
 
-def _test_images(domains: Domains) -> int:
-    return sum(len(domain.test) for domain in domains)
-
-
-def _of_arrays(domains: Domains) -> tuple[list[Item], list[Look]]:
+def _list_arrays(domains: Domains) -> tuple[list[ImageRecord], list[DecodedFile]]:
+    """List the images of arrays as if they were files."""
     height, width, _ = domains.image_shape
-    items, looks = [], []
+    items, files = [], []
     for domain in domains:
         for split in (domain.train, domain.test):
-            for image, label, name in zip(split.pixels(np.arange(len(split))), split.labels, split.ids, strict=True):
-                items.append(Item(name, domain.name, domains.classes[label]))
-                looks.append(Look(hashlib.blake2b(image.tobytes(), digest_size=16).hexdigest(), width, height, ""))
-    return items, looks
+            images = chain.from_iterable(split.chunks())
+            for image, label, name in zip(images, split.labels, split.ids, strict=True):
+                items.append(ImageRecord(name, domain.name, domains.classes[label]))
+                digest = hashlib.blake2b(image.tobytes(), digest_size=16).hexdigest()
+                files.append(DecodedFile(digest, width, height, ""))
+    return items, files

@@ -1,33 +1,102 @@
-"""A dataset opened: read, split, cut to what was asked for, and checked."""
+"""Open a dataset: find it by name, list or load its images, split and limit them, and check that they can be used.
+
+Datasets are found by name, by file (`./mine.py`) or by entry point (group `fedcir.datasets`).
+"""
 
 from collections import Counter
 from collections.abc import Sequence
-from contextvars import ContextVar
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
-from fedcir.config import DataConfig, check_memory, nearest
-from fedcir.data.catalogue import ALL, IMAGE_SIZE, Source, find, named_classes
-from fedcir.data.collection import without_collection
-from fedcir.data.domains import Domains, Images, Split
-from fedcir.data.hashes import drop_copies, hash_arrays
-from fedcir.data.pictures.cache import Prepared, prepare
-from fedcir.data.pictures.decode import OnFile
-from fedcir.data.pictures.items import Found, Item, Pictures
-from fedcir.data.pictures.square import RGB, Limits
-from fedcir.data.readers.folders import site
-from fedcir.data.readers.named import verify
-from fedcir.data.readers.spelling import notes_on_spelling
-from fedcir.data.readers.table import LABELS, table_of_site
-from fedcir.data.readers.unused import notes_on_unused
-from fedcir.data.split import Splitting, split_items, with_validation
-from fedcir.types import InputError
+from fedcir.config import DataConfig
+from fedcir.data.cache import PreparedImages, prepare_images
+from fedcir.data.decoding import RGB, Limits, OnFile
+from fedcir.data.domains import Domains, Images, Split, stratified_sample
+from fedcir.data.sources.arrays import Arrays
+from fedcir.data.sources.folders import Folders, list_site_folder
+from fedcir.data.sources.hub import Hub
+from fedcir.data.sources.minidigits import MiniDigits
+from fedcir.data.sources.published import Camelyon17, DomainNet, IWildCam, OfficeCaltech10, Pacs
+from fedcir.data.sources.source import (
+    ALL_CLASSES,
+    DatasetSource,
+    ImageIndex,
+    ImageList,
+    ImageRecord,
+    notes_on_spelling,
+    notes_on_unused,
+)
+from fedcir.data.sources.table import LABELS, Table, list_site_table
+from fedcir.data.splits import drop_copies, hash_arrays, split_items, split_validation
+from fedcir.errors import InputError, suggest_name
+from fedcir.machine import check_memory
+from fedcir.plugins import find_plugin, list_entry_points
+from fedcir.rng import numpy_rng
 
-HELD: ContextVar[tuple[DataConfig, int, Domains] | None] = ContextVar("held", default=None)
-"""The dataset that a process holds open, for itself and for those that are forked from it."""
+IMAGE_SIZE = 128
+SOURCES: dict[str, type[DatasetSource]] = {
+    "minidigits": MiniDigits,
+    "folders": Folders,
+    "table": Table,
+    "arrays": Arrays,
+    "hub": Hub,
+    "pacs": Pacs,
+    "office-caltech-10": OfficeCaltech10,
+    "domainnet": DomainNet,
+    "camelyon17": Camelyon17,
+    "iwildcam": IWildCam,
+}
+
+
+def selected_classes(data: DataConfig) -> tuple[str, ...]:
+    """Return the classes that `data.classes` names; none if it is left out or selects all."""
+    return () if data.classes in (None, ALL_CLASSES) else data.classes or ()
+
+
+def list_datasets() -> list[str]:
+    """Return the names of all datasets, with those of other installed distributions."""
+    return [*SOURCES, *list_entry_points("dataset")]
+
+
+def has_dataset(name: str) -> bool:
+    """Check whether a name is that of a dataset; runs of `fedcir.train` on a caller's Datasets have other names."""
+    return name in list_datasets() or ".py" in name
+
+
+def get_source(name: str) -> DatasetSource:
+    """Return the dataset of a name, of a file or of an entry point."""
+
+    def is_source(value: object) -> bool:
+        return isinstance(value, type) and issubclass(value, DatasetSource) and value is not DatasetSource
+
+    builtin = {builtin_name: lambda source=source: source for builtin_name, source in SOURCES.items()}
+    source: type[DatasetSource] = find_plugin(
+        "dataset", name, builtin, is_source, "one subclass of fedcir.data.sources.source.DatasetSource"
+    )
+    return source()
+
+
+def find_dataset(data: DataConfig) -> tuple[DatasetSource, Path]:
+    """Return the configured dataset and its root, which must exist."""
+    source = get_source(data.name)
+    if data.root is None and data.table is not None and data.name == "table":
+        return source, Path(data.table).parent
+    if source.root != "nothing" and data.root is None:
+        raise InputError(f"dataset {data.name!r} needs data.root, the {source.root} that holds it")
+    root = Path(data.root or ".")
+    if source.root == "folder" and not root.is_dir():
+        fetch = f"; `fedcir data prepare {data.name} --data-root {root}` fetches it" if source.downloads else ""
+        hint = f": give it as data.table={root}" if data.name == "table" else ""
+        raise InputError(
+            f"data.root: {root} is a file, not a folder{hint}"
+            if root.exists()
+            else f"data.root: there is no folder {root}{fetch}",
+            public="its data-root is not a folder",
+        )
+    return source, root
 
 
 def open_dataset(
@@ -37,32 +106,27 @@ def open_dataset(
     to_train: bool = True,
     test_seed: int | None = None,
 ) -> Domains:
-    """The configured dataset, checked to be one that can be trained on unless it is only looked at.
+    """Open the configured dataset; with `to_train`, check that it can be trained on and set validation images aside.
 
-    Test images are drawn by `test_seed`, or by `seed` if it is not given; all else is drawn by `seed`.
+    Test images are drawn with `test_seed`, or with `seed` if it is not given; everything else is drawn with `seed`.
     """
-    test_seed = seed if test_seed is None else test_seed
-    held = HELD.get()
-    if to_train and test_seed == seed and held is not None and held[:2] == (data, seed):
-        return held[2]
-    with without_collection():
-        return _open(data, seed, on_file, to_train, test_seed)
-
-
-def _open(data: DataConfig, seed: int, on_file: OnFile | None, to_train: bool, test_seed: int) -> Domains:
-    source, root = find(data)
-    if source.pictures is not None:
-        pictures, notes, _ = pictures_of(source, root, data)
-        prepared = _prepared(data.name, root, pictures, data, on_file)
-        domains = split_items(data.name, pictures.items, prepared, Splitting(data.test_fraction, test_seed))
-        domains = replace(domains, notes=(*notes, *domains.notes))
+    source, root = find_dataset(data)
+    if source.has_image_files:
+        name = Path(data.name.partition(".py:")[0]).stem if ".py" in data.name else data.name
+        index = source.list_images(root, data)
+        if source.published is not None:
+            source.published.check(index.pictures.items, data.name, root)
+        images = select_classes(index.pictures, data.classes, root)
+        spelling = notes_on_spelling(count_labels(images.items))
+        prepared = _prepare(name, root, images, data, on_file)
+        domains = split_items(
+            name, images.items, prepared, data.test_fraction, seed if test_seed is None else test_seed
+        )
+        domains = replace(domains, notes=(*index.notes, *notes_on_unused(index.unused), *spelling, *domains.notes))
     else:
-        assert source.arrays is not None
-        domains = source.arrays(root)
-        if classes := named_classes(data):
-            domains = _of_classes(domains, classes)
+        domains = _select_array_classes(source.load_arrays(root), selected_classes(data))
         if data.image_size is not None:
-            domains = _resized(domains, data.image_size)
+            domains = _resize(domains, data.image_size)
         if data.channels not in (None, domains.image_shape[-1]):
             raise InputError(
                 f"data.channels is {data.channels}, but the images of {data.name} have {domains.image_shape[-1]} "
@@ -71,9 +135,9 @@ def _open(data: DataConfig, seed: int, on_file: OnFile | None, to_train: bool, t
     if not to_train:
         return domains
     check_classes(domains, f"in any domain of {data.name}")
-    if source.pictures is None:  # of pictures, copies are left out before they are split
+    if not source.has_image_files:  # copies among image files are left out before they are split
         domains = drop_copies(hash_arrays(domains), "test")
-    domains = _held_back(domains, data, seed)
+    domains = _set_aside(domains, data, seed)
     if data.train_per_domain is not None:
         check_classes(domains, f"left; raise data.train_per_domain={data.train_per_domain}")
     return domains
@@ -87,115 +151,109 @@ def open_site(
     classes: Sequence[str] = (),
     on_file: OnFile | None = None,
 ) -> Domains:
-    """One site's own images, split as a domain of `folders` or `table` would be; of the classes that are agreed."""
-    with without_collection():
-        found = site_pictures(root, domain, data)
-        pictures = of_classes(found.pictures, classes or None, root, missing=True)
-        prepared = _prepared("folders", root, pictures, data, on_file)
-        domains = split_items("folders", pictures.items, prepared, Splitting(data.test_fraction, seed), classes)
-        notes = (*found.notes, *notes_on_unused(found.unused), *domains.notes)
-        return _held_back(replace(domains, notes=notes), data, seed)
+    """Open a site's own images, split like a domain of `folders` or `table`; only the agreed classes are used."""
+    index = list_site_images(root, domain, data)
+    images = select_classes(index.pictures, classes or None, root, missing=True)
+    prepared = _prepare("folders", root, images, data, on_file)
+    domains = split_items("folders", images.items, prepared, data.test_fraction, seed, classes)
+    notes = (*index.notes, *notes_on_unused(index.unused), *domains.notes)
+    return _set_aside(replace(domains, notes=notes), data, seed)
 
 
-def _prepared(name: str, root: Path, pictures: Pictures, data: DataConfig, on_file: OnFile | None) -> Prepared:
-    limits = Limits(data.max_bytes, data.max_pixels)
-    return prepare(name, str(root), pictures, data.image_size or IMAGE_SIZE, on_file, data.channels or RGB, limits)
+def _prepare(name: str, root: Path, images: ImageList, data: DataConfig, on_file: OnFile | None) -> PreparedImages:
+    size, limits = data.image_size or IMAGE_SIZE, Limits(data.max_bytes, data.max_pixels)
+    return prepare_images(name, str(root), images, size, on_file, data.channels or RGB, limits)
 
 
-def site_pictures(root: Path, domain: str, data: DataConfig) -> Found:
-    """One site's own images: those of its labels.csv if it has one, else DIR/<class>/<image>."""
-    return table_of_site(root, domain, data.columns) if (root / LABELS).is_file() else site(root, domain)
+def list_site_images(root: Path, domain: str, data: DataConfig) -> ImageIndex:
+    """List a site's own images: those of its labels.csv if it has one, else DIR/<class>/<image>."""
+    return list_site_table(root, domain, data.columns) if (root / LABELS).is_file() else list_site_folder(root, domain)
 
 
-def _held_back(domains: Domains, data: DataConfig, seed: int) -> Domains:
-    """What is left to train on once validation images are set aside and domains are cut to size."""
+def _set_aside(domains: Domains, data: DataConfig, seed: int) -> Domains:
+    """Set validation images aside, and limit the training images of each domain to a stratified sample."""
     if data.val_fraction:
-        given = [domain.name for domain in domains if domain.validation is not None]
-        kept = tuple(d if d.name in given else with_validation(d, data.val_fraction, seed) for d in domains)
+        ready = [domain.name for domain in domains if domain.validation is not None]
+        split = tuple(d if d.name in ready else split_validation(d, data.val_fraction, seed) for d in domains)
         unused = f"data.val_fraction={data.val_fraction} is not used for domains that have validation images"
-        note = f"{unused}: {', '.join(given)}"
-        domains = replace(domains, domains=kept, notes=(*domains.notes, note) if given else domains.notes)
+        note = f"{unused}: {', '.join(ready)}"
+        domains = replace(domains, domains=split, notes=(*domains.notes, note) if ready else domains.notes)
         domains = drop_copies(domains, "validation")
-    return domains if data.train_per_domain is None else domains.capped(data.train_per_domain, seed)
+    if data.train_per_domain is None:
+        return domains
+    limited = []
+    for domain in domains:
+        rng = numpy_rng(seed, "train_per_domain", domain.name)
+        sample = stratified_sample(domain.train.labels, data.train_per_domain, rng)
+        limited.append(replace(domain, train=domain.train.take(sample)))
+    return replace(domains, domains=tuple(limited))
 
 
-def pictures_of(source: Source, root: Path, data: DataConfig) -> Found:
-    """The pictures of a dataset, those of the configured classes, its names checked."""
-    assert source.pictures is not None
-    found = source.pictures(root, data)
-    if source.published is not None:
-        verify(found.pictures.items, source.published, data.name, root)
-    pictures = of_classes(found.pictures, data.classes, root)
-    spelling = notes_on_spelling(labels_of(pictures.items))
-    return Found(pictures, (*found.notes, *notes_on_unused(found.unused), *spelling), found.unused)
-
-
-def labels_of(items: Sequence[Item]) -> dict[str, Counter[str]]:
-    """Images by domain and class."""
+def count_labels(items: Sequence[ImageRecord]) -> dict[str, Counter[str]]:
+    """Count images by domain and class."""
     counts: dict[str, Counter[str]] = {}
     for item in items:
         counts.setdefault(item.domain, Counter())[item.label] += 1
     return counts
 
 
-def of_classes(pictures: Pictures, classes: Sequence[str] | None, root: Path, missing: bool = False) -> Pictures:
-    """Those of the given classes, of which some may be `missing`."""
-    if classes is None or classes == ALL:
-        return pictures
+def select_classes(images: ImageList, classes: Sequence[str] | None, root: Path, missing: bool = False) -> ImageList:
+    """Select the images of these classes, of which some may be `missing`."""
+    if classes is None or classes == ALL_CLASSES:
+        return images
     if not missing:
-        _known(classes, {item.label for item in pictures.items}, str(root))
-    return pictures.only([row for row, item in enumerate(pictures.items) if item.label in classes])
+        _check_labels(classes, {item.label for item in images.items}, str(root))
+    return images.only([row for row, item in enumerate(images.items) if item.label in classes])
 
 
-def _known(classes: Sequence[str], there: set[str], where: str) -> None:
+def _check_labels(classes: Sequence[str], labels: set[str], where: str) -> None:
     for label in classes:
-        if label not in there:
-            raise InputError(f"data.classes: there is no class {label!r} in {where}; {nearest(label, there)}")
+        if label not in labels:
+            raise InputError(f"data.classes: there is no class {label!r} in {where}; {suggest_name(label, labels)}")
 
 
-def _of_classes(domains: Domains, classes: Sequence[str]) -> Domains:
-    _known(classes, set(domains.classes), domains.name)
-    kept = sorted(domains.classes.index(label) for label in set(classes))
-    number = np.full(len(domains.classes), -1)
-    number[kept] = np.arange(len(kept))
-
-    def of(split: Split) -> Split:
-        some = split.take(np.flatnonzero(number[split.labels] >= 0))
-        return replace(some, labels=number[some.labels])
-
-    some = tuple(replace(domain, train=of(domain.train), test=of(domain.test)) for domain in domains)
-    return replace(domains, classes=tuple(domains.classes[k] for k in kept), domains=some)
-
-
-def _resized(domains: Domains, size: int) -> Domains:
-    if domains.image_shape[:2] == (size, size):
+def _select_array_classes(domains: Domains, classes: Sequence[str]) -> Domains:
+    if not classes:
         return domains
-    images = sum(len(split) for domain in domains for split in (domain.train, domain.test))
-    check_memory(images * size * size * domains.image_shape[-1], f"data.image_size={size} for {images:,} images")
+    _check_labels(classes, set(domains.classes), domains.name)
+    numbers = sorted(domains.classes.index(label) for label in set(classes))
+    new_number = np.full(len(domains.classes), -1)
+    new_number[numbers] = np.arange(len(numbers))
 
-    def of(split: Split) -> Split:
-        images = np.stack([_square(image, size) for image in split.pixels(np.arange(len(split)))])
+    def select(split: Split) -> Split:
+        selected = split.take(np.flatnonzero(new_number[split.labels] >= 0))
+        return replace(selected, labels=new_number[selected.labels])
+
+    return replace(domains.map_splits(select), classes=tuple(domains.classes[n] for n in numbers))
+
+
+def _resize(domains: Domains, size: int) -> Domains:
+    height, width, channels = domains.image_shape
+    if height == width == size:
+        return domains
+    count = sum(len(split) for domain in domains for split in (domain.train, domain.test))
+    check_memory(count * size * size * channels, f"data.image_size={size} for {count:,} images")
+
+    def resize_image(image: Images) -> Images:
+        planes = (
+            Image.fromarray(image[..., c]).resize((size, size), Image.Resampling.BILINEAR) for c in range(channels)
+        )
+        return np.stack([np.asarray(plane) for plane in planes], axis=-1)
+
+    def resize_split(split: Split) -> Split:
+        images = np.stack([resize_image(image) for image in split.pixels(np.arange(len(split)))])
         return Split(images, split.labels, split.ids)
 
-    return replace(domains, domains=tuple(replace(d, train=of(d.train), test=of(d.test)) for d in domains))
-
-
-def _square(image: Images, size: int) -> Images:
-    channels = [
-        np.asarray(Image.fromarray(image[..., c]).resize((size, size), Image.Resampling.BILINEAR))
-        for c in range(image.shape[-1])
-    ]
-    return np.stack(channels, axis=-1)
+    return domains.map_splits(resize_split)
 
 
 def check_classes(domains: Domains, where: str) -> None:
-    """Two classes, images of each, and no domain of one class only."""
+    """Check that there are two classes, training images of each, and no domain with a single class."""
     if len(domains.classes) < 2:
         raise InputError(f"{domains.name} has only one class, {domains.classes[0]!r}: a classifier needs two")
     counts = np.bincount(np.concatenate([d.train.labels for d in domains]), minlength=len(domains.classes))
-    for name, count in zip(domains.classes, counts, strict=True):
-        if count == 0:
-            raise InputError(f"class {name!r} has no training image {where}")
+    if not counts.all():
+        raise InputError(f"class {domains.classes[int(np.argmin(counts))]!r} has no training image {where}")
     for domain in domains:
         if not len(domain.train) or not len(domain.test):
             raise InputError(f"domain {domain.name!r} has no image left to train or to test on")

@@ -9,12 +9,12 @@ except ImportError as error:
     raise ImportError("fedcir.flower needs Flower: pip install 'fedcir[flower]'") from error
 
 if TYPE_CHECKING:
-    from fedcir.flower.answers import local_update as local_update
+    from fedcir.flower.site_requests import local_update as local_update
     from fedcir.flower.strategy import AlgorithmStrategy as AlgorithmStrategy
 
 __all__ = ["AlgorithmStrategy", "local_update"]
 
-_EXPORTS = {"AlgorithmStrategy": "fedcir.flower.strategy", "local_update": "fedcir.flower.answers"}
+_EXPORTS = {"AlgorithmStrategy": "fedcir.flower.strategy", "local_update": "fedcir.flower.site_requests"}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,9 +1,8 @@
-"""An algorithm of ours as a Flower Strategy, for a ServerApp of one's own."""
+"""A fedcir algorithm as a Flower Strategy, for a ServerApp of your own."""
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -14,34 +13,33 @@ from torch import Tensor, nn
 
 from fedcir.algorithms.algorithm import Algorithm
 from fedcir.config import DEFAULT_ALGORITHM, Assignments, LocalConfig, ModelConfig, RunConfig, ServerConfig
-from fedcir.engine.machine import threads
-from fedcir.engine.replies import tally
-from fedcir.engine.rounds import take_step
-from fedcir.engine.session import Session, open_session
-from fedcir.engine.settling import own_config
-from fedcir.engine.valid import training_fault
-from fedcir.flower.agreement import SiteRoster, entries, in_order
-from fedcir.flower.patience import SITES, TIMEOUT, WAIT
+from fedcir.errors import InputError, RunError
 from fedcir.flower.server_app import check_deployable
-from fedcir.flower.sites import Sites
-from fedcir.flower.transport import GridTransport
-from fedcir.flower.wire import Order, pack_arrays, unpack_arrays
-from fedcir.flower.wrapped import check_private, guard, wrapper_fault, wrapper_of
-from fedcir.models.task import module_task
-from fedcir.models.tensors import difference
-from fedcir.types import ClientReply, Dropped, Groups, InputError, RunError
+from fedcir.flower.site_manifest import SiteRoster, list_clients, sort_sites
+from fedcir.flower.transport import ROUND_TIMEOUT, SITES, WAIT_SECONDS, GridTransport, NodeRegistry
+from fedcir.flower.wire import TaskHeader, pack_arrays, unpack_arrays
+from fedcir.machine import use_threads
+from fedcir.models.task import make_module_task
+from fedcir.models.tensors import find_mismatch
+from fedcir.runtime.resolution import config_from_keywords
+from fedcir.runtime.rounds import step_server
+from fedcir.runtime.session import Session, open_session
+from fedcir.server.replies import tally_evaluations
+from fedcir.types import ClientReply, DroppedReply, Groups
 
 log = logging.getLogger("flwr")
 
 
 class AlgorithmStrategy(Strategy):
-    """Trains `encoder` and a classifier on top by a method of fedcir; clients answer with `local_update`.
+    """Trains `encoder` and a classifier on top by a method of fedcir; clients reply with `local_update`.
 
     `example` is a batch of inputs of the right shape, such as torch.zeros(2, 3, 32, 32). A round begins once `sites`
-    nodes are there; clients are sampled by `seed` over the names that the sites give themselves. There are
-    `rounds` of them, unless `start` says otherwise; if another strategy wraps this one, only `rounds` is known here.
-    `set` holds any other settings of `local`, `server`, `run` and `privacy`: {"local.balance": "classes"}. After the
-    last round that `privacy.epsilon` allows, nothing changes.
+    nodes are connected; clients are sampled by `seed` over the names that the sites give themselves. There are
+    `rounds` rounds, unless `start` says otherwise. `set` holds any other settings of `local`, `server`, `run` and
+    `privacy`: {"local.balance": "classes"}. After the last round that `privacy.epsilon` allows, nothing changes.
+
+    No other strategy may wrap this one. Flower's wrappers for differential privacy protect only the mean of the
+    model, while most methods make more of replies than their mean: set `privacy.clip` and `privacy.noise` instead.
     """
 
     def __init__(
@@ -64,10 +62,10 @@ class AlgorithmStrategy(Strategy):
         latent: int | None = ModelConfig.latent,
         seed: int = RunConfig.seed,
         set: Assignments = (),
-        wait: float = WAIT,
+        wait: float = WAIT_SECONDS,
     ) -> None:
         self.sites, self.wait = sites, wait
-        self.config, self.algorithm = own_config(
+        self.config, self.algorithm = config_from_keywords(
             algorithm,
             set,
             rounds=rounds,
@@ -84,21 +82,20 @@ class AlgorithmStrategy(Strategy):
             layout="contiguous",
         )
         check_deployable(self.config, self.algorithm)
-        with threads(self.config.run.threads):
-            self._task = module_task(encoder, example, num_classes, self.config.model.latent, self.config.run.seed)
-        self._timeout = TIMEOUT
+        with use_threads(self.config.run.threads):
+            self._task = make_module_task(encoder, example, num_classes, self.config.model.latent, self.config.run.seed)
+        self._started = False
+        self._timeout = ROUND_TIMEOUT
         self._transport: GridTransport | None = None
         self._sent: dict[int, Message] = {}
         self._missing: dict[int, str] = {}
         self._cohort: list[int] = []
-        self._guarded: Strategy | None = None
-        """The strategy that wraps this one, and is shown no reply that cannot be used."""
         self._epsilon: float | None = None
-        self._spent = False
+        self._budget_spent = False
 
     def initial_arrays(self) -> ArrayRecord:
-        """What training starts from."""
-        session = self._open([])
+        """Return the arrays that training starts from."""
+        session = self._open_session([])
         return pack_arrays(session.state.shared, self.algorithm.trains)
 
     def start(
@@ -106,158 +103,134 @@ class AlgorithmStrategy(Strategy):
         grid: Grid,
         initial_arrays: ArrayRecord | None = None,
         num_rounds: int | None = None,
-        timeout: float = TIMEOUT,
+        timeout: float = ROUND_TIMEOUT,
         train_config: ConfigRecord | None = None,
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
-        """Flower's own loop, over `rounds` if not said otherwise; it starts from the encoder's weights if not given."""
+        """Run Flower's own loop, by default over `rounds` and from the encoder's weights."""
         num_rounds = self.config.server.rounds if num_rounds is None else num_rounds
         self.config = replace(self.config, server=replace(self.config.server, rounds=num_rounds))
-        self._timeout, self._transport = timeout, None
+        self._started, self._timeout, self._transport = True, timeout, None
         arrays = self.initial_arrays() if initial_arrays is None else initial_arrays
         return super().start(grid, arrays, num_rounds, timeout, train_config, evaluate_config, evaluate_fn)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Messages for the cohort of a round."""
-        self._meet(wrapper_of(self))
-        transport = self._begin(grid)
+        """Return messages for the cohort of a round."""
+        if not self._started:  # a wrapper runs its own loop, and never calls start() of the strategy inside
+            raise InputError(
+                "AlgorithmStrategy must be started itself, not inside another strategy: in place of Flower's wrappers "
+                'for differential privacy, set {"privacy.clip": ..., "privacy.noise": ...}'
+            )
+        transport = self._open_transport(grid)
         session = transport.session
-        groups = _received(arrays)
-        if (reason := difference(groups, session.to_test(session.state))) is not None:
+        groups = _unpack_received(arrays)
+        if (reason := find_mismatch(groups, session.evaluation_groups(session.state))) is not None:
             raise InputError(f"initial_arrays do not fit, {reason}: give those of AlgorithmStrategy.initial_arrays()")
         session.state = replace(session.state, round=server_round - 1, shared={**session.state.shared, **groups})
         try:
-            self._epsilon = session.spend()
+            self._epsilon = session.spend_epsilon()
         except RunError as error:  # Flower's loop goes on, with the model as it is
             log.warning("%s", error)
-            self._spent = True
+            self._budget_spent = True
             return []
         self._cohort = session.cohort(server_round)
-        shared = session.state.shared
-        self._sent, self._missing = transport.messages(
-            MessageType.TRAIN, server_round, shared, self._cohort, _with_round(config, server_round)
-        )
-        return list(self._sent.values())
+        return self._make_messages(MessageType.TRAIN, server_round, session.state.shared, self._cohort, config)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """The server's step: the next arrays, and the mean of every loss, or epsilon in its place."""
-        transport = self._begun()
-        if self._spent:
+        """Take the server's step: return the next arrays, and the mean of every loss, or epsilon instead."""
+        session = self._require_transport().session
+        if self._budget_spent:
             return None, None
-        session = transport.session
-        with threads(self.config.run.threads):
-            session.state, collected = take_step(session, self._read(replies, session.template()), self._cohort)
+        with use_threads(self.config.run.threads):
+            session.state, collected = step_server(session, self._read(replies, session.template()), self._cohort)
         metrics: dict[str, float] = {}
         if self._epsilon is None:
             metrics = {f"loss/{name}": value for name, value in collected.losses().items()}
         else:
             metrics["epsilon"] = self._epsilon
         if not session.has_secret_cohort:
-            _tell(collected.dropped)
+            _log_dropped(collected.dropped)
             metrics |= {"replies": collected.count, "dropped": len(collected.dropped)}
         return pack_arrays(session.state.shared, self.algorithm.trains), MetricRecord({**metrics})
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Messages for every site, to test what was made."""
-        transport = self._begin(grid)
-        self._sent, self._missing = transport.messages(
-            MessageType.EVALUATE,
-            server_round,
-            _received(arrays),
-            sorted(transport.session.roster.evaluators),
-            _with_round(config, server_round),
-        )
-        return list(self._sent.values())
+        """Return messages for every site that evaluates."""
+        evaluators = sorted(self._open_transport(grid).session.roster.evaluators)
+        return self._make_messages(MessageType.EVALUATE, server_round, _unpack_received(arrays), evaluators, config)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """Test accuracy: the mean over sites, the worst, and each site's own."""
-        session = self._begun().session
+        """Return test accuracy: the mean over sites, the worst, and that of each site."""
+        session = self._require_transport().session
         dropped: dict[str, str] = {}
-        tests = tally(session.roster, self._read(replies, {}), dropped)
-        _tell(dropped)
-        found = tests.accuracies(session.roster.unseen)
-        if found["accuracy_mean"] is None:
+        tests = tally_evaluations(session.roster, self._read(replies, {}), dropped)
+        _log_dropped(dropped)
+        accuracies = tests.accuracies(session.roster.unseen)
+        if accuracies["accuracy_mean"] is None:
             return None
-        each = {f"accuracy/{domain}": value for domain, value in tests.accuracy().items()}
-        return MetricRecord({"accuracy": found["accuracy_mean"], "accuracy-worst": found["accuracy_worst"], **each})
+        by_domain = {f"accuracy/{domain}": value for domain, value in tests.accuracy().items()}
+        mean, worst = accuracies["accuracy_mean"], accuracies["accuracy_worst"]
+        return MetricRecord({"accuracy": mean, "accuracy-worst": worst, **by_domain})
 
     def summary(self) -> None:
         log.info("\t├──> Algorithm: %s", self.algorithm)
         log.info("\t└──> Local: %s", self.config.local)
 
-    def _begin(self, grid: Grid) -> GridTransport:
-        """Who takes part, settled when the first round begins."""
+    def _open_transport(self, grid: Grid) -> GridTransport:
+        """Return the transport; the participants are determined when the first round begins."""
         if self._transport is None:
-            sites = Sites(grid, Order(self.config, {}))
-            sites.wait(self.sites, self.wait)
-            clients = entries(in_order(sites.introductions.values()))
-            sites.bind(clients)
-            session = self._open(clients)
-            self._transport = GridTransport(sites, session, clients, _key(grid), self._timeout)
+            registry = NodeRegistry(grid, TaskHeader(self.config, {}))
+            registry.wait(self.sites, self.wait)
+            clients = list_clients(sort_sites(registry.sites.values()))
+            registry.bind_keys(clients)
+            session = self._open_session(clients)
+            self._transport = GridTransport(registry, session, clients, f"{grid.run.run_id:x}", self._timeout)
         return self._transport
 
-    def _begun(self) -> GridTransport:
+    def _require_transport(self) -> GridTransport:
         if self._transport is None:
             raise InputError("call configure_train before aggregate_train and aggregate_evaluate")
         return self._transport
 
-    def _open(self, clients: list[dict[str, object]]) -> Session:
-        """A session of these clients; without any, one that knows the first weights."""
-        nobody = {"id": 0, "domain": "", "train": 1, "test": 0, "validation": 0}
-        manifest = {"clients": clients or [nobody], "hash": ""}
+    def _open_session(self, clients: list[dict[str, object]]) -> Session:
+        """Open a session of these clients; without any, one that only serves for the initial weights."""
+        placeholder = {"id": 0, "domain": "", "train": 1, "test": 0, "validation": 0}
+        manifest = {"clients": clients or [placeholder], "hash": ""}
         classes = [str(number) for number in range(self._task.num_classes)]
         roster = SiteRoster(manifest, self._task, {"classes": classes})
-        alone = replace(self.config.server, active=None, min_replies=1)
-        config = self.config if clients else replace(self.config, server=alone)
-        with threads(config.run.threads):
+        one_client = replace(self.config.server, active=None, min_replies=1)
+        config = self.config if clients else replace(self.config, server=one_client)
+        with use_threads(config.run.threads):
             session = open_session(config, self.algorithm, roster)
         session.deployed = True
         return session
 
-    def _meet(self, wrapper: Strategy | None) -> None:
-        """Come to terms with a strategy that wraps this one: it may be refused, and it is shown no faulty reply."""
-        if wrapper is not None and wrapper is not self._guarded:
-            check_private(wrapper, self.algorithm, self.config.algorithm.name)
-            guard(wrapper, self, partial(self._usable, wrapper))
-            self._guarded = wrapper
+    def _make_messages(
+        self, kind: str, round: int, groups: Groups, cohort: list[int], config: ConfigRecord
+    ) -> list[Message]:
+        """Make a cohort's messages, with the caller's config and the round under the name that Flower uses."""
+        record = ConfigRecord({**config, "server-round": round})
+        self._sent, self._missing = self._require_transport().make_messages(kind, round, groups, cohort, record)
+        return list(self._sent.values())
 
-    def _usable(self, wrapper: Strategy, message: Message) -> bool:
-        """Whether a reply can be shown to a wrapper; why not is told when the server's step is taken."""
-        session = self._begun().session
-        reply = next(self._answers([message], session.template()), None)
-        if reply is None:
-            return False
-        if isinstance(reply, ClientReply):
-            reason = training_fault(reply, session.roster.sizes.get(reply.client_id))
-            reason = reason or wrapper_fault(wrapper, message, self._sent[reply.client_id])
-        else:
-            reason = reply.reason
-        if reason is not None:
-            self._missing[reply.client_id] = reason
-        return reason is None
-
-    def _read(self, replies: Iterable[Message], template: Groups) -> Iterator[ClientReply | Dropped]:
+    def _read(self, replies: Iterable[Message], template: Groups) -> Iterator[ClientReply | DroppedReply]:
+        transport = self._require_transport()
         for client, reason in self._missing.items():
-            yield Dropped(client, reason)
-        yield from self._answers(replies, template)
-
-    def _answers(self, replies: Iterable[Message], template: Groups) -> Iterator[ClientReply | Dropped]:
-        transport = self._begun()
-        asked = {message.metadata.message_id: (client, message.metadata) for client, message in self._sent.items()}
+            yield DroppedReply(client, reason)
+        requests = {message.metadata.message_id: (client, message.metadata) for client, message in self._sent.items()}
         for reply in replies:
-            if (question := asked.get(reply.metadata.reply_to_message_id)) is not None:
-                yield transport.read(*question, reply, template)
+            if (request := requests.get(reply.metadata.reply_to_message_id)) is not None:
+                yield transport.read(*request, reply, template)
 
 
-def _received(arrays: ArrayRecord) -> Groups:
-    """Arrays as clients get them. Noise that a wrapper has added may leave a variance below zero, which none is."""
+def _unpack_received(arrays: ArrayRecord) -> Groups:
+    """Unpack arrays for clients. Noise that a mod of Flower's adds may make a variance negative: it becomes 0."""
     groups = unpack_arrays(arrays)
     for bag in groups.values():
         for name in bag:
@@ -266,15 +239,6 @@ def _received(arrays: ArrayRecord) -> Groups:
     return groups
 
 
-def _with_round(config: ConfigRecord, round: int) -> ConfigRecord:
-    """The caller's config, which is not written to, with the number that Flower's own strategies put there."""
-    return ConfigRecord({**config, "server-round": round})
-
-
-def _key(grid: Grid) -> str:
-    return f"{grid.run.run_id:x}"
-
-
-def _tell(dropped: dict[str, str]) -> None:
+def _log_dropped(dropped: dict[str, str]) -> None:
     for client, reason in dropped.items():
         log.warning("client %s dropped: %s", client, reason)

@@ -1,99 +1,321 @@
-"""Carries a state to the nodes of a Flower federation and their replies back."""
+"""Flower's nodes as the clients of a run: which node serves which client, and the messages of a round.
 
-from collections.abc import Collection, Iterator, Sequence
+Flower assigns new node ids for every federation, so sites describe themselves before round 1 and when they reconnect,
+and clients are identified by the names that the sites give themselves. A name is bound to the key of the node that
+used it first.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from flwr.app import ConfigRecord, Message, MessageType, Metadata
+from flwr.app import ConfigRecord, Message, MessageType, Metadata, RecordDict
+from flwr.serverapp import Grid
 
-from fedcir.engine.client import What
-from fedcir.engine.cost import peak_memory
-from fedcir.engine.session import Session
-from fedcir.flower.sites import POLL, Sites, push
-from fedcir.flower.wire import ANOTHERS, NO_REPLY, ask, is_answer, pack_task, unpack_reply
-from fedcir.types import ClientReply, Dropped, Groups, ServerState
+from fedcir.client.client_requests import RequestKind
+from fedcir.client.cost import peak_memory
+from fedcir.errors import RunError
+from fedcir.flower.certificates import key_fingerprint
+from fedcir.flower.site_data import AuditLog
+from fedcir.flower.site_manifest import NODE_KEY, SiteDescription, client_name
+from fedcir.flower.wire import (
+    CONFIG,
+    HEADER,
+    NO_REPLY,
+    WRONG_SENDER,
+    TaskHeader,
+    describe_error,
+    is_reply_to,
+    make_message,
+    pack_task,
+    unpack_reply,
+)
+from fedcir.runtime.session import Session
+from fedcir.types import ClientReply, DroppedReply, Groups, ServerState
 
-Arrival = tuple[int, Metadata, Message | None]
-"""A client, what its message said of itself, and the reply; None if it did not come in time."""
+log = logging.getLogger("flwr")
+
+SITES = 2
+"""Sites that must be connected before a run begins."""
+WAIT_SECONDS = 600.0
+"""Time to wait for them."""
+ROUND_TIMEOUT = 3600.0
+"""Seconds that the clients of a round have to reply."""
+POLL_SECONDS = 0.25
+
+
+@dataclass(frozen=True)
+class Clock:
+    """The clock of everything that waits; tests pass their own."""
+
+    now: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+
+
+def push_messages(grid: Grid, messages: Sequence[Message]) -> dict[str, Metadata]:
+    """Send messages; return the metadata of those that were sent, by message id."""
+    sent = set(grid.push_messages(messages))
+    return {
+        message.metadata.message_id: message.metadata for message in messages if message.metadata.message_id in sent
+    }
 
 
 @dataclass
-class Sent:
-    """Messages that are on their way."""
+class NodeRegistry:
+    """The connected nodes and the sites that they serve."""
+
+    grid: Grid
+    header: TaskHeader
+    """What a site needs to describe itself."""
+    audit: AuditLog | None = None
+    """Records nodes that join, are refused or leave."""
+    clock: Clock = field(default_factory=Clock)
+    reminder_interval: float = 30.0
+    """Seconds after which the log repeats what the run waits for, and failed nodes are asked again."""
+    sites: dict[int, SiteDescription] = field(default_factory=dict)
+    """By node."""
+    failures: dict[int, str] = field(default_factory=dict)
+    """Nodes that could not describe themselves, or may not use their name, and why."""
+    keys: dict[int, str] = field(default_factory=dict)
+    """Key fingerprints of connected nodes; empty where Flower tells none."""
+    _clients: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Clients of the manifest by name, once there is one."""
+    _rejected: dict[int, str] = field(default_factory=dict)
+    """Names that failed nodes have claimed."""
+    _reported: dict[int, dict[str, Any]] = field(default_factory=dict)
+    """What log and audit log last said about each node."""
+    _requests: dict[str, Metadata] = field(default_factory=dict)
+    """Requests without a reply, by message id."""
+
+    @property
+    def pending(self) -> set[int]:
+        """Nodes that have been asked for their description and have not replied yet."""
+        return {request.dst_node_id for request in self._requests.values()}
+
+    def refresh(self, advice: str = "") -> set[int]:
+        """Ask new nodes for their description, read replies and report changes; return the connected nodes."""
+        self.keys = {node.node_id: key_fingerprint(node.public_key) for node in self.grid.get_nodes()}
+        connected = set(self.keys)
+        self._query(connected - {*self.sites, *self.failures, *self.pending})
+        for message in self.grid.pull_messages(list(self._requests)) if self._requests else ():
+            request = self._requests.pop(message.metadata.reply_to_message_id, None)
+            if request is not None:
+                self._read(request.dst_node_id, request, message)
+        for nodes in (self.sites, self.failures):  # a node that reconnects may be another one, or fixed
+            for node in nodes.keys() - connected:
+                del nodes[node]
+        self._requests = {name: request for name, request in self._requests.items() if request.dst_node_id in connected}
+        self._report_changes(advice)
+        return connected
+
+    def bind_keys(self, clients: Sequence[dict[str, Any]]) -> None:
+        """Bind the names of the manifest's clients to the keys of the nodes that serve them now."""
+        self._clients = {client_name(client): client for client in clients}
+        for node, site in self.sites.items():
+            client = self._clients.get(site.name)
+            if client is not None and self.keys.get(node):
+                client.setdefault(NODE_KEY, self.keys[node])
+
+    def wait(self, enough: int, timeout: float) -> None:
+        """Wait until enough sites are connected and every node has replied, logging progress."""
+        start = reminded = self.clock.now()
+        repeat = f"asked again every {self.reminder_interval:g} s"
+        advice = f". It is {repeat}; if you change its node-config, restart its SuperNode"
+        while True:
+            self.refresh(advice)
+            now = self.clock.now()
+            if len(self.sites) >= enough and not self._requests:
+                return
+            if now > start + timeout:
+                break
+            if now > reminded + self.reminder_interval:
+                reminded = now
+                self._remind(enough, start + timeout - now)
+            self.clock.sleep(POLL_SECONDS)
+        if len(self.sites) < enough:
+            failed = "".join(f"; node {node}: {reason}" for node, reason in self.failures.items())
+            raise RunError(
+                f"{self._describe_sites(enough, f' after {timeout:.0f} s')}{failed}. "
+                "Start or fix the others, or lower `sites`"
+            )
+
+    def find_nodes(self, clients: Sequence[dict[str, Any]]) -> tuple[dict[int, int], dict[int, str]]:
+        """Return the node of each client of the manifest, and why others have none."""
+        connected = self.refresh()
+        nodes: dict[int, int] = {}
+        rejected = {name: self.failures[node] for node, name in self._rejected.items() if node in self.failures}
+        by_name = {client_name(client): client for client in clients}
+        missing = {}
+        for name, client in by_name.items():
+            claim = f", and another was turned away: {rejected[name]}" if name in rejected else ""
+            missing[client["id"]] = f"its node is not connected{claim}"
+        for node, site in self.sites.items():
+            client = by_name.get(site.name, {})
+            if not client or node not in connected or client["id"] in nodes:
+                continue  # the first node keeps a name until it disconnects
+            if client["content"] != site.content:
+                missing[client["id"]] = "its data have changed since the run began"
+            else:
+                nodes[client["id"]] = node
+                missing.pop(client["id"], None)
+        return nodes, missing
+
+    def _query(self, nodes: Set[int]) -> None:
+        content = RecordDict({CONFIG: ConfigRecord({HEADER: self.header.to_json()})})
+        if messages := [make_message(content, node, MessageType.QUERY) for node in sorted(nodes)]:
+            self._requests |= push_messages(self.grid, messages)
+
+    def _read(self, node: int, request: Metadata, message: Message) -> None:
+        if not is_reply_to(message, request):
+            self.failures[node] = WRONG_SENDER
+            return
+        if message.has_error():
+            if (reason := describe_error(message)) != NO_REPLY:  # else it is asked again
+                self.failures[node] = reason
+            return
+        try:
+            site = SiteDescription.from_message(message)
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            fix = "install the same version at the site and at the server"
+            self.failures[node] = f"its answer is not one of this fedcir: {fix}"
+            return
+        bound, key = self._clients.get(site.name, {}).get(NODE_KEY, ""), self.keys.get(node, "")
+        if bound and key and bound != key:
+            self._rejected[node] = site.name
+            self.failures[node] = (
+                f"it claims the name {site.name!r} with the key {key}, but the name belongs to {bound} (see new-keys)"
+            )
+            return
+        self.sites[node] = site
+        self.failures.pop(node, None)
+        self.bind_keys(list(self._clients.values()))
+
+    def _report_changes(self, advice: str) -> None:
+        """Log and audit what has changed about each node since the last call."""
+        entries: dict[int, dict[str, Any]] = {
+            node: {"event": "joined", "site": site.domain, "train": site.train, "test": site.test}
+            for node, site in self.sites.items()
+        }
+        entries |= {node: {"event": "refused", "reason": reason} for node, reason in self.failures.items()}
+        for node in self._reported.keys() - entries.keys():
+            log.warning("node %s has disconnected", node)
+            self._record(node, {**self._reported[node], "event": "left"})
+        for node, entry in entries.items():
+            if self._reported.get(node) == entry:
+                continue
+            if node in self.failures:
+                log.warning("node %s cannot take part: %s%s", node, entry["reason"], advice)
+            else:
+                counts = f"{entry['train']} training and {entry['test']} test images"
+                log.info("site %r connected as node %s: %s", entry["site"], node, counts)
+            self._record(node, entry)
+        self._reported = entries
+
+    def _record(self, node: int, entry: dict[str, Any]) -> None:
+        if self.audit is not None:
+            self.audit.record(**entry, node=str(node))
+
+    def _remind(self, enough: int, seconds_left: float) -> None:
+        """Log what the run waits for, and ask failed nodes again, which may be fixed by now."""
+        pending = self.pending
+        line = f"{self._describe_sites(enough)}, and the run waits {seconds_left:.0f} s more"
+        if len(self.sites) + len(pending - self.failures.keys()) < enough:
+            line += ": start the others, or stop it with `flwr stop` and start it with a lower `sites`"
+        log.info("%s", line)
+        for node in sorted(pending):
+            log.info("node %s has not answered yet: it may be decoding its images", node)
+        for node, reason in self.failures.items():
+            log.warning("node %s still cannot take part: %s", node, reason)
+        self._query(self.failures.keys() - pending)
+
+    def _describe_sites(self, enough: int, when: str = "") -> str:
+        names = ", ".join(sorted(site.domain for site in self.sites.values())) or "none"
+        return f"{len(self.sites)} of {enough} sites are connected{when} ({names})"
+
+
+Arrival = tuple[int, Metadata, Message | None]
+"""Client, metadata of the request, and the reply; None if it did not come in time."""
+
+
+@dataclass
+class PendingMessages:
+    """Messages of a round that have been sent."""
 
     round: int
     waiting: dict[str, tuple[int, Metadata]]
-    """Those without a reply, by message: the client, and what the message said of itself."""
+    """Requests without a reply by message id: the client, and the request's metadata."""
     missing: dict[int, str]
     """Clients that could not be reached, and why."""
-    until: float
-    came: dict[int, Arrival] = field(default_factory=dict)
-    """Replies of which one part has been read, by client."""
+    deadline: float
+    arrived: dict[int, Arrival] = field(default_factory=dict)
+    """Combined replies whose evaluation has been read, by client."""
 
 
 @dataclass
 class GridTransport:
-    """Clients at the nodes of a grid. One that does not answer in time is dropped from the round, and named."""
+    """Clients at the nodes of a grid. A client that does not reply in time is dropped from the round and named."""
 
-    sites: Sites
+    registry: NodeRegistry
     session: Session
     clients: Sequence[dict[str, Any]]
-    """Those of the manifest."""
+    """Clients of the manifest."""
     key: str
     timeout: float
-    """Seconds that the clients of a round have to answer."""
-    patience: float = 30.0
-    """Seconds that a round waits for a client that is not there."""
-    _ahead: Sent | None = None
-    """Messages that ask for the next round's training already."""
+    """Seconds that the clients of a round have to reply."""
+    reconnect_timeout: float = 30.0
+    """Seconds that a round waits for a client that is reconnecting."""
+    _ahead: PendingMessages | None = None
+    """Messages that already ask for the next round's training."""
 
-    def train(self, state: ServerState, cohort: Sequence[int]) -> Iterator[ClientReply | Dropped]:
+    def train(self, state: ServerState, cohort: Sequence[int]) -> Iterator[ClientReply | DroppedReply]:
         ahead, self._ahead = self._ahead, None
-        if ahead is None or ahead.round != state.round + 1:
-            sent = self.send(MessageType.TRAIN, state.round + 1, state.shared, cohort)
-            yield from self.replies(sent, self.session.template())
-            return
         template = self.session.template()
-        absent = [client for client in cohort if client in ahead.missing]  # who was not there then may be there now
-        sent = self.send(MessageType.TRAIN, state.round + 1, state.shared, absent)
-        for client in list(ahead.came):
-            yield self.read(*ahead.came.pop(client), template, "train")
-        for reply in self._arrivals(ahead):
-            yield self.read(*reply, template, "train")
-        yield from self.replies(sent, template)
+        if ahead is None or ahead.round != state.round + 1:
+            ahead = PendingMessages(state.round + 1, {}, dict.fromkeys(cohort, ""), 0.0)
+        absent = [client for client in cohort if client in ahead.missing]  # they may be connected by now
+        pending = self.send(MessageType.TRAIN, state.round + 1, state.shared, absent)
+        for client in list(ahead.arrived):
+            yield self.read(*ahead.arrived.pop(client), template, "train")
+        for arrival in self._wait_for_replies(ahead):
+            yield self.read(*arrival, template, "train")
+        yield from self.collect(pending, template)
 
-    def evaluate(self, state: ServerState, cohort: Sequence[int]) -> Iterator[ClientReply | Dropped]:
-        """Where clients test a state and train on it next, they are asked for both; what they trained is kept here."""
-        coming, following = self.session.coming, self.session.following()
+    def evaluate(self, state: ServerState, cohort: Sequence[int]) -> Iterator[ClientReply | DroppedReply]:
+        """Evaluate the state; clients that train on it next are asked for both at once, which halves the messages."""
+        coming, following = self.session.next_state, self.session.next_cohort()
         if coming is None or following is None:
-            yield from self.replies(self.send(MessageType.EVALUATE, state.round, state.shared, cohort), {})
+            yield from self.collect(self.send(MessageType.EVALUATE, state.round, state.shared, cohort), {})
             return
         both = self._ahead = self.send(MessageType.TRAIN, coming.round + 1, coming.shared, following, tests=cohort)
         rest = [client for client in cohort if client not in following]
-        alone = self.send(MessageType.EVALUATE, state.round, state.shared, rest)
-        yield from (Dropped(client, reason) for client, reason in both.missing.items() if client in cohort)
-        for reply in self._arrivals(both, cohort):
-            both.came[reply[0]] = reply
-            yield self.read(*reply, {}, "evaluate")
-        yield from self.replies(alone, {})
+        pending = self.send(MessageType.EVALUATE, state.round, state.shared, rest)
+        yield from (DroppedReply(client, reason) for client, reason in both.missing.items() if client in cohort)
+        for arrival in self._wait_for_replies(both, cohort):
+            both.arrived[arrival[0]] = arrival
+            yield self.read(*arrival, {}, "evaluate")
+        yield from self.collect(pending, {})
 
     def peak_memory(self) -> int:
         return peak_memory()
 
-    def send(self, kind: str, round: int, groups: Groups, cohort: Sequence[int], tests: Sequence[int] = ()) -> Sent:
-        """Send the groups to a cohort's nodes; `tests` are the clients that test them first, in twice the time."""
+    def send(
+        self, kind: str, round: int, groups: Groups, cohort: Sequence[int], tests: Sequence[int] = ()
+    ) -> PendingMessages:
+        """Send the groups to a cohort's nodes; clients in `tests` evaluate them first, in twice the time."""
         timeout = 2 * self.timeout if tests else self.timeout
         if not cohort:
-            return Sent(round, {}, {}, 0.0)
-        messages, missing = self.messages(kind, round, groups, cohort, tests=tests, timeout=timeout)
-        numbers = {message.metadata.dst_node_id: client for client, message in messages.items()}
-        went = push(self.sites.grid, list(messages.values()))
-        clients = {message: (numbers[asked.dst_node_id], asked) for message, asked in went.items()}
-        reached = {client for client, _ in clients.values()}
-        lost = dict.fromkeys(messages.keys() - reached, "its message could not be sent")
-        return Sent(round, clients, {**missing, **lost}, self.sites.clock.now() + timeout)
+            return PendingMessages(round, {}, {}, 0.0)
+        messages, missing = self.make_messages(kind, round, groups, cohort, tests=tests, timeout=timeout)
+        by_node = {message.metadata.dst_node_id: client for client, message in messages.items()}
+        sent = push_messages(self.registry.grid, list(messages.values()))
+        waiting = {name: (by_node[request.dst_node_id], request) for name, request in sent.items()}
+        lost = messages.keys() - {client for client, _ in waiting.values()}
+        missing |= dict.fromkeys(lost, "its message could not be sent")
+        return PendingMessages(round, waiting, missing, self.registry.clock.now() + timeout)
 
-    def messages(
+    def make_messages(
         self,
         kind: str,
         round: int,
@@ -103,47 +325,53 @@ class GridTransport:
         tests: Sequence[int] = (),
         timeout: float | None = None,
     ) -> tuple[dict[int, Message], dict[int, str]]:
-        """A message for each client that is there, by client, and why others are not."""
-        nodes, missing = self._reach(cohort)
-        order = replace(self.sites.order, clients={node: client for client, node in nodes.items()})
-        order = replace(order, config=self.session.config, round=round, key=self.key, tests=tuple(tests))
-        content = pack_task(groups, self.session.algorithm.trains, order, config)
-        timeout = timeout or self.timeout
-        return {client: ask(content, node, kind, round, timeout) for client, node in nodes.items()}, missing
+        """Make a message for each client that is connected, by client, and say why others are not."""
+        nodes, missing = self._find_nodes(cohort)
+        clients = {node: client for client, node in nodes.items()}
+        header = replace(self.registry.header, config=self.session.config, clients=clients)
+        header = replace(header, round=round, key=self.key, tests=tuple(tests))
+        content = pack_task(groups, self.session.algorithm.trains, header, config)
+        ttl = timeout or self.timeout
+        return {client: make_message(content, node, kind, round, ttl) for client, node in nodes.items()}, missing
 
-    def replies(self, sent: Sent, template: Groups) -> Iterator[ClientReply | Dropped]:
-        """The replies as they come; clients that have none when the time is over are dropped."""
-        yield from (Dropped(client, reason) for client, reason in sent.missing.items())
-        for reply in self._arrivals(sent):
-            yield self.read(*reply, template)
-
-    def _arrivals(self, sent: Sent, of: Collection[int] | None = None) -> Iterator[Arrival]:
-        """Replies as they come, of some clients only; None for those that have not come when the time is over."""
-        while waiting := {name: asked for name, asked in sent.waiting.items() if of is None or asked[0] in of}:
-            for message in self.sites.grid.pull_messages(list(waiting)):
-                if message.metadata.reply_to_message_id in waiting:
-                    yield *sent.waiting.pop(message.metadata.reply_to_message_id), message
-            if self.sites.clock.now() > sent.until:
-                for name in waiting.keys() & sent.waiting.keys():
-                    yield *sent.waiting.pop(name), None
-            elif waiting.keys() & sent.waiting.keys():
-                self.sites.clock.sleep(POLL)
+    def collect(self, pending: PendingMessages, template: Groups) -> Iterator[ClientReply | DroppedReply]:
+        """Yield replies as they arrive; clients without one at the deadline are dropped."""
+        yield from (DroppedReply(client, reason) for client, reason in pending.missing.items())
+        for arrival in self._wait_for_replies(pending):
+            yield self.read(*arrival, template)
 
     def read(
-        self, client: int, asked: Metadata, message: Message | None, template: Groups, part: What | None = None
-    ) -> ClientReply | Dropped:
-        """A reply, if it is one to what was asked, in this round and of this client, and as it should be."""
+        self, client: int, request: Metadata, message: Message | None, template: Groups, part: RequestKind | None = None
+    ) -> ClientReply | DroppedReply:
+        """Read a reply if it is this client's reply to this request and matches the template."""
         if message is None:
-            return Dropped(client, NO_REPLY)
-        if not is_answer(message, asked):
-            return Dropped(client, ANOTHERS)
+            return DroppedReply(client, NO_REPLY)
+        if not is_reply_to(message, request):
+            return DroppedReply(client, WRONG_SENDER)
         return unpack_reply(message, client, template, self.session.algorithm.trains, part)
 
-    def _reach(self, cohort: Sequence[int]) -> tuple[dict[int, int], dict[int, str]]:
-        """The cohort's nodes. Those that have just come back are given time to say who they are."""
-        until = self.sites.clock.now() + self.patience
+    def _wait_for_replies(self, pending: PendingMessages, clients: Collection[int] | None = None) -> Iterator[Arrival]:
+        """Yield replies as they arrive, of all or some clients; None for those that have not come by the deadline."""
+        clock = self.registry.clock
+        while waiting := {
+            name for name, (client, _) in pending.waiting.items() if clients is None or client in clients
+        }:
+            for message in self.registry.grid.pull_messages(list(waiting)):
+                if message.metadata.reply_to_message_id in waiting:
+                    yield *pending.waiting.pop(message.metadata.reply_to_message_id), message
+            unanswered = waiting & pending.waiting.keys()
+            if clock.now() > pending.deadline:
+                for name in unanswered:
+                    yield *pending.waiting.pop(name), None
+            elif unanswered:
+                clock.sleep(POLL_SECONDS)
+
+    def _find_nodes(self, cohort: Sequence[int]) -> tuple[dict[int, int], dict[int, str]]:
+        """Find the cohort's nodes, giving those that have just reconnected time to describe themselves."""
+        clock, clients = self.registry.clock, [client for client in self.clients if client["id"] in cohort]
+        deadline = clock.now() + self.reconnect_timeout
         while True:
-            nodes, missing = self.sites.nodes([client for client in self.clients if client["id"] in cohort])
-            if not missing or not self.sites.expecting or self.sites.clock.now() > until:
+            nodes, missing = self.registry.find_nodes(clients)
+            if not missing or not self.registry.pending or clock.now() > deadline:
                 return nodes, missing
-            self.sites.clock.sleep(POLL)
+            clock.sleep(POLL_SECONDS)

@@ -1,7 +1,7 @@
-"""Cleans up after a process that started Flower and was killed, by kill -9 too: ends all it started, removes its keys.
+"""Clean up after a process that started Flower and was killed, even by kill -9: end its processes, remove its keys.
 
-A process of its own, which imports nothing of fedcir. It reads from a pipe whose other end the watched process holds:
-the pipe ends with that process, however it ended.
+This file also runs as a script (`python -I`), so it imports nothing of fedcir. The script reads from a pipe whose other
+end the watched process holds: the pipe closes with that process, however it ends.
 """
 
 import contextlib
@@ -13,23 +13,20 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    import psutil
+import psutil
+from filelock import FileLock, Timeout
 
-HOME = "FLWR_HOME"
-"""What all processes of a federation have in their environment: a folder in that of the federation."""
 PREFIX, KEYS = "fedcir-", "certs"
-"""How the folder of a federation is called, and which folder in it has keys."""
+"""Prefix of the folder of a federation, and the folder in it that holds keys."""
 DONE = b"done"
-QUIET = 1.0
-"""Seconds without any process of the federation, after which no more are expected."""
+QUIET_SECONDS = 1.0
+"""Time without any process of the federation, after which no more are expected."""
 
 
 @contextlib.contextmanager
-def watched(folder: Path) -> Iterator[None]:
-    """Should this process be killed meanwhile, processes whose Flower lies in the folder end, and it is removed."""
+def watch(folder: Path) -> Iterator[None]:
+    """If this process is killed inside, end processes whose FLWR_HOME is in the folder, and remove the folder."""
     watcher = subprocess.Popen(
         [sys.executable, "-I", __file__, str(folder.resolve())],
         stdin=subprocess.PIPE,
@@ -38,7 +35,7 @@ def watched(folder: Path) -> Iterator[None]:
         start_new_session=True,  # Ctrl-C is not for it
     )
     try:
-        with _locked(folder):
+        with FileLock(folder / "lock"):
             yield
     finally:
         with contextlib.suppress(BrokenPipeError):
@@ -46,70 +43,35 @@ def watched(folder: Path) -> Iterator[None]:
 
 
 def end_abandoned() -> None:
-    """The same for federations of this user whose watcher was killed with them: nobody holds their folder any more."""
+    """Clean up after federations of this user whose watcher was killed too: nobody holds their lock."""
     for keys in Path(tempfile.gettempdir()).glob(f"{PREFIX}*/{KEYS}"):
-        with contextlib.suppress(OSError), _locked(keys.parent) as alone:
-            if alone and keys.stat().st_uid == os.geteuid():
-                _end(str(keys.parent.resolve()))
+        with contextlib.suppress(OSError, Timeout):
+            if os.name == "posix" and keys.stat().st_uid == os.geteuid():
+                with FileLock(keys.parent / "lock", timeout=0):
+                    _end_federation(str(keys.parent.resolve()))
 
 
-@contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[bool]:
-    """Hold a folder until the process ends; whether nobody else does, and the system can tell."""
-    try:
-        import fcntl
-    except ImportError:  # no such locks on Windows
-        yield False
-        return
-    opened = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        alone = True
-    except BlockingIOError:
-        alone = False
-    try:
-        yield alone
-    finally:
-        os.close(opened)
-
-
-def _watch(folder: str) -> None:
-    if sys.stdin.buffer.read() != DONE:
-        _end(folder)
-
-
-def _end(folder: str) -> None:
-    seen = time.monotonic()
-    while time.monotonic() - seen < QUIET:
-        if _kill_all(folder):
-            seen = time.monotonic()
-        time.sleep(0.1)
-    shutil.rmtree(folder, ignore_errors=True)
-
-
-def _kill_all(folder: str) -> bool:
-    """End all processes of the federation; whether there were any."""
-    import psutil
-
-    processes = find_processes(folder)
-    for process in processes:
-        with contextlib.suppress(psutil.Error):
-            process.kill()
-    return bool(processes)
-
-
-def find_processes(folder: str) -> "list[psutil.Process]":
-    """All processes whose Flower lies in the folder, also those whose parent has ended."""
-    import psutil
-
+def find_processes(folder: str) -> list[psutil.Process]:
+    """Find all processes whose FLWR_HOME is in the folder, also those whose parent has ended."""
     processes = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
-            home = process.environ().get(HOME, "")
+            home = process.environ().get("FLWR_HOME", "")
             if home.startswith(folder + os.sep) and process.status() != psutil.STATUS_ZOMBIE:
                 processes.append(process)
     return processes
 
 
-if __name__ == "__main__":
-    _watch(sys.argv[1])
+def _end_federation(folder: str) -> None:
+    last_seen = time.monotonic()
+    while time.monotonic() - last_seen < QUIET_SECONDS:
+        for process in find_processes(folder):
+            last_seen = time.monotonic()
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        time.sleep(0.1)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__" and sys.stdin.buffer.read() != DONE:
+    _end_federation(sys.argv[1])

@@ -1,5 +1,5 @@
-"""Networks, the task that builds them, and what is done with bags of their tensors."""
+"""Networks, the task that builds them, optimisers, and operations on their tensors."""
 
-from fedcir.models.batchnorms import renormalise
+from fedcir.models.normalisation import renormalise
 
 __all__ = ["renormalise"]

@@ -1,21 +1,22 @@
-"""Pure functions on bags of tensors: copies, means, sizes and checks."""
+"""Pure functions on named tensors: copies, means, norms, sizes and checks."""
 
 import math
 from collections.abc import Iterable
+from itertools import repeat
 
 import torch
 from torch import Tensor, nn
 
-from fedcir.types import Arrays, Groups
+from fedcir.types import Aggregator, Groups, Tensors
 
 
-def snapshot(module: nn.Module) -> Arrays:
-    """A copy of the module's parameters and buffers on the CPU, in the ordinary memory layout."""
-    return at_rest(module.state_dict())
+def snapshot(module: nn.Module) -> Tensors:
+    """Copy a module's parameters and buffers to the CPU, contiguous."""
+    return to_cpu(module.state_dict())
 
 
-def at_rest(bag: Arrays) -> Arrays:
-    """A copy of the tensors on the CPU, in the ordinary memory layout."""
+def to_cpu(bag: Tensors) -> Tensors:
+    """Copy tensors to the CPU, contiguous."""
     return {
         name: tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
         for name, tensor in bag.items()
@@ -23,27 +24,27 @@ def at_rest(bag: Arrays) -> Arrays:
 
 
 def clone(groups: Groups) -> Groups:
-    """A deep copy."""
+    """Return a deep copy."""
     return {group: {name: tensor.clone() for name, tensor in bag.items()} for group, bag in groups.items()}
 
 
-def tensor_bytes(groups: Groups) -> int:
-    """Bytes of the tensors alone, without headers."""
+def count_bytes(groups: Groups) -> int:
+    """Count the bytes of the tensors, without headers."""
     return sum(tensor.numel() * tensor.element_size() for bag in groups.values() for tensor in bag.values())
 
 
-class RunningMean:
-    """The weighted mean of bags added one by one; integer tensors take the maximum.
+class RunningMean(Aggregator):
+    """Weighted mean of tensors added one by one; integer tensors take the maximum.
 
-    Sums are kept in double precision, so that the mean of equal bags of single precision is that bag, bit for bit.
+    Sums are in double precision, so that the mean of equal tensors in single precision is that tensor, bit for bit.
     """
 
-    def __init__(self) -> None:
-        self._sums: Arrays = {}
+    def __init__(self, broadcast: Tensors | None = None, settings: object = None) -> None:
+        self._sums: Tensors = {}
         self._dtypes: dict[str, torch.dtype] = {}
         self._weight = 0.0
 
-    def add(self, bag: Arrays, weight: float = 1.0) -> None:
+    def add(self, bag: Tensors, weight: float = 1.0) -> None:
         first = not self._sums
         for name, tensor in bag.items():
             if not tensor.is_floating_point():
@@ -55,9 +56,9 @@ class RunningMean:
                 self._sums[name].add_(tensor, alpha=weight)
         self._weight += weight
 
-    def value(self) -> Arrays:
+    def value(self) -> Tensors:
         if not self._weight:
-            raise ValueError("the mean of no bags is not defined")
+            raise ValueError("there is nothing to average: add tensors first")
         return {
             name: (total / self._weight).to(self._dtypes[name]) if name in self._dtypes else total
             for name, total in self._sums.items()
@@ -65,29 +66,29 @@ class RunningMean:
 
 
 def is_statistic(name: str) -> bool:
-    """Whether a name is that of a BatchNorm buffer."""
+    """Check whether a name is that of a BatchNorm buffer."""
     return name.endswith(("running_mean", "running_var", "num_batches_tracked"))
 
 
 def batchnorm_names(module: nn.Module) -> frozenset[str]:
-    """The weights and statistics of its BatchNorm layers, as its state_dict names them."""
+    """Names of the weights and statistics of the BatchNorm layers in the state_dict."""
     layers = [(at, part) for at, part in module.named_modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)]
     return frozenset(f"{at}.{name}" for at, layer in layers for name in layer.state_dict())
 
 
-def second_moments(bag: Arrays) -> Arrays:
-    """The bag with every running variance replaced by variance + mean^2, which can be averaged; both in double."""
+def to_second_moments(bag: Tensors) -> Tensors:
+    """Replace running variances by second moments, variance + mean^2, which can be averaged; in double precision."""
     moments = {name: t.double() if name.endswith(("running_mean", "running_var")) else t for name, t in bag.items()}
     for name in bag:
         if name.endswith("running_var"):
-            moments[name] = moments[name] + moments[_mean_of(name)].square()
+            moments[name] = moments[name] + moments[_compute_mean(name)].square()
     return moments
 
 
-def pooled_variances(bag: Arrays) -> Arrays:
-    """The inverse of `second_moments`: with averaged moments, the variance of the mixture of all clients."""
+def from_second_moments(bag: Tensors) -> Tensors:
+    """The inverse of `to_second_moments`: with averaged moments, the variance of the mixture of all clients."""
     variances = {
-        name: (tensor - bag[_mean_of(name)].square()).clamp_min(0)
+        name: (tensor - bag[_compute_mean(name)].square()).clamp_min(0)
         for name, tensor in bag.items()
         if name.endswith("running_var")
     }
@@ -95,24 +96,20 @@ def pooled_variances(bag: Arrays) -> Arrays:
     return {name: t.float() if name.endswith(("running_mean", "running_var")) else t for name, t in moved.items()}
 
 
-def _mean_of(name: str) -> str:
+def _compute_mean(name: str) -> str:
     return name.removesuffix("running_var") + "running_mean"
 
 
-def mean(bags: Iterable[Arrays], weights: Iterable[float] | None = None) -> Arrays:
-    """The mean of several bags in the order given; see RunningMean."""
+def average(bags: Iterable[Tensors], weights: Iterable[float] | None = None) -> Tensors:
+    """Mean of several sets of tensors; see RunningMean."""
     running = RunningMean()
-    if weights is None:
-        for bag in bags:
-            running.add(bag)
-    else:
-        for bag, weight in zip(bags, weights, strict=True):
-            running.add(bag, weight)
+    for bag, weight in zip(bags, repeat(1.0) if weights is None else weights, strict=weights is not None):
+        running.add(bag, weight)
     return running.value()
 
 
-def update_norm(bag: Arrays, sent: Arrays, statistics: bool = False) -> float:
-    """The length of what a client changed, in double precision: of all but BatchNorm statistics, or of these alone."""
+def update_norm(bag: Tensors, sent: Tensors, statistics: bool = False) -> float:
+    """L2 norm of an update in double precision, without BatchNorm statistics or of these alone."""
     changed = [
         t.double() - sent.get(name, 0)
         for name, t in bag.items()
@@ -121,8 +118,8 @@ def update_norm(bag: Arrays, sent: Arrays, statistics: bool = False) -> float:
     return math.sqrt(sum(float(change.square().sum()) for change in changed))
 
 
-def clipped(bag: Arrays, sent: Arrays, limit: float) -> Arrays:
-    """The bag with its change from `sent` shortened to a length, statistics by the same factor; itself if short."""
+def clip_update(bag: Tensors, sent: Tensors, limit: float) -> Tensors:
+    """Scale the change from `sent` down to the norm `limit`, statistics by the same factor; unchanged if below it."""
     norm = update_norm(bag, sent)
     if norm <= limit:
         return bag
@@ -133,26 +130,22 @@ def clipped(bag: Arrays, sent: Arrays, limit: float) -> Arrays:
     }
 
 
-def difference(groups: Groups, template: Groups) -> str | None:
-    """The first way in which names, shapes or dtypes differ from a template's, in words; None if they agree."""
+def find_mismatch(groups: Groups, template: Groups) -> str | None:
+    """Describe the first difference of names, shapes or dtypes from a template; None if they agree."""
     for group in sorted(groups.keys() | template.keys()):
-        if group not in template:
-            return f"group {group!r} is not expected"
-        if group not in groups:
-            return f"group {group!r} is missing"
+        if group not in template or group not in groups:
+            return f"group {group!r} is {'missing' if group in template else 'not expected'}"
         for name in sorted(groups[group].keys() | template[group].keys()):
-            if name not in template[group]:
-                return f"{group}/{name} is not expected"
-            if name not in groups[group]:
-                return f"{group}/{name} is missing"
-            got, want = kind_of(groups[group][name]), kind_of(template[group][name])
+            if name not in template[group] or name not in groups[group]:
+                return f"{group}/{name} is {'missing' if name in template[group] else 'not expected'}"
+            got, want = describe_tensor(groups[group][name]), describe_tensor(template[group][name])
             if got != want:
                 return f"{group}/{name} is {got}, expected {want}"
     return None
 
 
-def not_finite(groups: Groups) -> str | None:
-    """The name of the first tensor that holds a NaN or an infinity; None if all are finite."""
+def find_non_finite(groups: Groups) -> str | None:
+    """Name the first tensor that holds a NaN or an infinity; None if all are finite."""
     for group, bag in groups.items():
         for name, tensor in bag.items():
             if tensor.is_floating_point() and not torch.isfinite(tensor).all():
@@ -160,6 +153,6 @@ def not_finite(groups: Groups) -> str | None:
     return None
 
 
-def kind_of(tensor: Tensor) -> str:
-    """Its type and shape, such as float32[64, 3, 7, 7]."""
+def describe_tensor(tensor: Tensor) -> str:
+    """Dtype and shape, such as float32[64, 3, 7, 7]."""
     return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"

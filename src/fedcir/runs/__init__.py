@@ -1,1 +1,1 @@
-"""Runs that are there: read, compared, made many at a time, and told to trackers."""
+"""Saved runs: read, evaluated, compared and sent to trackers."""

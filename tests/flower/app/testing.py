@@ -12,7 +12,7 @@ server = ServerApp()
 
 @server.main()
 def main(grid: Grid, context: Context) -> None:
-    from fedcir.flower import server_app  # not for each message at a site: it imports torch
+    from fedcir.flower import server_app
 
     given = dict(context.run_config)
     for name in str(given.pop("algorithms")).split():

@@ -4,8 +4,7 @@ import tomllib
 from importlib.resources import files
 from typing import Any
 
-from fedcir.config.nearest import nearest
-from fedcir.types import InputError
+from fedcir.errors import InputError, suggest_name
 
 
 def names() -> list[str]:
@@ -15,5 +14,5 @@ def names() -> list[str]:
 def read_preset(name: str) -> dict[str, Any]:
     """A preset's tables, to be laid under the user's own."""
     if name not in names():
-        raise InputError(f"there is no preset {name!r}; {nearest(name, names())}")
+        raise InputError(f"there is no preset {name!r}; {suggest_name(name, names())}")
     return tomllib.loads((files(__name__) / f"{name}.toml").read_text(encoding="utf-8"))

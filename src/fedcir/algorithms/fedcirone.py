@@ -1,0 +1,198 @@
+"""FedCiROne: the head of a frozen encoder in closed form, from one message of each client.
+
+A client sends sums over its examples: the Gram matrix of their features and labels. The server standardises the
+features of each site by the site's own mean and spread, so that they do not tell which site an image is from, and
+solves ridge regression on the sums. The result is that of pooled training, whatever the label shares of the clients.
+
+Ridge regression on sums of clients: E. Fanì, R. Camoriano, B. Caputo, M. Ciccone. Accelerating Heterogeneous Federated
+Learning with Closed-form Classifiers. ICML 2024. https://arxiv.org/abs/2406.01116
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Annotated, Literal
+
+import torch
+from torch import Tensor
+
+from fedcir.algorithms.algorithm import Algorithm, Batch, Replies
+from fedcir.errors import InputError
+from fedcir.models.classifier import Classifier
+from fedcir.models.closed_form import (
+    FeatureSums,
+    LinearHead,
+    RidgePath,
+    StandardisedEncoder,
+    StandardisedHead,
+    add_sums,
+    count_examples,
+    gram_sums,
+    is_gram,
+)
+from fedcir.models.task import Task
+from fedcir.rng import seed_for
+from fedcir.types import ClientReply, Groups, LocalContext, Modules, ServerContext, ServerState, Tensors
+from fedcir.validation import Between
+
+PENALTIES = tuple(10.0 ** (exponent / 2) for exponent in range(-8, 3))
+"""Penalties that are tried, relative to features of variance 1."""
+CANDIDATES = ("domain", "client", "federation")
+MAX_SITES = 1_000
+"""Clients with statistics of their own in the model."""
+
+Standardisation = Literal["auto", "domain", "client", "federation", "none"]
+
+
+@dataclass(frozen=True)
+class FedCiROne(Algorithm):
+    """Closed form on a frozen encoder: one round, no learning rate, no drift."""
+
+    standardise: Standardisation = "auto"
+    """Whose mean and spread standardise features: the domain's, the client's, or all; auto takes the best one."""
+    head: Literal["ridge", "lda"] = "ridge"
+    """Ridge regression of the labels, or linear discriminant analysis."""
+    penalty: Annotated[float, Between(0, 1_000_000)] = 0.0
+    """Ridge penalty relative to the variance of the features; 0 chooses it on validation sums."""
+    balance: Literal["none", "domains", "labels"] = "none"
+    """Let all domains count alike, or all classes (lda), whatever their numbers of examples."""
+
+    one_shot = True
+    sends = ("sums",)
+    defaults = {"server": {"rounds": 1}}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.balance == "labels" and self.head != "lda":
+            raise InputError("algorithm.balance=labels needs the priors of algorithm.head=lda: set both")
+
+    def build(self, task: Task) -> Modules:
+        model = task.classifier()
+        return {"model": Classifier(StandardisedEncoder(model.encoder, task.features), model.head)}
+
+    def local_summary(self, modules: Modules, data: Iterable[Batch], ctx: LocalContext) -> Groups:
+        def encode(batches: Iterable[Batch]) -> Tensors:
+            return gram_sums(((encoder(x), y) for x, y in batches), len(whole.mean), ctx.num_classes)
+
+        whole = _encoder(modules)
+        encoder = whole.encoder
+        sums = {f"train_{name}": tensor for name, tensor in encode(data).items()}
+        if ctx.validation is not None:
+            sums |= {f"validation_{name}": tensor for name, tensor in encode(ctx.validation()).items()}
+        return {"sums": sums}
+
+    def find_reply_fault(self, reply: ClientReply, ctx: ServerContext) -> str | None:
+        sums = reply.tensors["sums"]
+        for part in ("train", "validation"):
+            if f"{part}_high" in sums and not is_gram(sums[f"{part}_high"], sums[f"{part}_low"]):
+                return f"its {part} sums are not those of any examples"
+        counted = count_examples(_select(sums, "train"), ctx.num_classes)
+        return (
+            None if counted == reply.num_examples else f"its sums count {counted:g} examples, not {reply.num_examples}"
+        )
+
+    def server_step(self, state: ServerState, replies: Replies, modules: Modules, ctx: ServerContext) -> ServerState:
+        kinds = CANDIDATES if self.standardise == "auto" else (self.standardise,)
+        sites: dict[str, dict[int, tuple[Tensors, Tensors | None]]] = {kind: {} for kind in kinds}
+        tested: set[str] = set()
+        for reply in replies:
+            sums, domain = reply.tensors["sums"], ctx.domain_of(reply.client_id)
+            train = _select(sums, "train")
+            held = None
+            if "validation_high" in sums and domain not in tested:  # clients of a domain share its validation images
+                tested.add(domain)
+                held = _select(sums, "validation")
+            for kind in kinds:
+                _add_site(sites[kind], site_key(kind, domain, reply.client_id), train, held)
+        features = state.shared["model"]["head.weight"].shape[1]
+        if "client" in kinds and len(sites["client"]) > MAX_SITES:
+            if self.standardise == "client":
+                raise InputError(f"algorithm.standardise=client takes {MAX_SITES} clients at most: use domain")
+            del sites["client"]
+        fits = [self._fit(kind, groups, features) for kind, groups in sites.items()]
+        best = min(fits, key=lambda fit: fit.error)
+        if self.standardise == "auto":
+            plain = next(fit for fit in fits if fit.kind == "federation")
+            best = best if best.error < MARGIN * plain.error else plain
+        model = {**state.shared["model"], **best.tensors()}
+        return replace(state, round=ctx.round, shared={**state.shared, "model": model})
+
+    def predict(self, modules: Modules, x: Tensor, ctx: LocalContext) -> Tensor:
+        model, encoder = modules["model"], _encoder(modules)
+        assert isinstance(model, Classifier)
+        keys = [site_key(kind, ctx.domain, ctx.client) for kind in ("client", "domain")]
+        logits: Tensor = model.head(encoder(x, keys))
+        return logits
+
+    def _fit(self, kind: str, groups: dict[int, tuple[Tensors, Tensors | None]], features: int) -> StandardisedHead:
+        """Standardise the sums of each site, add them up, and fit the head with the best penalty."""
+        statistics: dict[int, tuple[Tensor, Tensor]] = {}
+        train, held, pooled = None, None, None
+        for key, (exact, exact_held) in groups.items():
+            sums = FeatureSums.from_exact(exact, features)
+            if not sums.total:
+                continue
+            none = torch.zeros(features, dtype=torch.double), torch.ones(features, dtype=torch.double)
+            statistics[key] = none if kind == "none" else (sums.mean, sums.spread)
+            weight = 1 / sums.total if self.balance == "domains" else 1.0
+            part = sums.standardise(*statistics[key]) * weight
+            train = part if train is None else train + part
+            pooled = sums if pooled is None else pooled + sums
+            if exact_held is not None:
+                other = FeatureSums.from_exact(exact_held, features).standardise(*statistics[key])
+                held = other if held is None else held + other
+        if train is None or pooled is None:
+            raise InputError("no client has an example")
+        if self.balance == "domains":
+            train = train * (pooled.total / train.total)
+        path = RidgePath(train)
+
+        def error(penalty: float) -> float:
+            if held is None or not held.total:
+                return path.cross_validation_error(penalty)
+            return path.fit(penalty).squared_error(held) / held.total
+
+        penalty = min(PENALTIES, key=error) if not self.penalty else self.penalty
+        if self.head == "lda":
+            head = path.fit_discriminant(penalty, uniform=self.balance == "labels")
+        else:
+            head = path.fit(penalty)
+            # Under Gaussian errors of this variance, output / variance is the log-probability up to a constant.
+            variance = max(error(penalty) / len(head.bias), 1e-6)
+            head = LinearHead(head.weight / variance, head.bias / variance)
+        fallback = next(iter(statistics.values())) if kind in ("federation", "none") else (pooled.mean, pooled.spread)
+        own = {} if kind in ("federation", "none") else statistics
+        return StandardisedHead(kind, error(penalty), head, fallback, own)
+
+
+MARGIN = 0.99
+"""Statistics of domains or clients are used only where they lower the error by a hundredth."""
+
+
+def site_key(kind: str, domain: str, client: int) -> int:
+    """Key of a site's statistics: one for each domain, for each client, or for all."""
+    match kind:
+        case "domain":
+            return seed_for(0, "domain", domain) >> 1
+        case "client":
+            return seed_for(0, "client", domain, client) >> 1
+        case _:
+            return 0
+
+
+def _add_site(sites: dict[int, tuple[Tensors, Tensors | None]], key: int, train: Tensors, held: Tensors | None) -> None:
+    if key not in sites:
+        sites[key] = train, held
+        return
+    before, before_held = sites[key]
+    both = held if before_held is None else before_held if held is None else add_sums(before_held, held)
+    sites[key] = add_sums(before, train), both
+
+
+def _encoder(modules: Modules) -> StandardisedEncoder:
+    encoder = modules["model"].encoder
+    assert isinstance(encoder, StandardisedEncoder)
+    return encoder
+
+
+def _select(sums: Tensors, part: str) -> Tensors:
+    return {name: sums[f"{part}_{name}"] for name in ("high", "low")}

@@ -1,0 +1,1 @@
+"""Client side of a round: local training, evaluation, uploads and client state."""

@@ -1,0 +1,130 @@
+"""Requests to a client: train or evaluate, with the client's state and the protection of its upload."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedcir.client.calibration import calibration_sums
+from fedcir.client.local_update import BATCHNORM, LocalTrainer, draw_batches, train_client
+from fedcir.client.prediction import Output, pack_hits, predict
+from fedcir.client.state import ClientStore
+from fedcir.client.uploads import ROUNDING, PrivateMean, compress_update
+from fedcir.data.examples import Examples
+from fedcir.data.federation import Client
+from fedcir.errors import RunError
+from fedcir.models.normalisation import estimate_statistics
+from fedcir.models.tensors import find_non_finite
+from fedcir.rng import numpy_rng, secret_rng, torch_rng
+from fedcir.types import ClientReply, Groups, LocalContext, Tensors
+
+RequestKind = Literal["train", "evaluate"]
+
+
+def handle_request(
+    trainer: LocalTrainer, client: Client, store: ClientStore, kind: RequestKind, broadcast: Groups, round: int
+) -> ClientReply:
+    """Train or evaluate one client, and save its state after training."""
+    if kind == "evaluate":
+        return evaluate_client(trainer, client, broadcast, store.load(client.id, round + 1), round)
+    client_state = store.load(client.id, round)
+    reply, new_state = train_client(trainer, client, broadcast, client_state, round)
+    if trainer.privacy.by_clients:
+        reply = privatise_reply(trainer, reply, broadcast, round)
+    if trainer.upload != "float32":
+        reply, new_state[ROUNDING] = compress_reply(trainer, reply, broadcast, client_state, round)
+    store.save(client.id, round, new_state)
+    return reply if client.tamper is None else client.tamper(reply, broadcast, round)
+
+
+def privatise_reply(trainer: LocalTrainer, reply: ClientReply, broadcast: Groups, round: int) -> ClientReply:
+    """Clip and noise the update of a reply, and leave out its losses, which have no noise."""
+    assert trainer.privacy.clip is not None
+    rng = secret_rng() if trainer.deployed else numpy_rng(trainer.seed, "privacy", round, reply.client_id)
+    mean = PrivateMean(trainer.privacy, trainer.privacy.clip, expected=1, rng=rng)
+    before = {group: {name: broadcast[group][name] for name in tensors} for group, tensors in reply.tensors.items()}
+    if find_non_finite(before) or find_non_finite(reply.tensors):
+        # The norm of such an update is not a number, so nothing would be clipped.
+        message = "the model holds values that are not finite, so its change cannot be clipped"
+        raise RunError(message, public=message)
+    metrics = {name: value for name, value in reply.metrics.items() if not name.startswith("loss/")}
+    return replace(reply, tensors=mean.compute([reply.tensors], before), metrics=metrics)
+
+
+def compress_reply(
+    trainer: LocalTrainer, reply: ClientReply, broadcast: Groups, client_state: Groups, round: int
+) -> tuple[ClientReply, Tensors]:
+    """Round the update of a reply, and return the rounding errors for the client's next update."""
+    rng = numpy_rng(trainer.seed, "rounding", round, reply.client_id)
+    compressed, errors = compress_update(reply.tensors, broadcast, client_state.get(ROUNDING, {}), trainer.upload, rng)
+    return replace(reply, tensors=compressed), errors
+
+
+@torch.inference_mode()
+def evaluate_client(
+    trainer: LocalTrainer, client: Client, broadcast: Groups, client_state: Groups, round: int
+) -> ClientReply:
+    """Evaluate a model on a client's test set; the reply carries counts, which add over clients.
+
+    After the last round it also carries one bit for each test image, except at a site or under privacy.
+    """
+    assert client.test is not None
+    ctx = load_for_evaluation(trainer, client, broadcast, client_state, round)
+    metrics, correct, labels = _evaluate_examples(trainer, client.test, ctx)
+    is_last = round == trainer.total_rounds
+    tensors: Groups = {}
+    if is_last and not trainer.deployed and trainer.privacy.clip is None:
+        tensors = pack_hits(correct, labels, trainer.num_classes)
+    if client.validation is not None:
+        validation, _, _ = _evaluate_examples(trainer, client.validation, ctx)
+        metrics |= {f"validation/{name}": value for name, value in validation.items()}
+        if (is_last or trainer.always_calibrates) and not trainer.privacy.noise:  # these sums have no noise
+            outputs = predict_batches(trainer, client.validation, ctx)
+            metrics |= calibration_sums((output.logits, output.novelty, y) for output, y in outputs)
+    return ClientReply(client.id, len(client.test), tensors, metrics)
+
+
+def load_for_evaluation(
+    trainer: LocalTrainer, client: Client, broadcast: Groups, client_state: Groups, round: int
+) -> LocalContext:
+    """Load the networks as this client evaluates them, and return the context of `predict`.
+
+    Its random numbers do not depend on the client, so that a global model predicts the same everywhere.
+    """
+    ctx = trainer.load(client, broadcast, client_state, round, torch_rng(trainer.seed, "evaluate", round))
+    if BATCHNORM in trainer.initial_state and BATCHNORM not in client_state:
+        _adapt_batchnorm(trainer, client)
+    for module in trainer.modules.values():
+        module.eval()
+    return ctx
+
+
+def _adapt_batchnorm(trainer: LocalTrainer, client: Client) -> None:
+    """Estimate the BatchNorm statistics of a site that has not trained yet on its training data."""
+    assert client.train is not None
+    model, local = trainer.modules["model"].train(), trainer.local
+    with estimate_statistics(model):
+        for positions in draw_batches(len(client.train), local.batch_size, local.steps, numpy_rng(0)):
+            model(client.train.batch(positions, trainer.device, trainer.layout)[0])
+
+
+def _evaluate_examples(
+    trainer: LocalTrainer, data: Examples, ctx: LocalContext
+) -> tuple[dict[str, float], Tensor, Tensor]:
+    """Return counts and mean loss; for each image whether its class was predicted (N,), and its label (N,)."""
+    correct, labels, loss = [], [], 0.0
+    for output, y in predict_batches(trainer, data, ctx):
+        correct.append(output.logits.argmax(-1) == y)
+        labels.append(y)
+        loss += float(F.cross_entropy(output.logits, y, reduction="sum"))
+    hits = torch.cat(correct)
+    return {"correct": float(hits.sum()), "count": float(len(data)), "loss": loss / len(data)}, hits, torch.cat(labels)
+
+
+def predict_batches(trainer: LocalTrainer, data: Examples, ctx: LocalContext) -> Iterator[tuple[Output, Tensor]]:
+    """Predict all data in batches, each with its labels, after `load_for_evaluation`."""
+    for x, y in trainer.iterate_batches(data):
+        yield predict(trainer.algorithm, trainer.modules, x, ctx), y

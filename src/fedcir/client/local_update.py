@@ -1,0 +1,274 @@
+"""Local training: the networks of a process, and the training loop of one client in one round."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fedcir.algorithms.algorithm import Algorithm, Batch
+from fedcir.client.cost import step_flops
+from fedcir.client.uploads import ROUNDING, UploadFormat, sample_poisson_batch, set_private_gradients
+from fedcir.config import LocalConfig, PrivacyConfig
+from fedcir.data.examples import Examples, augment
+from fedcir.data.federation import Client
+from fedcir.losses import balanced_cross_entropy, class_weighted_cross_entropy
+from fedcir.models.networks import use_matmul_conv
+from fedcir.models.normalisation import find_statistics_layers
+from fedcir.models.optimizers import SGD
+from fedcir.models.tensors import snapshot, to_cpu
+from fedcir.rng import keep_generators, numpy_rng, secret_rng, seed_for, share_generators, torch_rng
+from fedcir.types import ClientReply, Groups, LocalContext, Modules, Tensors
+
+EVALUATION_BATCH = 256
+BATCHNORM = "batchnorm"
+"""Group name of the BatchNorm tensors that stay on the client."""
+
+GroupNames = tuple[tuple[str, ...], tuple[str, ...]]
+"""Names of the groups in a broadcast and in a client's state."""
+
+
+def get_local_tensors(client_state: Groups) -> Tensors:
+    """Return the tensors of the model that stayed on a client: all of them, its BatchNorm, or none."""
+    return {**client_state.get("model", {}), **client_state.get(BATCHNORM, {})}
+
+
+@dataclass
+class LocalTrainer:
+    """The networks and settings with which a process trains and evaluates clients, one at a time."""
+
+    algorithm: Algorithm
+    modules: Modules
+    seed: int
+    total_rounds: int
+    num_classes: int
+    local: LocalConfig
+    device: torch.device
+    layout: torch.memory_format
+    precision: torch.dtype = torch.float32
+    """Dtype of autocast in local steps."""
+    freeze_batchnorm: bool = False
+    """Whether the model's BatchNorm layers use their running statistics in training and leave them unchanged."""
+    always_calibrates: bool = False
+    """Whether every evaluation returns calibration sums (any round's model may be saved), or only the last one."""
+    local_names: frozenset[str] = frozenset()
+    """Names of the model's tensors that stay on the client."""
+    privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
+    has_validation: bool = False
+    """Whether clients of this run set validation examples aside."""
+    deployed: bool = False
+    """Whether this process is a site of a deployment, whose noise must not come from the seed."""
+    upload: UploadFormat = "float32"
+    initial_state: Groups = field(default_factory=dict)
+    """State of a client that has not trained yet."""
+    flops: dict[GroupNames, int] = field(default_factory=dict)
+    """FLOPs of a step by the groups of broadcast and client state, counted once each."""
+    concurrent: bool = False
+    """Whether other threads may train at the same time; not if training draws from torch's default generators."""
+    optimizer: SGD = field(init=False)
+
+    def __post_init__(self) -> None:
+        for module in self.modules.values():
+            module.to(self.device, memory_format=self.layout)  # type: ignore[call-overload]
+            use_matmul_conv(module)
+        self.initial_state.update(self.get_client_state())
+        if twice := {*self.algorithm.remembers} & {*self.algorithm.keeps, BATCHNORM, ROUNDING}:
+            raise TypeError(
+                f"{type(self.algorithm).__name__}.remembers names {sorted(twice)}, which clients already keep"
+            )
+        trained = (*self.algorithm.trains, *self.algorithm.keeps)
+        self.optimizer = SGD(p for name in trained for p in self.modules[name].parameters())
+
+    def get_client_state(self) -> Groups:
+        """Copy the modules and model tensors that stay on the client."""
+        state = {name: snapshot(self.modules[name]) for name in self.algorithm.keeps}
+        if self.local_names:
+            state[BATCHNORM] = {n: t for n, t in snapshot(self.modules["model"]).items() if n in self.local_names}
+        return state
+
+    def get_upload(self, name: str) -> Tensors:
+        """Copy the tensors of a trained module that the client uploads."""
+        tensors = snapshot(self.modules[name])
+        return {n: t for n, t in tensors.items() if n not in self.local_names} if name == "model" else tensors
+
+    def load(
+        self, client: Client, broadcast: Groups, client_state: Groups, round: int, rng: torch.Generator
+    ) -> LocalContext:
+        """Load broadcast and client state into the networks, and return the context of the algorithm's hooks."""
+        state = {**self.initial_state, **client_state}
+        for name, module in self.modules.items():
+            if name in self.algorithm.keeps:
+                module.load_state_dict(state[name])
+            elif name in broadcast:
+                local = state.get(BATCHNORM, {}) if name == "model" else {}
+                module.load_state_dict({**broadcast[name], **local})
+        context = LocalContext(
+            round=round,
+            total_rounds=self.total_rounds,
+            num_classes=self.num_classes,
+            batch_size=self.local.batch_size,
+            broadcast=_to_device(broadcast, self.device),
+            rng=rng,
+            client_state=_to_device(self.select_remembered(client_state), self.device),
+            steps=self.local.steps,
+            lr=learning_rate(self.local, round, self.total_rounds),
+            momentum=self.local.momentum,
+            client=client.id,
+            domain=client.domain,
+            validation=(lambda: self.iterate_batches(client.validation)) if self.has_validation else None,
+        )
+        data = client.train
+        return context if data is None else replace(context, labels=lambda: data.labels().to(self.device))
+
+    def select_remembered(self, client_state: Groups) -> Groups:
+        """Select the groups that `local_finish` left."""
+        return {name: client_state[name] for name in self.algorithm.remembers if name in client_state}
+
+    def count_flops(self, x: torch.Tensor, y: torch.Tensor, ctx: LocalContext) -> int:
+        """FLOPs of a local step, counted once for each combination of groups."""
+        key = _group_names(ctx.broadcast, ctx.client_state)
+        if key not in self.flops:
+            self.flops[key] = step_flops(self.algorithm, self.modules, x, y, ctx)
+        return self.flops[key]
+
+    def iterate_batches(self, data: Examples | None) -> Iterator[Batch]:
+        """Iterate once over the data, in order."""
+        if data is None:
+            return
+        for start in range(0, len(data), EVALUATION_BATCH):
+            positions = np.arange(start, min(start + EVALUATION_BATCH, len(data)))
+            yield data.batch(positions, self.device, self.layout)
+
+
+def train_client(
+    trainer: LocalTrainer, client: Client, broadcast: Groups, client_state: Groups, round: int
+) -> tuple[ClientReply, Groups]:
+    """Train on one client's data, and return its reply and its new state."""
+    if trainer.concurrent and _group_names(broadcast, trainer.select_remembered(client_state)) in trainer.flops:
+        with share_generators(trainer.device) as has_drawn:
+            result = _train_client(trainer, client, broadcast, client_state, round)
+            if not has_drawn():
+                return result
+        trainer.concurrent = False  # repeat this client alone, and train the next ones alone
+    # Dropout of a foreign encoder draws from torch's default generators, which all threads of a process share.
+    with keep_generators(trainer.device) as generators:
+        generators.seed(seed_for(trainer.seed, "dropout", round, client.id))
+        return _train_client(trainer, client, broadcast, client_state, round)
+
+
+def _train_client(
+    trainer: LocalTrainer, client: Client, broadcast: Groups, client_state: Groups, round: int
+) -> tuple[ClientReply, Groups]:
+    assert client.train is not None
+    algorithm, modules, local = trainer.algorithm, trainer.modules, trainer.local
+    ctx = trainer.load(client, broadcast, client_state, round, torch_rng(trainer.seed, "local", round, client.id))
+    if local.prior == "client":
+        ctx = replace(ctx, cross_entropy=partial(balanced_cross_entropy, counts=ctx.class_counts))
+    elif local.balance == "classes":
+        ctx = replace(ctx, cross_entropy=partial(class_weighted_cross_entropy, counts=ctx.class_counts))
+    _set_training_mode(trainer)
+    trainer.optimizer.restart()
+    with torch.no_grad():
+        algorithm.local_start(modules, ctx)
+    augment_rng = torch_rng(trainer.seed, "augment", round, client.id)
+    sums: Tensors = {}
+    if algorithm.one_shot:
+        flops = 0
+    elif trainer.privacy.by_steps:
+        flops = _take_private_steps(trainer, client.train, ctx, augment_rng, client.id)
+    else:
+        sums, flops = _take_steps(trainer, client.train, ctx, augment_rng, client.id)
+    for module in modules.values():
+        module.eval()
+    tensors = {name: trainer.get_upload(name) for name in algorithm.trains if name in algorithm.uploads}
+    with torch.inference_mode():
+        summary = algorithm.local_summary(modules, trainer.iterate_batches(client.train), ctx)
+    _check_groups(algorithm, "local_summary", summary, algorithm.sends)
+    with torch.no_grad():
+        remembered = algorithm.local_finish(modules, trainer.iterate_batches(client.train), ctx)
+    _check_groups(algorithm, "local_finish", remembered, algorithm.remembers)
+    metrics = {f"loss/{name}": float(total) / local.steps for name, total in sums.items()}
+    metrics["flops"] = float(flops * local.steps)
+    new_state = {**trainer.get_client_state(), **{name: to_cpu(group) for name, group in remembered.items()}}
+    return ClientReply(client.id, len(client.train), tensors | summary, metrics), new_state
+
+
+def _set_training_mode(trainer: LocalTrainer) -> None:
+    trained = (*trainer.algorithm.trains, *trainer.algorithm.keeps)
+    for name, module in trainer.modules.items():
+        module.train(name in trained)
+    if trainer.freeze_batchnorm:
+        for layer in find_statistics_layers(trainer.modules["model"]):
+            layer.eval()
+
+
+def _take_steps(
+    trainer: LocalTrainer, data: Examples, ctx: LocalContext, augment_rng: torch.Generator, client: int
+) -> tuple[Tensors, int]:
+    """Take the local steps, and return the sums of the loss terms and the FLOPs of one step."""
+    sums: Tensors = {}
+    flops = 0
+    local, optimizer = trainer.local, trainer.optimizer
+    rng = numpy_rng(trainer.seed, "batches", ctx.round, client)
+    for positions in draw_batches(len(data), local.batch_size, local.steps, rng):
+        x, y = data.batch(positions, trainer.device, trainer.layout)
+        x = augment(x, local.augment, augment_rng)
+        flops = flops or trainer.count_flops(x, y, ctx)
+        with torch.autocast(trainer.device.type, trainer.precision, enabled=trainer.precision != torch.float32):
+            losses = trainer.algorithm.local_loss(trainer.modules, x, y, ctx)
+        optimizer.zero_grad()
+        losses.total.backward()  # type: ignore[no-untyped-call]
+        optimizer.step(ctx.lr, local.momentum, local.weight_decay)
+        for name, term in {**losses.terms, "total": losses.total}.items():
+            sums[name] = sums[name] + term.detach() if name in sums else term.detach()
+    return sums, flops
+
+
+def _take_private_steps(
+    trainer: LocalTrainer, data: Examples, ctx: LocalContext, augment_rng: torch.Generator, client: int
+) -> int:
+    """Take the steps of DP-SGD, and return the FLOPs of one. Losses have no noise, so they are not reported."""
+    rng = secret_rng() if trainer.deployed else numpy_rng(trainer.seed, "privacy", ctx.round, client)
+    for _ in range(trainer.local.steps):
+        positions = sample_poisson_batch(len(data), trainer.local.batch_size, rng)
+        x, y = data.batch(positions, trainer.device, trainer.layout)
+        x = augment(x, trainer.local.augment, augment_rng) if len(x) else x
+        set_private_gradients(trainer.modules["model"], x, y, ctx, trainer.privacy, rng)
+        trainer.optimizer.step(ctx.lr, trainer.local.momentum, trainer.local.weight_decay)
+    full_batch = np.arange(trainer.local.batch_size) % len(data)
+    return trainer.count_flops(*data.batch(full_batch, trainer.device, trainer.layout), ctx)
+
+
+def draw_batches(samples: int, size: int, steps: int, rng: np.random.Generator) -> Iterator[NDArray[np.int64]]:
+    """Positions of full batches, one per step, from a shuffled stream that wraps."""
+    stream = np.empty(0, dtype=np.int64)
+    for _ in range(steps):
+        while len(stream) < size:
+            stream = np.concatenate([stream, rng.permutation(samples)])
+        yield stream[:size]
+        stream = stream[size:]
+
+
+def learning_rate(local: LocalConfig, round: int, total_rounds: int) -> float:
+    """Learning rate of a round: constant, or half a cosine from the full rate in round 1 towards 0."""
+    if local.schedule == "cosine":
+        return local.lr * 0.5 * (1 + math.cos(math.pi * (round - 1) / total_rounds))
+    return local.lr
+
+
+def _to_device(groups: Groups, device: torch.device) -> Groups:
+    return {group: {name: tensor.to(device) for name, tensor in tensors.items()} for group, tensors in groups.items()}
+
+
+def _check_groups(algorithm: Algorithm, hook: str, groups: Groups, declared: tuple[str, ...]) -> None:
+    if groups.keys() != set(declared):
+        raise TypeError(
+            f"{type(algorithm).__name__}.{hook} returned {sorted(groups)}, but the class declares {sorted(declared)}"
+        )
+
+
+def _group_names(broadcast: Groups, client_state: Groups) -> GroupNames:
+    return tuple(sorted(broadcast)), tuple(sorted(client_state))

@@ -1,0 +1,373 @@
+"""The settings: frozen dataclasses, with a sentence and a default for each field."""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from fedcir.errors import InputError, suggest_name
+from fedcir.plugins import list_entry_points
+from fedcir.validation import Between, Count, Fraction, LearningRate, Weight, check_bounds, format_value
+
+DEFAULT_ALGORITHM = "fedcirplus"
+DEFAULT_COMPARISON = ("fedavg", "fedcir", "fedcirplus", "centralized")
+"""The plain algorithm, the paper's, the recommended one, and a ceiling."""
+
+PATH_SETTINGS = {"data.root", "data.lists", "data.table", "partition.file", "model.weights"}
+"""Settings that name a place on the user's machine."""
+
+BUILTIN_MODELS = ("cnn", "resnet18")
+"""Networks of this package, whose width and norm can be set; they start from random weights."""
+MODELS = (*BUILTIN_MODELS, "efficientnet-lite0")
+FORM = "package.module:callable"
+"""Networks that have a name; others are called by `package.module:callable` or `./mine.py:callable`."""
+
+
+MAX_IMAGE_SIZE = 4_096
+"""Width and height of images in pixels."""
+MAX_CLIENTS = 100_000
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    name: str = "minidigits"
+    """Name of the dataset; `fedcir data list` lists them."""
+    root: str | None = None
+    """Folder that holds the dataset."""
+    lists: str | None = None
+    """Folder of the official train and test lists, if they are not beside the images (pacs)."""
+    table: str | None = None
+    """CSV file of labels, if it is not labels.csv in the root (table)."""
+    image_size: Annotated[int | None, Between(1, MAX_IMAGE_SIZE)] = None
+    """Images are resized to this width and height; by default 128, but arrays and minidigits keep their size."""
+    channels: Annotated[int | None, Between(1, 3)] = None
+    """3 makes all images RGB, 1 makes them grey; by default 3, but arrays and minidigits keep their channels."""
+    classes: tuple[str, ...] | None = None
+    """Use only these classes; by default all, but for domainnet the usual ten, where "all" means all 345."""
+    columns: tuple[str, ...] = ("image", "label", "domain")
+    """Names of the columns: image, label, domain (hub), or path, label, site and perhaps group and split (table)."""
+    train_per_domain: Annotated[int | None, Between(1, 10**9)] = None
+    """Use at most this many training images per domain; classes keep their proportions."""
+    max_bytes: Annotated[int, Between(1, 10**11)] = 500_000_000
+    """The largest image file, in bytes; a larger one counts as not readable."""
+    max_pixels: Annotated[int, Between(1, 178_956_970)] = 100_000_000
+    """The most pixels of an image; a larger one counts as not readable. Decoding takes up to 20 bytes a pixel."""
+    test_fraction: Annotated[float, Between(0, 1, above=True, below=True)] = 0.2
+    """Share of each domain that is set aside for testing, if the dataset has no split of its own."""
+    val_fraction: Fraction = 0.0
+    """Share of each domain's training images that is set aside, to pick the best round and to calibrate the model."""
+
+    def __post_init__(self) -> None:
+        check_bounds(self, "data")
+        if self.channels == 2:
+            raise InputError("data.channels must be 1 for grey or 3 for RGB, got 2")
+        if self.classes == ():
+            raise InputError("data.classes names no class: name some, or leave it out")
+
+
+@dataclass(frozen=True)
+class PartitionConfig:
+    scheme: Literal["domain", "dirichlet", "iid", "csv"] = "domain"
+    """domain: one client each; dirichlet: domains divided with label skew; iid: data mixed evenly; csv: see `file`."""
+    file: str | None = None
+    """CSV file with the columns path and client, which says who holds each image (csv)."""
+    clients: Annotated[int | None, Between(1, MAX_CLIENTS)] = None
+    """Number of clients; one per domain if not given."""
+    beta: Annotated[float, Between(0, 1_000_000, above=True)] = 0.5
+    """Dirichlet concentration of labels: smaller values give more skewed clients, 1e6 gives even ones."""
+    hold_out: str | None = None
+    """Domain that no client trains on, but that the model is tested on."""
+    min_samples: Annotated[int, Between(1, 10**9)] = 1
+    """Every client gets at least this many training images."""
+    max_samples: Annotated[int | None, Between(1, 10**9)] = None
+    """No client trains on more images than this; classes keep their proportions."""
+
+    def __post_init__(self) -> None:
+        check_bounds(self, "partition")
+        if self.max_samples is not None and self.max_samples < self.min_samples:
+            raise InputError(
+                f"partition.max_samples must be at least partition.min_samples={self.min_samples}, "
+                f"got {self.max_samples}"
+            )
+        if (self.scheme == "csv") != (self.file is not None):
+            raise InputError("partition.scheme=csv and partition.file=FILE.csv go together: give both or neither")
+        if self.scheme == "csv" and self.clients is not None:
+            raise InputError(
+                f"partition.clients is {self.clients}, but {self.file} names the clients: leave partition.clients out"
+            )
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    name: str = "cnn"
+    """cnn (small images), resnet18 (as in the paper), efficientnet-lite0 (pretrained), ./mine.py, module:callable."""
+    arguments: dict[str, object] = field(default_factory=dict)
+    """Keyword arguments of the callable, in a table [model.arguments]."""
+    width: Annotated[int | None, Between(1, 4_096)] = None
+    """Channels of the network's first stage; by default 16 for cnn and 64 for resnet18."""
+    latent: Annotated[int | None, Between(1, 16_384)] = None
+    """Dimensions of z in the probabilistic algorithms; by default as many as the features have."""
+    weights: str | None = None
+    """File of weights to start from (.safetensors or .pth), of this network or of one that contains it."""
+    freeze: bool = False
+    """Leave the encoder as it is: its features are computed once per image, and only what follows them trains."""
+    stages: Annotated[int, Between(0, 64)] = 0
+    """Stages of a frozen encoder whose averaged maps follow its features."""
+    hidden: Annotated[int | None, Between(1, 16_384)] = None
+    """Width of a hidden layer with ReLU between the features of a frozen encoder and the rest; none if not given."""
+    mean: Annotated[tuple[float, ...] | None, Between(-1_000, 1_000)] = None
+    """Mean by channel that pixel values from 0 to 1 are normalised with; by default the encoder's, or ImageNet's."""
+    std: Annotated[tuple[float, ...] | None, Between(0, 1_000, above=True)] = None
+    """Standard deviation by channel, which goes with `mean`."""
+    norm: Literal["batch", "group", "invariant", "standardised"] = "batch"
+    """BatchNorm as in the paper; GroupNorm; InstanceNorm first, then GroupNorm; or no norm and standardised weights."""
+    batchnorm: Literal["average", "pooled", "local", "frozen"] = "average"
+    """BatchNorm statistics: averaged like weights, pooled as if over all data, kept by each client, or left alone."""
+
+    def __post_init__(self) -> None:
+        check_bounds(self, "model")
+        module, colon, attribute = self.name.rpartition(":")
+        if self.foreign and self.file is None and not (module and colon and attribute):
+            installed = list_entry_points("model")
+            if self.name not in installed:
+                names = (*MODELS, *installed, FORM)
+                raise InputError(f"model.name cannot be {format_value(self.name)}; {suggest_name(self.name, names)}")
+        if self.name in BUILTIN_MODELS and self.arguments:
+            raise InputError(f"{self.name} takes no model.arguments: leave them out")
+        if self.name not in BUILTIN_MODELS and self.width is not None:
+            raise InputError(f"model.width is for {' and '.join(BUILTIN_MODELS)}, not for {self.name}: leave it out")
+        if self.name not in BUILTIN_MODELS and self.norm == "standardised":
+            raise InputError(f"model.norm=standardised is for {' and '.join(BUILTIN_MODELS)}, not for {self.name}")
+        if self.stages and not self.freeze:
+            raise InputError(
+                "model.stages pools stages of a frozen encoder: set model.freeze=true too, or leave it out"
+            )
+        if self.hidden is not None and not self.freeze:
+            raise InputError("model.hidden follows a frozen encoder: set model.freeze=true too, or leave it out")
+        if self.keeps_norm and self.norm != "batch":
+            setting = "model.freeze=true" if self.freeze else "model.batchnorm=frozen"
+            raise InputError(
+                f"{setting} keeps the encoder's norms as they are, and model.norm={self.norm} replaces them: "
+                "leave out one of them"
+            )
+        if (self.mean is None) != (self.std is None) or len(self.mean or ()) != len(self.std or ()):
+            raise InputError("model.mean and model.std go together: give both, a value for each channel, or neither")
+
+    @property
+    def foreign(self) -> bool:
+        """Whether other code makes the network: a callable, a user's file or an entry point."""
+        return self.name not in MODELS
+
+    @property
+    def file(self) -> Path | None:
+        """The user's file that makes the network, if one does."""
+        path = self.name if self.name.endswith(".py") else self.name.rpartition(":")[0]
+        return Path(path) if path.endswith(".py") else None
+
+    @property
+    def pretrained(self) -> bool:
+        """Whether it is known to start from trained weights."""
+        return self.weights is not None or (self.name not in BUILTIN_MODELS and not self.foreign)
+
+    @property
+    def keeps_norm(self) -> bool:
+        """Whether the norms that the encoder comes with must stay."""
+        return self.freeze or self.batchnorm == "frozen"
+
+
+@dataclass(frozen=True)
+class LocalConfig:
+    steps: Count = 20
+    """SGD steps per client and round; E in the paper."""
+    batch_size: Annotated[int, Between(2, 65_536)] = 32
+    """Training images per SGD step; BatchNorm needs two."""
+    lr: LearningRate = 0.01
+    """Learning rate of SGD."""
+    momentum: Fraction = 0.9
+    """Momentum of SGD; it starts from zero in each round."""
+    weight_decay: Weight = 5e-4
+    """Weight of the L2 penalty on all parameters."""
+    schedule: Literal["constant", "cosine"] = "constant"
+    """How the learning rate changes over the rounds."""
+    augment: tuple[Literal["flip", "crop", "colour"], ...] = ()
+    """Random changes to training images: mirror, crop, or change colours. The paper makes none."""
+    prior: Literal["none", "client"] = "none"
+    """With `client`, a client's own label shares correct its cross-entropy (balanced softmax); they never leave it."""
+    balance: Literal["none", "classes"] = "none"
+    """With `classes`, a client's cross-entropy weighs classes by their inverse frequency, so that all count alike."""
+
+    def __post_init__(self) -> None:
+        check_bounds(self, "local")
+        if self.prior == "client" and self.balance == "classes":
+            raise InputError(
+                "local.prior=client and local.balance=classes both correct for the label shares: "
+                "set local.prior=none or local.balance=none"
+            )
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    rounds: Count = 25
+    """Number of rounds. In each, the active clients train and the server averages their models."""
+    active: Annotated[int | None, Between(1, MAX_CLIENTS)] = None
+    """Clients that train in each round; all if not given."""
+    weighting: Literal["uniform", "samples"] = "uniform"
+    """Weights of the mean over clients: equal, as in the paper, or by number of training images."""
+    aggregation: str = "mean"
+    """Rule that combines the models: mean; the robust median, trimmed-mean, krum or norm-clip; or a file ./mine.py."""
+    trim: Annotated[float, Between(0, 0.5, above=True, below=True)] = 0.25
+    """Share of the clients whose values are left out at each end (trimmed-mean)."""
+    byzantine: Annotated[int | None, Between(0, MAX_CLIENTS)] = None
+    """How many bad clients a choice of the server must stand (krum); as many as it can if not given."""
+    clip: Annotated[float | None, Between(0, 1_000_000_000, above=True)] = None
+    """Longest update that counts in full (norm-clip); the median of the round's updates if not given."""
+    max_update: Annotated[float, Between(0, 1_000_000_000)] = 100.0
+    """A reply is dropped if its update is so many times as long as usual; 0 drops none for its length."""
+    eval_every: Count = 1
+    """Test every N rounds; the last round is always tested."""
+    min_replies: Annotated[int, Between(1, MAX_CLIENTS)] = 1
+    """The run stops if a round gets fewer usable replies than this."""
+    checkpoint_every: Count = 5
+    """Save a checkpoint every N rounds; a run that was killed repeats the rounds after its last one."""
+    keep: Literal["last", "best"] = "last"
+    """Round whose model is saved: the last, or the tested one of the highest mean accuracy on validation images."""
+    upload: Literal["float32", "bfloat16", "int8"] = "float32"
+    """How clients upload their changes to the model: whole, in a half or in a quarter of the bytes."""
+
+    def __post_init__(self) -> None:
+        check_bounds(self, "server")
+        if 0 < self.max_update <= 1:
+            raise InputError(f"server.max_update must be a number above 1, or 0 for no limit, got {self.max_update}")
+
+
+@dataclass(frozen=True)
+class PrivacyConfig:
+    clip: Annotated[float | None, Between(0, 1_000_000, above=True)] = None
+    """L2 norm that no client's change to the model may exceed: longer ones are scaled down; off if not given."""
+    noise: Annotated[float, Between(0, 1_000)] = 0.0
+    """Standard deviation of the Gaussian noise on the sum of the changes, or on each, in multiples of `clip`."""
+    unit: Literal["client", "example"] = "client"
+    """What epsilon protects: a client with all its images, or one image, with noise in every local step (DP-SGD)."""
+    place: Literal["server", "client"] = "server"
+    """Who clips and adds noise: a server that all clients trust, or each client, whose uploads are then private."""
+    adaptive: bool = False
+    """Move `clip` from round to round towards the median norm of the changes, which is counted with noise."""
+    epsilon: Annotated[float | None, Between(0, 1_000_000, above=True)] = None
+    """The run ends before the round that would bring its epsilon above this."""
+    delta: Annotated[float, Between(0, 1, above=True, below=True)] = 1e-5
+    """Probability with which epsilon may fail to hold; keep it well below 1 / number of clients."""
+
+    def __post_init__(self) -> None:
+        check_bounds(self, "privacy")
+        if self.clip is None and (self.noise or self.adaptive):
+            raise InputError("privacy.noise and privacy.adaptive need a norm to start from: set privacy.clip too")
+        if self.epsilon is not None and not self.noise:
+            raise InputError(f"privacy.epsilon={self.epsilon} cannot be kept without noise: set privacy.noise too")
+        if self.adaptive and self.place == "client":
+            raise InputError("privacy.adaptive counts over all clients: it needs privacy.place=server")
+        if self.unit == "example" and (self.adaptive or self.place == "client" or not self.noise):
+            raise InputError(
+                "privacy.unit=example clips and adds noise in every local step: set privacy.noise, "
+                "and leave out privacy.place and privacy.adaptive"
+            )
+        if 0 < self.noise < 0.01:  # epsilon would say nothing, or overflow
+            raise InputError(f"privacy.noise must be 0, or at least 0.01, got {self.noise}")
+
+    @property
+    def by_server(self) -> bool:
+        """Whether the server clips and adds noise."""
+        return self.clip is not None and self.unit == "client" and self.place == "server"
+
+    @property
+    def by_clients(self) -> bool:
+        """Whether each client does, before it uploads."""
+        return self.clip is not None and self.unit == "client" and self.place == "client"
+
+    @property
+    def by_steps(self) -> bool:
+        """Whether each client does, in every step."""
+        return self.clip is not None and self.unit == "example"
+
+    @property
+    def noised_uploads(self) -> bool:
+        """Whether each client adds noise to what it uploads."""
+        return self.noise > 0 and (self.by_clients or self.by_steps)
+
+
+@dataclass(frozen=True)
+class AlgorithmConfig:
+    """The algorithm's name and its own fields, which its class checks."""
+
+    name: str = DEFAULT_ALGORITHM
+    """Algorithm, by name or file (./mine.py); `fedcir algorithms NAME` lists the fields it adds to this section."""
+    fields: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    seed: Annotated[int, Between(0, 2**63 - 1)] = 0
+    """Seed of all random choices; equal seeds give results that are equal to the bit."""
+    workers: Annotated[int | None, Between(1, 1_024)] = None
+    """Processes that train on a CPU; one per core if not given. Results do not depend on it."""
+    threads: Annotated[int, Between(1, 1_024)] = 1
+    """Torch threads per training process. Results depend on it, so it is saved with the run."""
+    device: str = "auto"
+    """cpu, cuda, mps, or auto for the best one available."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """bfloat16 runs local steps under torch's autocast, which is meant for GPUs."""
+    compile: bool = False
+    """Compile the networks with torch.compile: slower to start, and results differ in the last bits."""
+    layout: Literal["auto", "contiguous", "channels_last"] = "auto"
+    """Memory layout of images and weights; auto takes it from a fixed table. Results depend on it, so it is saved."""
+
+    def __post_init__(self) -> None:
+        check_bounds(self, "run")
+
+
+@dataclass(frozen=True)
+class AttackConfig:
+    kind: Literal["none", "label-flip", "scale", "sign-flip", "noise", "backdoor"] = "none"
+    """What bad clients do, in an experiment on one machine; never across sites."""
+    clients: Annotated[int, Between(1, MAX_CLIENTS)] = 1
+    """How many clients are bad; the seed draws which."""
+    strength: Annotated[float | None, Between(0, 1_000_000_000, above=True)] = None
+    """Factor of the update (scale: 10, sign-flip: 4, noise: 10) or share of images (label-flip: 1, backdoor: 0.5)."""
+
+    def __post_init__(self) -> None:
+        check_bounds(self, "attack")
+
+
+@dataclass(frozen=True)
+class Config:
+    data: DataConfig = field(default_factory=DataConfig)
+    partition: PartitionConfig = field(default_factory=PartitionConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    local: LocalConfig = field(default_factory=LocalConfig)
+    server: ServerConfig = field(default_factory=ServerConfig)
+    privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
+    algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
+    run: RunConfig = field(default_factory=RunConfig)
+    attack: AttackConfig = field(default_factory=AttackConfig)
+
+    def __post_init__(self) -> None:
+        if self.model.freeze and self.local.augment:
+            raise InputError(
+                f"local.augment={','.join(self.local.augment)} changes images at every step, but with "
+                "model.freeze=true features are computed once: leave out one of them"
+            )
+        if self.model.freeze and self.attack.kind == "backdoor":
+            raise InputError(
+                "attack.kind=backdoor patches images, but with model.freeze=true clients train on features: "
+                "choose another kind"
+            )
+        if (self.privacy.by_server or self.privacy.by_clients) and self.server.weighting != "uniform":
+            raise InputError(
+                "privacy.clip bounds what one client can change, so all must count alike: "
+                f"set server.weighting=uniform, got {self.server.weighting}"
+            )
+        if self.privacy.by_server and self.server.aggregation != "mean":
+            raise InputError("privacy.clip bounds a client's share of the mean: set server.aggregation=mean")
+
+
+SECTIONS: dict[str, Any] = {f.name: f.default_factory for f in dataclasses.fields(Config)}

@@ -1,0 +1,313 @@
+"""Decoding of image files to squares of 8 bits per channel, of many files in parallel processes.
+
+A DICOM file is shown by the window that it names. The order of operations is that of DICOM's PS3.3, C.11: modality
+(rescaling), values of interest (a table, or window centre and width), then MONOCHROME1 inverted. A file without a
+window is stretched from its lowest to its highest value.
+
+`python -m fedcir.data.decoding` is one of the processes. It does not import torch, so that it starts fast.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import queue
+import subprocess
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, suppress
+from importlib.util import find_spec
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
+
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from fedcir.config import DataConfig
+from fedcir.errors import InputError
+from fedcir.files import read_bytes
+from fedcir.machine import count_cores
+
+if TYPE_CHECKING:  # numpy takes a tenth of a second to import, and most images do not need it
+    import numpy as np
+    from numpy.typing import NDArray
+
+SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".dcm")
+RGB, GREY = 3, 1
+"""Number of channels."""
+MODES = {RGB: "RGB", GREY: "L"}
+"""Pillow modes by number of channels."""
+PREAMBLE = 128
+"""Bytes before the DICOM marker."""
+FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "WEBP", "TIFF")
+"""Formats that Pillow may use; others start programs (EPS) or are rarely tested."""
+
+
+class Limits(NamedTuple):
+    """Limits beyond which a file is not decoded."""
+
+    bytes: int
+    pixels: int
+
+    def check(self, width: int, height: int) -> None:
+        if width * height > self.pixels:
+            raise ValueError(f"it has {width * height:,} pixels, more than data.max_pixels={self.pixels:,}")
+
+
+LIMITS = Limits(DataConfig.max_bytes, DataConfig.max_pixels)
+
+
+def read_image(
+    encoded: bytes, size: int, channels: int = RGB, limits: Limits = LIMITS
+) -> tuple[Image.Image, tuple[int, int]]:
+    """Decode an image to an upright square in RGB or grey; also return its stored width and height.
+
+    Raises exceptions of many types for a damaged file.
+    """
+    if encoded[PREAMBLE : PREAMBLE + 4] == b"DICM":
+        picture = read_dicom(encoded, limits)
+        return to_square(picture, size, channels), picture.size
+    with Image.open(io.BytesIO(encoded), formats=FORMATS) as opened:
+        stored = opened.size
+        limits.check(*stored)
+        return to_square(opened, size, channels), stored
+
+
+def to_square(picture: Image.Image, size: int, channels: int = RGB) -> Image.Image:
+    """Convert an opened image to an upright square."""
+    mode = MODES[channels]
+    picture.draft(mode, (size, size))  # decodes a large JPEG at a smaller size, which is faster
+    if picture.format != "JPEG" or "exif" in picture.info:  # most JPEGs have none, and the check takes time
+        picture = ImageOps.exif_transpose(picture)
+    if picture.mode == "F":
+        raise ValueError("its pixels are floating-point numbers: save it with 8 or 16 bits per channel")
+    if picture.mode.startswith("I"):  # 16 bits a pixel; Pillow would cut off everything above 255
+        import numpy as np
+
+        values = np.asarray(picture).astype(np.float32)
+        picture = Image.fromarray((values / 257).round().clip(0, 255).astype(np.uint8))
+    elif picture.mode in ("RGBA", "LA", "PA") or "transparency" in picture.info:
+        coloured = picture.convert("RGBA")
+        picture = Image.alpha_composite(Image.new("RGBA", coloured.size, "white"), coloured)
+    converted = picture if picture.mode == mode else picture.convert(mode)
+    return converted.resize((size, size), Image.Resampling.BILINEAR, reducing_gap=3.0)
+
+
+MISSING_PYDICOM = "DICOM files need pydicom: pip install 'fedcir[dicom]'"
+
+DEFLATED = b"1.2.840.10008.1.2.1.99"
+"""Transfer syntax of files that are compressed as a whole."""
+
+
+def read_dicom(encoded: bytes, limits: Limits) -> Image.Image:
+    """Decode a DICOM file to a grey or RGB image. Raises exceptions of many types for a damaged file."""
+    import numpy as np
+
+    try:
+        import pydicom
+    except ImportError:
+        raise ValueError(MISSING_PYDICOM) from None
+    if DEFLATED in encoded:  # a few bytes could expand to any size
+        raise ValueError("it is a DICOM file that is deflated as a whole: save it without")
+    file = pydicom.dcmread(io.BytesIO(encoded))
+    if "PixelData" not in file:
+        raise ValueError("it is a DICOM file without pixels")
+    if (frames := int(file.get("NumberOfFrames") or 1)) > 1:
+        raise ValueError(f"it is a DICOM file of {frames} frames: save the one you need as a file of its own")
+    limits.check(int(file.Columns), int(file.Rows))
+    try:
+        pixels = np.asarray(file.pixel_array)
+    except (RuntimeError, NotImplementedError) as error:  # raised by pydicom if no decoder is installed
+        syntax = file.file_meta.TransferSyntaxUID
+        if not syntax.is_compressed:
+            raise
+        raise ValueError(
+            f"it is a DICOM file compressed as {syntax.name}, which pydicom cannot decode here: "
+            "save it uncompressed, or install a decoder such as pylibjpeg"
+        ) from error
+    kind = file.PhotometricInterpretation
+    if kind in ("MONOCHROME1", "MONOCHROME2"):
+        values01 = _apply_window(file, pixels)
+        values01 = 1 - values01 if kind == "MONOCHROME1" else values01
+    elif kind == "PALETTE COLOR":
+        from pydicom.pixels.processing import apply_color_lut
+
+        pixels = apply_color_lut(pixels, file)
+        values01 = pixels / float(np.iinfo(pixels.dtype).max)
+    else:
+        values01 = pixels / float(2**file.BitsStored - 1)  # colours, which pydicom converts to RGB
+    return Image.fromarray((255 * values01.clip(0, 1)).round().astype(np.uint8))
+
+
+def _apply_window(file: Any, pixels: NDArray[Any]) -> NDArray[np.float64]:
+    """Map stored values to grey values from 0 to 1."""
+    import numpy as np
+    from pydicom.pixels.processing import apply_modality_lut, apply_voi, apply_windowing
+
+    values = apply_modality_lut(pixels, file)
+    if file.get("VOILUTSequence"):
+        depth = int(file.VOILUTSequence[0].LUTDescriptor[2])
+        return np.asarray(apply_voi(values, file) / float(2**depth - 1), np.float64)
+    if file.get("WindowWidth") is not None and file.get("WindowCenter") is not None:
+        with np.errstate(over="ignore"):  # of a sigmoid's end
+            black, white = apply_windowing(np.array([-1e9, 1e9]), file)  # pydicom's scale depends on the file
+            return np.asarray((apply_windowing(values, file) - black) / (white - black), np.float64)
+    inside = values[pixels != file.PixelPaddingValue] if "PixelPaddingValue" in file else values
+    low, high = (float(inside.min()), float(inside.max())) if inside.size else (0.0, 0.0)
+    return np.asarray((values - low) / (high - low or 1.0), np.float64)
+
+
+MAX_IN_PROCESS = 256
+"""Number of files up to which decoding in this process is faster than starting others."""
+
+REPORT_EVERY = 32
+"""Files between two reports of progress."""
+
+OnFile = Callable[[int, int], None]
+"""Receives the number of finished files and the total number."""
+
+
+class DecodedFile(NamedTuple):
+    """Properties of an image file."""
+
+    digest: str
+    """Hash of its bytes."""
+    width: int
+    height: int
+    error: str
+    """Why it cannot be decoded; empty if it can."""
+
+
+class PixelFile(NamedTuple):
+    """A file of decoded images of one size, one after the other from an offset on."""
+
+    path: str
+    offset: int
+
+
+def decode_files(
+    paths: Sequence[str],
+    size: int,
+    images: PixelFile | None = None,
+    on_file: OnFile | None = None,
+    channels: int = RGB,
+    limits: Limits = LIMITS,
+) -> list[DecodedFile]:
+    """Decode every file, and write its image into its row of `images` if that is given."""
+    if any(path.lower().endswith(".dcm") for path in paths) and find_spec("pydicom") is None:
+        raise InputError(MISSING_PYDICOM, public="it has DICOM files, but not pydicom")
+    rows = range(len(paths))
+    decoded: dict[int, DecodedFile] = {}
+    settings = size, images, channels, limits
+    few = len(paths) <= MAX_IN_PROCESS
+    for batch in _decode_here(paths, rows, *settings) if few else _decode_in_processes(paths, *settings):
+        decoded |= batch
+        if on_file is not None:
+            on_file(len(decoded), len(paths))
+    return [decoded[row] for row in rows]
+
+
+def _decode_here(
+    paths: Sequence[str], rows: Sequence[int], size: int, images: PixelFile | None, channels: int, limits: Limits
+) -> Iterator[dict[int, DecodedFile]]:
+    """Yield decoded files by row, in batches."""
+    with ExitStack() as stack:
+        target = None if images is None else stack.enter_context(open(images.path, "r+b", buffering=0))
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")  # of large images and odd metadata
+        for start in range(0, len(rows), REPORT_EVERY):
+            batch = {}
+            for row, path in zip(rows[start : start + REPORT_EVERY], paths[start : start + REPORT_EVERY], strict=True):
+                batch[row], pixels = decode_file(path, size, channels, limits)
+                if target is not None and images is not None and pixels:
+                    target.seek(images.offset + row * len(pixels))
+                    target.write(pixels)
+            yield batch
+        if target is not None:
+            os.fsync(target.fileno())
+
+
+def decode_file(path: str, size: int, channels: int, limits: Limits = LIMITS) -> tuple[DecodedFile, bytes]:
+    """Decode a file to square pixels, which are empty if it has an error."""
+    try:
+        encoded = read_bytes(path, limits.bytes, "data.max_bytes")
+        picture, (width, height) = read_image(encoded, size, channels, limits)
+    except UnidentifiedImageError:
+        return DecodedFile("", 0, 0, "it is not an image of a known format"), b""
+    except Image.DecompressionBombError:
+        return DecodedFile("", 0, 0, "it has too many pixels: make it smaller"), b""
+    except Exception as error:  # Pillow raises nearly anything on a damaged file
+        return DecodedFile("", 0, 0, " ".join(str(error).split()) or type(error).__name__), b""
+    return DecodedFile(hashlib.blake2b(encoded, digest_size=16).hexdigest(), width, height, ""), picture.tobytes()
+
+
+def _decode_in_processes(
+    paths: Sequence[str], size: int, images: PixelFile | None, channels: int, limits: Limits
+) -> Iterator[dict[int, DecodedFile]]:
+    """Yield decoded files by row, from one process per core."""
+    count = count_cores()
+    results: queue.Queue[dict[int, DecodedFile] | None] = queue.Queue()  # None at the end of each process
+    workers = []
+    try:
+        for number in range(count):
+            rows = range(number, len(paths), count)
+            worker = subprocess.Popen(
+                [sys.executable, "-P", "-m", "fedcir.data.decoding"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                encoding="ascii",
+                start_new_session=True,  # so that Ctrl-C reaches only the parent process
+            )
+            workers.append(worker)
+            assert worker.stdin is not None
+            threading.Thread(target=_receive, args=(worker.stdout, results), daemon=True).start()
+            with suppress(BrokenPipeError):  # the process ended at its start
+                json.dump([[paths[row] for row in rows], list(rows), size, images, channels, limits], worker.stdin)
+                worker.stdin.close()
+        running = count
+        while running:
+            batch = results.get()
+            if batch is None:
+                running -= 1
+            else:
+                yield batch
+        for worker in workers:
+            if worker.wait():
+                raise InputError(
+                    f"a process that decodes images ended with code {worker.returncode}: "
+                    "check that there is enough memory and disk space"
+                )
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.wait()
+            if worker.stdin is not None and not worker.stdin.closed:
+                with suppress(OSError):
+                    worker.stdin.close()
+
+
+def _receive(output: IO[str], results: queue.Queue[dict[int, DecodedFile] | None]) -> None:
+    try:
+        with output, suppress(ValueError):  # a line cut short by a kill; the exit code is checked
+            for line in output:
+                results.put({row: DecodedFile(*values) for row, values in json.loads(line)})
+    finally:
+        results.put(None)
+
+
+def main() -> None:
+    """Decode the files that standard input lists, and print results every few files."""
+    try:
+        paths, rows, size, images, channels, limits = json.load(sys.stdin)
+    except ValueError:  # the parent process has ended
+        return
+    target = None if images is None else PixelFile(*images)
+    for batch in _decode_here(paths, rows, size, target, channels, Limits(*limits)):
+        print(json.dumps(list(batch.items())), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,370 @@
+"""A partition of training samples: which rows of each domain every client holds."""
+
+import csv
+import heapq
+import io
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple, TypeVar, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedcir.config import PartitionConfig
+from fedcir.data.domains import Indices, Labels, rows_by_group, stratified_sample
+from fedcir.errors import InputError
+from fedcir.files import MAX_TABLE_BYTES, read_text
+from fedcir.rng import numpy_rng
+from fedcir.text import unescape_cell
+
+Item_co = TypeVar("Item_co", covariant=True)
+Owners = NDArray[np.int32]
+"""Client number of each row of a domain."""
+
+CHUNK = 1024
+"""Clients whose rows are selected at once when a partition is iterated over: numpy is slow one by one."""
+
+
+class LazySequence(Sequence[Item_co]):
+    """Sequence whose items are computed on access, so that 100,000 clients take little memory."""
+
+    @abstractmethod
+    def compute_item(self, index: int) -> Item_co:
+        """Return the item at an index from 0 to the length."""
+
+    @overload
+    def __getitem__(self, index: int) -> Item_co: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Item_co]: ...
+
+    def __getitem__(self, index: int | slice) -> Item_co | list[Item_co]:
+        numbers = range(len(self))[index]  # handles negative indices, and raises IndexError
+        return self.compute_item(numbers) if isinstance(numbers, int) else [self.compute_item(n) for n in numbers]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+@dataclass(frozen=True)
+class ClientPartition:
+    """A client's training rows by domain, and the domain whose test set it holds. Without rows it only evaluates."""
+
+    domain: str
+    rows: Mapping[str, Indices]
+    name: str = ""
+    """Name of the client in a partition file."""
+
+    def counts(self, labels: Mapping[str, Labels], classes: int) -> NDArray[np.int64]:
+        """Count the client's samples of each class."""
+        parts = [labels[domain][rows] for domain, rows in self.rows.items()]
+        return np.bincount(np.concatenate([np.empty(0, np.int64), *parts]), minlength=classes)
+
+
+class DomainRows(NamedTuple):
+    """Rows of one domain, sorted by client, and the end of each client's rows."""
+
+    rows: NDArray[np.int32]
+    ends: Indices
+
+    @property
+    def sizes(self) -> Indices:
+        return np.diff(self.ends, prepend=0)
+
+    def select(self, first: int, last: int) -> list[Indices]:
+        """Return the rows of each client from `first` up to `last`."""
+        cuts = [int(self.ends[first - 1]) if first else 0, *self.ends[first:last].tolist()]
+        rows = self.rows[cuts[0] : cuts[-1]].astype(np.int64)
+        return [rows[start - cuts[0] : end - cuts[0]] for start, end in pairwise(cuts)]
+
+
+@dataclass(frozen=True, eq=False)
+class Partition(LazySequence[ClientPartition]):
+    """The rows of all clients in a few flat arrays: about four bytes per sample."""
+
+    domains: tuple[str, ...]
+    homes: NDArray[np.int32]
+    """Number of the domain whose test set each client holds."""
+    by_domain: Mapping[str, DomainRows]
+    names: Sequence[str] = ()
+    """Names of the clients in a partition file; empty without one."""
+
+    def __len__(self) -> int:
+        return len(self.homes)
+
+    def compute_item(self, index: int) -> ClientPartition:
+        return next(self._select(index, index + 1))
+
+    def __iter__(self) -> Iterator[ClientPartition]:
+        for first in range(0, len(self), CHUNK):
+            yield from self._select(first, min(first + CHUNK, len(self)))
+
+    def _select(self, first: int, last: int) -> Iterator[ClientPartition]:
+        rows = {domain: part.select(first, last) for domain, part in self.by_domain.items()}
+        for offset, home in enumerate(self.homes[first:last].tolist()):
+            client_rows = {domain: parts[offset] for domain, parts in rows.items() if len(parts[offset])}
+            yield ClientPartition(self.domains[home], client_rows, self.names[first + offset] if self.names else "")
+
+    @cached_property
+    def sizes(self) -> Indices:
+        """Number of training samples of each client."""
+        return sum((part.sizes for part in self.by_domain.values()), np.zeros(len(self), dtype=np.int64))
+
+    @property
+    def first_clients(self) -> dict[str, int]:
+        """The first client of each domain that has one."""
+        homes, clients = np.unique(self.homes, return_index=True)
+        return {self.domains[home]: int(client) for home, client in zip(homes, clients, strict=True)}
+
+    @classmethod
+    def from_clients(cls, clients: Iterable[ClientPartition], domains: Sequence[str]) -> "Partition":
+        """Collect clients one by one, each with its rows in this order of domains."""
+        if isinstance(clients, cls):
+            return clients
+        clients, by_domain = list(clients), {}
+        for domain in domains:
+            parts = [client.rows.get(domain, np.empty(0, dtype=np.int64)) for client in clients]
+            ends = np.cumsum([len(part) for part in parts])
+            by_domain[domain] = DomainRows(np.concatenate(parts).astype(np.int32), ends)
+        names = [client.name for client in clients] if any(client.name for client in clients) else ()
+        return cls(tuple(domains), _number_domains([client.domain for client in clients], domains), by_domain, names)
+
+    @classmethod
+    def from_owners(cls, owners: Mapping[str, Owners], homes: Sequence[str]) -> "Partition":
+        """Build a partition from the client of each row, and the domain of each client."""
+        by_domain = {
+            domain: DomainRows(
+                np.argsort(owner, kind="stable").astype(np.int32),
+                np.cumsum(np.bincount(owner, minlength=len(homes))),
+            )
+            for domain, owner in owners.items()
+        }
+        return cls(tuple(owners), _number_domains(homes, tuple(owners)), by_domain)
+
+    def add_evaluators(self, domains: Sequence[str]) -> "Partition":
+        """Append a client without training rows for each of these domains."""
+        all_domains = tuple(dict.fromkeys((*self.domains, *domains)))
+        homes = np.concatenate([self.homes, _number_domains(domains, all_domains)])
+        by_domain = {
+            domain: DomainRows(rows, np.concatenate([ends, np.full(len(domains), len(rows))]))
+            for domain, (rows, ends) in self.by_domain.items()
+        }
+        names = (*self.names, *("" for _ in domains)) if self.names else ()
+        return Partition(all_domains, homes, by_domain, names)
+
+
+def _number_domains(names: Sequence[str], order: Sequence[str]) -> NDArray[np.int32]:
+    number = {name: i for i, name in enumerate(order)}
+    return np.array([number[name] for name in names], dtype=np.int32)
+
+
+SampleGroups = Mapping[str, Indices]
+"""Group of each sample, by domain, for the domains whose samples come in groups."""
+
+
+def partition_labels(
+    config: PartitionConfig,
+    labels: Mapping[str, Labels],
+    seed: int,
+    ids: Mapping[str, Sequence[str]] | None = None,
+    groups: SampleGroups = MappingProxyType({}),
+) -> Partition:
+    """Partition the samples by the configured scheme.
+
+    Domains without a client, such as a held-out one, get a client at the end that only evaluates. `ids` are the names
+    of the samples, which a partition file needs. A group goes to one client as a whole, unless a file divides it.
+    """
+    held_out = config.hold_out
+    if held_out is not None and held_out not in labels:
+        raise InputError(f"partition.hold_out: there is no domain {held_out!r}; choose from {', '.join(labels)}")
+    train = {name: values for name, values in labels.items() if name != held_out}
+    if not train:
+        raise InputError(f"partition.hold_out: {held_out!r} is the only domain, so nothing is left to train on")
+    if config.file is not None:
+        assert ids is not None
+        path, unused = Path(config.file), set(ids.get(held_out or "", ()))
+        owners = {name: owner for name, owner in read_owners(path).items() if name not in unused}
+        partition = partition_by_file(owners, {name: ids[name] for name in train}, path)
+    else:
+        partition = _apply_scheme(config, train, seed, groups)
+    if config.max_samples is not None:
+        clients = [limit_samples(client, labels, config.max_samples, seed) for client in partition]
+        partition = Partition.from_clients(clients, list(labels))
+    if len(small := np.flatnonzero(partition.sizes < config.min_samples)):
+        number = int(small[0])
+        raise InputError(
+            f"client {partition[number].name or number} would hold {partition.sizes[number]} images, "
+            f"below partition.min_samples={config.min_samples}: "
+            + (f"give it more rows in {config.file}" if config.file else "lower partition.clients")
+        )
+    with_client = partition.first_clients
+    return partition.add_evaluators([name for name in labels if name not in with_client])
+
+
+def limit_samples(
+    client: ClientPartition, labels: Mapping[str, Labels], limit: int | None, seed: int
+) -> ClientPartition:
+    """Keep at most `limit` samples of a client, a seeded sample stratified by domain and class."""
+    if limit is None or sum(map(len, client.rows.values())) <= limit:
+        return client
+    strata = [position * 10**6 + labels[name][rows] for position, (name, rows) in enumerate(client.rows.items())]
+    rng = numpy_rng(seed, "max_samples", client.domain)
+    sample = stratified_sample(np.concatenate(strata), limit, rng)
+    ends = np.cumsum([0, *map(len, client.rows.values())])
+    rows = {
+        name: owned_rows[sample[(sample >= start) & (sample < end)] - start]
+        for (name, owned_rows), (start, end) in zip(client.rows.items(), pairwise(ends), strict=True)
+    }
+    return replace(client, rows={name: owned_rows for name, owned_rows in rows.items() if len(owned_rows)})
+
+
+def _apply_scheme(config: PartitionConfig, labels: Mapping[str, Labels], seed: int, groups: SampleGroups) -> Partition:
+    """Divide samples, or groups like samples with the class of their first one, so that no client holds part of one."""
+    clients = len(labels) if config.clients is None else config.clients
+    if clients < len(labels):
+        raise InputError(f"partition.clients must be at least the number of domains, {len(labels)}, got {clients}")
+    if config.scheme not in ("dirichlet", "iid"):
+        if clients != len(labels):
+            raise InputError(
+                f"partition.clients is {clients} for {len(labels)} domains: "
+                "use partition.scheme=dirichlet to split a domain between clients"
+            )
+        whole = [ClientPartition(name, {name: np.arange(len(values))}) for name, values in labels.items()]
+        return Partition.from_clients(whole, list(labels))
+    rows_of = {
+        name: rows_by_group(groups[name]) if name in groups else np.split(np.arange(len(values)), len(values))
+        for name, values in (labels.items() if groups else ())
+    }
+    units = {name: labels[name][[rows[0] for rows in members_of]] for name, members_of in rows_of.items()} or labels
+    if config.scheme == "iid":
+        partition = partition_iid(units, clients, seed)
+    else:
+        unit = "groups of training images" if groups else "training images"
+        partition = partition_dirichlet(units, clients, config.beta, config.min_samples, seed, unit)
+    if not groups:
+        return partition
+    merged = []
+    for client in partition:
+        rows = {name: np.sort(np.concatenate([rows_of[name][g] for g in owned])) for name, owned in client.rows.items()}
+        merged.append(replace(client, rows=rows))
+    return Partition.from_clients(merged, list(labels))
+
+
+def partition_dirichlet(
+    labels: Mapping[str, Labels], clients: int, beta: float, min_samples: int, seed: int, unit: str = "training images"
+) -> Partition:
+    """Divide each domain among its clients, every class in proportions drawn from Dirichlet(beta)."""
+    owners: dict[str, Owners] = {}
+    homes: list[str] = []
+    for position, (name, values) in enumerate(labels.items()):
+        count = clients // len(labels) + (position < clients % len(labels))
+        if len(values) < count * min_samples:
+            raise InputError(
+                f"domain {name!r} has {len(values)} {unit}, too few for {count} clients "
+                f"with at least {min_samples} each: lower partition.clients or partition.min_samples"
+            )
+        rng = numpy_rng(seed, "partition", name)
+        owner, order = np.empty(len(values), dtype=np.int32), []
+        for label in np.unique(values):
+            rows = rng.permutation(np.flatnonzero(values == label))
+            cuts = np.round(np.cumsum(rng.dirichlet(np.full(count, beta)))[:-1] * len(rows)).astype(int)
+            owner[rows] = np.repeat(np.arange(count), np.diff(cuts, prepend=0, append=len(rows)))
+            order.append(rows)
+        owners[name] = len(homes) + _move_to_small_clients(owner, np.concatenate(order), count, min_samples, rng)
+        homes += [name] * count
+    return Partition.from_owners(owners, homes)
+
+
+def partition_iid(labels: Mapping[str, Labels], clients: int, seed: int) -> Partition:
+    """Mix all domains and divide them evenly, as a control without feature shift; test sets rotate over clients."""
+    sizes = [len(values) for values in labels.values()]
+    order = numpy_rng(seed, "partition", "iid").permutation(sum(sizes))
+    owner = np.empty(len(order), dtype=np.int32)
+    least, remainder = divmod(len(order), clients)  # the first clients hold one sample more
+    owner[order] = np.repeat(np.arange(clients), least + (np.arange(clients) < remainder))
+    owners = dict(zip(labels, np.split(owner, np.cumsum(sizes)[:-1]), strict=True))
+    names = list(labels)
+    return Partition.from_owners(owners, [names[client % len(names)] for client in range(clients)])
+
+
+def partition_by_file(owners: Mapping[str, str], ids: Mapping[str, Sequence[str]], path: Path) -> Partition:
+    """Build a client per owner, in the order of their first rows. Its domain is the one that it holds most of."""
+    rows_of: dict[str, dict[str, list[int]]] = {owner: {} for owner in owners.values()}
+    for domain, names in ids.items():
+        for row, name in enumerate(names):
+            if name in owners:
+                rows_of[owners[name]].setdefault(domain, []).append(row)
+    clients = []
+    for owner, rows in rows_of.items():
+        if not rows:
+            listed = next(name for name, other in owners.items() if other == owner)
+            example = next(name for names in ids.values() for name in names)
+            raise InputError(
+                f"partition.file: {path} gives client {owner!r} no training image: {listed!r} is not one, "
+                f"they have paths like {example!r}"
+            )
+        home = max(rows, key=lambda domain: len(rows[domain]))
+        clients.append(ClientPartition(home, {domain: np.array(own) for domain, own in rows.items()}, owner))
+    return Partition.from_clients(clients, list(ids))
+
+
+def read_owners(path: Path) -> dict[str, str]:
+    """Read the client of each path from a CSV file with the columns path and client."""
+    owners: dict[str, str] = {}
+    try:
+        reader = csv.DictReader(io.StringIO(read_text(path, MAX_TABLE_BYTES), newline=""), strict=True)
+        if not {"path", "client"} <= set(reader.fieldnames or ()):
+            raise InputError(
+                f"partition.file: {path} has the columns {', '.join(map(repr, reader.fieldnames or ('none',)))}; "
+                "it needs path and client"
+            )
+        for row in reader:
+            name, client = unescape_cell(row["path"] or ""), unescape_cell(row["client"] or "")
+            if not name.strip() or not client.strip():
+                raise InputError(f"partition.file: {path}, line {reader.line_num} lacks a path or a client")
+            if owners.setdefault(name, client) != client:
+                raise InputError(f"partition.file: {path} gives {name!r} to {owners[name]!r} and to {client!r}")
+    except InputError:
+        raise
+    except (OSError, ValueError, csv.Error) as error:
+        raise InputError(f"partition.file: cannot read {path}: {error}") from error
+    if not owners:
+        raise InputError(f"partition.file: {path} has no rows")
+    return owners
+
+
+def _move_to_small_clients(
+    owner: Owners, order: Indices, count: int, min_samples: int, rng: np.random.Generator
+) -> Owners:
+    """Move single rows from the largest client to the smallest until each holds `min_samples`.
+
+    `order` is the order in which rows were assigned.
+    """
+    sizes = np.bincount(owner, minlength=count)
+    if sizes.min() >= min_samples:
+        return owner
+    by_client = order[np.argsort(owner[order], kind="stable")]
+    ends = np.cumsum(sizes)
+    small = [(size, client) for client, size in enumerate(sizes.tolist()) if size < min_samples]
+    large = [(-size, client) for client, size in enumerate(sizes.tolist()) if size > min_samples]
+    heapq.heapify(small)
+    heapq.heapify(large)
+    remaining: dict[int, list[int]] = {}  # rows of clients that gave some away
+    while small:  # and so some client holds more than the minimum
+        (size, receiver), (negative_size, giver) = small[0], large[0]
+        if giver not in remaining:
+            remaining[giver] = by_client[ends[giver] + negative_size : ends[giver]].tolist()
+        owner[remaining[giver].pop(int(rng.integers(-negative_size)))] = receiver
+        heapq.heapreplace(large, (negative_size + 1, giver))
+        if size + 1 < min_samples:
+            heapq.heapreplace(small, (size + 1, receiver))
+        else:
+            heapq.heappop(small)
+    return owner

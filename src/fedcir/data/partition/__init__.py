@@ -1,1 +1,0 @@
-"""Which client holds which samples, and the manifest that names them."""

@@ -1,0 +1,138 @@
+"""`arrays`: any folder of `<domain>.npz` files, each with x_train, y_train, x_test and y_test."""
+
+import math
+import shutil
+import tempfile
+import zipfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedcir.config import MAX_IMAGE_SIZE
+from fedcir.data.domains import Domain, Domains, Split
+from fedcir.data.sources.source import DatasetSource
+from fedcir.errors import InputError
+
+IN_MEMORY = 1_000_000
+"""Bytes up to which an array is read into memory."""
+
+
+def load_npz_files(root: Path) -> Domains:
+    """Load images, uint8 of (N, H, W, C) or (N, H, W) and one size, and labels, whole numbers from 0."""
+    files = sorted(root.glob("*.npz"))
+    if not files:
+        raise InputError(f"data.root: {root} holds no <domain>.npz file")
+    domains = tuple(Domain(file.stem, *_read(file)) for file in files)
+    shape = domains[0].train.images.shape[1:]
+    for file, domain in zip(files, domains, strict=True):
+        for split in (domain.train, domain.test):
+            if split.images.shape[1:] != shape:
+                other = list(split.images.shape[1:])
+                raise InputError(
+                    f"{file} holds images of the shape {other}, but {files[0].name} of {list(shape)}: make them equal"
+                )
+    labels = np.unique(np.concatenate([split.labels for d in domains for split in (d.train, d.test)]))
+    gap = next((label for label in range(len(labels)) if labels[label] != label), None)
+    if gap is not None:
+        raise InputError(
+            f"no image in {root} has the label {gap}, but one has {labels[-1]}: number labels from 0, without gaps"
+        )
+    return Domains("arrays", tuple(str(label) for label in labels), domains)
+
+
+class Header(NamedTuple):
+    """Properties of an array, read before it is unpacked."""
+
+    shape: tuple[int, ...]
+    fortran: bool
+    dtype: "np.dtype[Any]"
+
+    @property
+    def bytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def __str__(self) -> str:
+        return f"{self.dtype}{list(self.shape)}"
+
+
+def _read(file: Path) -> tuple[Split, Split]:
+    """Read the splits of a file; no array is unpacked before the headers of all arrays are checked."""
+    try:
+        if not file.is_file():
+            raise ValueError("it is not a regular file")
+        with zipfile.ZipFile(file) as archive:
+            for part in ("train", "test"):
+                _check(file, archive, part)
+            return _split(file, archive, "train"), _split(file, archive, "test")
+    except InputError:
+        raise
+    except Exception as error:  # a damaged archive raises nearly anything
+        raise InputError(f"{file} is not a readable .npz file: {error}") from error
+
+
+def _check(file: Path, archive: zipfile.ZipFile, part: str) -> None:
+    names = sorted(name.removesuffix(".npy") for name in archive.namelist())
+    for name in (f"x_{part}", f"y_{part}"):
+        if name not in names:
+            raise InputError(f"{file} has no array {name!r}; it has {', '.join(names) or 'none'}")
+    x, y = _read_header(archive, f"x_{part}.npy"), _read_header(archive, f"y_{part}.npy")
+    if x.dtype != np.uint8 or len(x.shape) not in (3, 4):
+        raise InputError(f"{file}: x_{part} must be uint8 of (N, H, W, C) or (N, H, W), got {x}")
+    if not np.issubdtype(y.dtype, np.integer) or y.shape != x.shape[:1]:
+        raise InputError(f"{file}: y_{part} must be {x.shape[0]} whole numbers, got {y}")
+    if x.bytes == 0:
+        raise InputError(f"{file}: x_{part} holds no image, its shape is {list(x.shape)}")
+    if max(x.shape[1:]) > MAX_IMAGE_SIZE:
+        raise InputError(
+            f"{file}: x_{part} holds images of {list(x.shape[1:])}: a side has at most {MAX_IMAGE_SIZE:,} pixels"
+        )
+    folder = tempfile.gettempdir()
+    half = shutil.disk_usage(folder).free // 2
+    if x.bytes + y.bytes > half:
+        raise InputError(
+            f"{file}: x_{part} takes {x.bytes / 1e9:,.1f} GB, more than half of what is free in {folder}, "
+            f"{half / 1e9:,.1f} GB: set TMPDIR to a larger folder"
+        )
+
+
+def _read_header(archive: zipfile.ZipFile, name: str) -> Header:
+    with archive.open(name) as packed:
+        version = np.lib.format.read_magic(packed)
+        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        header = Header(*read(packed))
+        if header.bytes != archive.getinfo(name).file_size - packed.tell():
+            raise ValueError(f"{name} does not have the size that it says it has")
+    return header
+
+
+def _open_member(archive: zipfile.ZipFile, name: str) -> NDArray[Any]:
+    """Read an array; a large one is unpacked into an unnamed file and mapped, so that it takes no memory."""
+    header = _read_header(archive, name)
+    with archive.open(name) as packed:
+        if header.bytes <= IN_MEMORY:
+            return np.asarray(np.lib.format.read_array(packed, allow_pickle=False))
+        packed.seek(archive.getinfo(name).file_size - header.bytes)
+        with tempfile.TemporaryFile() as file:
+            shutil.copyfileobj(packed, file, 1 << 20)
+            file.flush()
+            return np.memmap(file, header.dtype, "r", shape=header.shape, order="F" if header.fortran else "C")
+
+
+def _split(file: Path, archive: zipfile.ZipFile, part: str) -> Split:
+    x, y = (_open_member(archive, f"{kind}_{part}.npy") for kind in "xy")
+    if y.min() < 0 or y.max() > np.iinfo(np.int64).max:
+        raise InputError(
+            f"{file}: y_{part} holds the label {y.min() if y.min() < 0 else y.max()}: number labels from 0"
+        )
+    images = x if x.ndim == 4 else x[..., None]
+    return Split(images, y.astype(np.int64, copy=False), f"{file.stem}/{part}/")
+
+
+class Arrays(DatasetSource):
+    about = "Your own arrays."
+    where = "DIR/<domain>.npz of x_train, y_train, x_test, y_test"
+
+    def load_arrays(self, root: Path) -> Domains:
+        return load_npz_files(root)

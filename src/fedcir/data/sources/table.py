@@ -1,0 +1,205 @@
+"""`table`: any tree of images and a CSV file of their labels, with a row for each image.
+
+Its columns are path, label and site. A column group, such as the patient, names images that stay on one side of every
+split. A column split says which images the site itself trains and tests on.
+"""
+
+import csv
+import io
+import os
+import posixpath
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from fedcir.config import DataConfig
+from fedcir.data.sources.folders import PARTS, assign_parts, open_folder
+from fedcir.data.sources.source import DatasetSource, ImageFiles, ImageIndex, ImageRecord
+from fedcir.errors import InputError
+from fedcir.files import MAX_TABLE_BYTES, read_text
+from fedcir.text import unescape_cell
+
+LABELS = "labels.csv"
+"""Default name of the table."""
+COLUMNS = ("path", "label", "site", "group", "split")
+DELIMITERS = (",", ";", "\t")
+
+
+class TableRow(NamedTuple):
+    """A line of the table, with its cells by meaning."""
+
+    line: int
+    cells: Mapping[str, str]
+
+
+def list_table(root: Path, file: Path | None = None, columns: Sequence[str] = DataConfig.columns) -> ImageIndex:
+    """List the images of a table, whose paths are relative to the root."""
+    path = file or root / LABELS
+    return _build_index(root, path, list(_read_rows(path, columns, ("path", "label", "site"))))
+
+
+def list_site_table(root: Path, domain: str, columns: Sequence[str] = DataConfig.columns) -> ImageIndex:
+    """List the images of one site. A column site is optional; rows of other sites are left out."""
+    path = root / LABELS
+    rows = list(_read_rows(path, columns, ("path", "label")))
+    selected = (row for row in rows if row.cells.get("site") in (None, domain))
+    site_rows = [TableRow(row.line, {**row.cells, "site": domain}) for row in selected]
+    if not site_rows:
+        sites = sorted({row.cells["site"] for row in rows})
+        raise InputError(
+            f"{path} has no row of the site {domain!r}, only of {', '.join(sites)}: name the site as in the table",
+            public=f"its {LABELS} has no row of its domain",
+        )
+    return _build_index(root, path, site_rows)
+
+
+def _build_index(root: Path, path: Path, rows: Sequence[TableRow]) -> ImageIndex:
+    lines: dict[str, int] = {}
+    items = []
+    for row in rows:
+        name = _name_below(root, row.cells["path"], f"{path}, line {row.line}")
+        if name in lines:
+            raise InputError(f"{path}: lines {lines[name]} and {row.line} both name {name!r}: remove one of them")
+        lines[name] = row.line
+        split = row.cells.get("split", "")
+        if split and split.casefold() not in PARTS:
+            raise InputError(f"{path}, line {row.line}: split must be train, validation or test, got {split!r}")
+        part = PARTS[split.casefold()] if split else None
+        items.append(ImageRecord(name, row.cells["site"], row.cells["label"], part, row.cells.get("group") or None))
+    missing = [name for name in lines if not os.path.isfile(f"{os.fspath(root)}/{name}")]
+    if missing:
+        more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
+        raise InputError(
+            f"{path}, line {lines[missing[0]]} names {missing[0]!r}, but {root} holds no such file{more}: "
+            "correct the path, or remove the line",
+            public=f"its table names {len(missing)} images that do not exist",
+        )
+    items.sort(key=lambda item: (item.domain, item.name))
+    _check_groups(path, items, lines)
+    marked = {item.domain for item in items if item.part is not None}
+    bare = next((item for item in items if item.part is None and item.domain in marked), None)
+    if bare is not None:
+        raise InputError(
+            f"{path}, line {lines[bare.name]} has no split, but other rows of {bare.domain!r} have one: "
+            "fill it in for all of its rows, or for none"
+        )
+    items, split_notes = assign_parts(items, "rows marked", "row marked")
+    notes = [*split_notes]
+    notes += _find_similar_names("labels", "classes", {item.label for item in items}, path)
+    notes += _find_similar_names("sites", "sites", {item.domain for item in items}, path)
+    if unlisted := [name for name in open_folder(root).images() if name not in lines]:
+        count, are = (f"{len(unlisted):,} images have", "are") if len(unlisted) > 1 else ("one image has", "is")
+        notes.append(f"{count} no row in {path.name} and {are} left out, such as {unlisted[0]}")
+    return ImageIndex(ImageFiles(root, items), tuple(notes))
+
+
+def _read_rows(path: Path, names: Sequence[str], needed: Sequence[str]) -> Iterator[TableRow]:
+    """Yield the lines of a table that are not empty, and check that they have the required cells."""
+    try:
+        text = read_text(path, MAX_TABLE_BYTES)
+    except FileNotFoundError:
+        raise InputError(
+            f"there is no table {path}: put a {LABELS} with the columns path, label and site there, "
+            "or name another file with data.table"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise InputError(f"cannot read the table {path} as UTF-8: {error}") from error
+    expected, first = {*COLUMNS, *names}, text.partition("\n")[0]
+    # The delimiter is the one that finds most columns in the first line.
+    delimiter = max(DELIMITERS, key=lambda char: len(expected & {cell.strip('" \r') for cell in first.split(char)}))
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    empty = True
+    try:
+        header = [cell.strip() for cell in next(reader, [])]
+        columns = _locate_columns(path, header, names, needed)
+        for cells in reader:
+            if not any(cell.strip() for cell in cells):
+                continue
+            if len(cells) != len(header):
+                raise InputError(
+                    f"{path}, line {reader.line_num} has {len(cells)} cells, but there are {len(header)} columns: "
+                    "fix it, or put quotes around a cell that holds a delimiter"
+                )
+            values = {meaning: unescape_cell(cells[column].strip()) for meaning, column in columns.items()}
+            if lacking := next((meaning for meaning in needed if not values[meaning]), None):
+                raise InputError(f"{path}, line {reader.line_num} has no {lacking}: fill it in, or remove the line")
+            empty = False
+            yield TableRow(reader.line_num, values)
+    except csv.Error as error:
+        raise InputError(f"{path}, line {reader.line_num} is not part of a table: {error}") from error
+    if empty:
+        raise InputError(f"{path} has no rows")
+
+
+def _locate_columns(path: Path, header: Sequence[str], names: Sequence[str], needed: Sequence[str]) -> dict[str, int]:
+    """Return the position of each column by meaning; data.columns may rename columns."""
+    if len(names) > len(COLUMNS):
+        raise InputError(f"data.columns names {len(names)} columns, but a table uses {len(COLUMNS)}: path, label, site")
+    called = dict(zip(COLUMNS, (*names, *COLUMNS[len(names) :]), strict=True))
+    if tuple(names) == DataConfig.columns and not set(names) <= set(header):  # data.columns is not set
+        called = {name: name for name in COLUMNS}
+    optional = [meaning for meaning in COLUMNS if meaning not in needed and called[meaning] == meaning]
+    lacking = [name for meaning, name in called.items() if name not in header and meaning not in optional]
+    if lacking:
+        raise InputError(
+            f"{path} has no column {lacking[0]!r}; it has {', '.join(header) or 'none'}: it needs {', '.join(needed)} "
+            f"(group and split are optional), or name yours with data.columns={','.join(COLUMNS).upper()}"
+        )
+    if twice := next((name for name in called.values() if header.count(name) > 1), None):
+        raise InputError(f"{path} has two columns {twice!r}: rename one")
+    return {meaning: header.index(name) for meaning, name in called.items() if name in header}
+
+
+def _name_below(root: Path, cell: str, where: str) -> str:
+    """Convert a path to a name below the root, with / as separator."""
+    name = cell if "\\" not in cell or (root / cell).exists() else cell.replace("\\", "/")
+    if os.path.isabs(name):
+        name = os.path.relpath(name, root.absolute())
+    name = posixpath.normpath(name)
+    if name.split("/")[0] == "..":
+        raise InputError(
+            f"{where} names {cell!r}, which is not below {root}: move the image there, or give the folder above both",
+            public="its table names an image outside its data-root",
+        )
+    return name
+
+
+def _check_groups(path: Path, items: Iterable[ImageRecord], lines: Mapping[str, int]) -> None:
+    """Check that a group is at one site and in one part of the split."""
+    first: dict[str, ImageRecord] = {}
+    for item in items:
+        if item.group is None:
+            continue
+        earlier = first.setdefault(item.group, item)
+        seen = f"(lines {lines[earlier.name]} and {lines[item.name]})"
+        if earlier.domain != item.domain:
+            raise InputError(
+                f"{path}: group {item.group!r} is at {earlier.domain!r} and at {item.domain!r} {seen}: give it to one "
+                "site, or name two groups differently",
+                public="a group of its table is at two sites",
+            )
+        if earlier.part != item.part:
+            raise InputError(
+                f"{path}: group {item.group!r} is in {earlier.part or 'no part'} and in {item.part or 'no part'} of "
+                f"the split {seen}: put it into one",
+                public="a group of its table is in two parts of its split",
+            )
+
+
+def _find_similar_names(noun: str, kind: str, names: Iterable[str], path: Path) -> Iterator[str]:
+    """Yield notes on names that differ only in case or spaces."""
+    same: dict[str, list[str]] = {}
+    for name in sorted(names):
+        same.setdefault(" ".join(name.casefold().split()), []).append(name)
+    for several in same.values():
+        if len(several) > 1:
+            names = " and ".join(map(repr, several))
+            yield f"the {noun} {names} count as {len(several)} {kind}: if they are one, spell them alike in {path.name}"
+
+
+class Table(DatasetSource):
+    about = "Your own images, with their labels in a CSV file."
+    where = "DIR/labels.csv with the columns path, label and site"
+
+    def list_images(self, root: Path, data: DataConfig) -> ImageIndex:
+        return list_table(root, None if data.table is None else Path(data.table), data.columns)

@@ -1,1 +1,0 @@
-"""A federation at work: clients, server, rounds, the run folder, and how messages travel."""

@@ -1,1 +1,0 @@
-"""How a state reaches clients on this machine, and their replies come back."""

@@ -1,0 +1,262 @@
+"""Recommend an algorithm for a dataset: a diagnosis and short pilot runs compared on validation images."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from fedcir.algorithms import make_algorithm, resolve_config
+from fedcir.analysis.diagnosis import Diagnosis, diagnose_data, shift_config
+from fedcir.analysis.findings import verdict
+from fedcir.config import Config, ConfigRequest, dump_toml, merge_tables, nest_settings
+from fedcir.data.domains import Domains
+from fedcir.data.federation import build_federation, partition_dataset
+from fedcir.data.partition import ClientPartition
+from fedcir.errors import InputError
+from fedcir.experiments.batch import check_seeds
+from fedcir.files import write_file
+from fedcir.runs.statistics import MIN_SEEDS, Estimate, MeanInterval, RunAccuracy, hash_test_set, mean_interval
+from fedcir.runtime.simulation import check_run, open_rounds
+from fedcir.types import OnNote, OnProgress, ignore_progress
+from fedcir.validation import Between
+
+VALIDATION = 0.2
+"""Share of training images that pilots are judged on, where the settings name none."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """An algorithm and its settings to try."""
+
+    name: str
+    algorithm: str
+    settings: Mapping[str, Any]
+    about: str
+
+
+CANDIDATES = (
+    Candidate("fedavg", "fedavg", {"model.norm": "batch"}, "plain averaging, with BatchNorm"),
+    Candidate("fedavg, invariant", "fedavg", {"model.norm": "invariant"}, "no statistics of the data in the network"),
+    Candidate("fedcirplus", "fedcirplus", {}, "the same, and a loss corrected by each client's label shares"),
+    Candidate("fedcir", "fedcir", {"model.norm": "batch"}, "the paper's method"),
+)
+"""The first is the simplest, with which the others are compared."""
+
+ON_FROZEN = {"fedavg": "plain averaging", "fedcirplus": "a loss corrected by each client's label shares"}
+"""Descriptions of the candidates where the encoder is frozen and keeps its norms."""
+
+
+@dataclass(frozen=True)
+class CandidateResult:
+    """Accuracies of a candidate on validation images over seeds, as fractions."""
+
+    candidate: Candidate
+    mean: Estimate
+    """Plain mean over domains."""
+    worst: Estimate
+    """Worst domain of each seed."""
+    difference: MeanInterval | None
+    """Paired difference to the first candidate over seeds and validation images; None for the first itself."""
+
+    @property
+    def better(self) -> bool:
+        """Whether it is above the first candidate by more than chance, over at least three seeds."""
+        return self.difference is not None and self.difference.is_beyond_chance and self.difference.mean > 0
+
+    @property
+    def half_width(self) -> float | None:
+        """Half of the difference's 95 % interval."""
+        return None if self.difference is None else self.difference.half_width
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """The recommended candidate, and the evidence for it."""
+
+    trials: Sequence[CandidateResult]
+    choice: CandidateResult
+    diagnosis: Diagnosis | None
+    """None where there are too few images."""
+    findings: Sequence[str]
+    """Sentences on the data."""
+    tables: Mapping[str, Any]
+    """The settings to run with, as sections of a TOML file."""
+    rounds: int
+    seeds: Sequence[int]
+
+    @property
+    def reason(self) -> str:
+        """The reason for the choice in a sentence."""
+        first, chosen = self.trials[0].candidate.name, self.choice
+        if len(self.trials) == 1:
+            return f"Use {first}: it is the only candidate that goes with these settings."
+        if len(self.seeds) < MIN_SEEDS:
+            return (
+                f"No recommendation: {len(self.seeds)} seeds cannot tell a gain from chance, try `--seeds 0,1,2`. "
+                f"The settings are those of {first}, the simplest candidate."
+            )
+        if chosen.difference is None or chosen.half_width is None:
+            return (
+                f"Use {first}: no other candidate beats it by more than chance, and it is the simplest. "
+                "Where `fedcir init` names another method, it goes by the data alone; this pilot has tried both."
+            )
+        gain, half = 100 * chosen.difference.mean, 100 * chosen.half_width
+        return (
+            f"Use {chosen.candidate.name}: it beats {first} by {gain:.1f} points "
+            f"(95 % interval {gain - half:+.1f} to {gain + half:+.1f}) on validation images."
+        )
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """A dict of plain values for each candidate: `pandas.DataFrame` takes them."""
+        return [
+            {
+                "candidate": trial.candidate.name,
+                "algorithm": trial.candidate.algorithm,
+                **trial.candidate.settings,
+                "mean": trial.mean.mean,
+                "std": trial.mean.std,
+                "worst": trial.worst.mean,
+                "difference": None if trial.difference is None else trial.difference.mean,
+                "half_width": trial.half_width,
+                "chosen": trial is self.choice,
+            }
+            for trial in self.trials
+        ]
+
+    def toml(self) -> str:
+        """A settings file for `fedcir run`, with the reason in comments."""
+        lines = [self.reason, *self.findings, f"Pilot: {self.rounds} rounds, seeds {', '.join(map(str, self.seeds))}."]
+        return "".join(f"# {line}\n" for line in lines) + "\n" + dump_toml(self.tables)
+
+    def save(self, path: str | Path) -> None:
+        """Write the settings to a new file."""
+        if Path(path).exists():
+            raise InputError(f"{path} exists: name a new file")
+        write_file(Path(path), self.toml())
+
+
+def recommend(
+    *,
+    pilot_rounds: int = 20,
+    seeds: Sequence[int] = (0, 1, 2),
+    preset: str | None = None,
+    config: str | Path | None = None,
+    set: Sequence[str] | Mapping[str, Any] = (),
+    on_work: OnProgress = ignore_progress,
+    on_note: OnNote = ignore_progress,
+    **options: Any,
+) -> Recommendation:
+    """Recommend what to run on a dataset, as `fedcir recommend` does: train each candidate for a few rounds.
+
+    `options` name the data, such as dataset="pacs" and data_root="data/pacs", and may fix other settings too. Some of
+    each domain's training images are set aside, and the candidates are judged on them; test images are not used.
+    """
+    Between(1, 1_000_000).check("pilot_rounds", pilot_rounds)
+    seeds = check_seeds(seeds)
+    if len(seeds) < 2:
+        raise InputError("recommend needs at least two seeds, to tell a gain from chance: try 0,1,2")
+    request = ConfigRequest.from_options(options, preset, config, set, without=("algorithm", "seed", "norm", "prior"))
+    candidates = _list_candidates(request)
+    test_seed = request.resolve().run.seed  # of the run that follows: no pilot uses its test images
+    scores: dict[str, list[RunAccuracy]] = {}
+    diagnosis: Diagnosis | None = None
+    done = 0
+    for seed in seeds:
+        first = _pilot_config(request, candidates[0], seed, pilot_rounds)  # all candidates have the same data
+        domains, clients = use_validation_images(*partition_dataset(first, test_seed=test_seed))
+        if seed == seeds[0]:
+            pilots = [(candidate, _pilot_config(request, candidate, seed, pilot_rounds)) for candidate in candidates]
+            candidates = _exclude_refused(pilots, domains, clients, on_note)
+            with suppress(InputError):  # one domain, or too few images
+                following = replace(first, run=replace(first.run, seed=test_seed))
+                on_distance = partial(on_work, what="measuring distances")
+                diagnosis = diagnose_data(shift_config(following), on_distance=on_distance)
+        for candidate in candidates:
+            pilot = _pilot_config(request, candidate, seed, pilot_rounds)
+            federation, algorithm = build_federation(pilot, domains, clients), make_algorithm(pilot.algorithm)
+            with open_rounds(pilot, algorithm, federation, None, False) as (session, rounds):
+                for _ in rounds:
+                    done += 1
+                    on_work(done, len(candidates) * len(seeds) * pilot_rounds, f"trying {candidate.name}")
+            accuracy = session.records[-1].accuracy
+            assert accuracy is not None
+            hits = {} if session.hits is None else {name: d.correct for name, d in session.hits.domains.items()}
+            names = federation.manifest["test"]
+            images = {name: len(ids) for name, ids in names.items()}
+            score = RunAccuracy(accuracy, images, hash_test_set(names), hits)
+            scores.setdefault(candidate.name, []).append(score)
+    trials = compare_candidates(candidates, scores)
+    choice = max((trial for trial in trials if trial.better), key=lambda trial: trial.mean.mean, default=trials[0])
+    findings = ["There are too few images to measure how far the domains are apart."]
+    if diagnosis is not None:
+        findings = verdict(diagnosis)
+    chosen = choice.candidate
+    tables = merge_tables(request.with_options(algorithm=chosen.algorithm).tables(), nest_settings(chosen.settings))
+    return Recommendation(trials, choice, diagnosis, findings, tables, pilot_rounds, seeds)
+
+
+def use_validation_images(
+    domains: Domains, clients: Sequence[ClientPartition]
+) -> tuple[Domains, list[ClientPartition]]:
+    """Replace test images by validation images. Domains without any, such as a held-out one, are dropped."""
+    selected = [
+        replace(domain, test=domain.validation, validation=None) for domain in domains if domain.validation is not None
+    ]
+    names = {domain.name for domain in selected}
+    return replace(domains, domains=tuple(selected)), [client for client in clients if client.domain in names]
+
+
+def with_validation(config: Config) -> Config:
+    """Set the fraction of validation images where the config has none."""
+    return config if config.data.val_fraction else replace(config, data=replace(config.data, val_fraction=VALIDATION))
+
+
+def _pilot_config(request: ConfigRequest, candidate: Candidate, seed: int, rounds: int) -> Config:
+    """Config of a short run of a candidate, evaluated after its last round."""
+    request = request.with_options(algorithm=candidate.algorithm, seed=seed, rounds=rounds, eval_every=rounds)
+    return with_validation(resolve_config(request, nest_settings(candidate.settings)))
+
+
+def _list_candidates(request: ConfigRequest) -> list[Candidate]:
+    """The candidates that the encoder allows: the norms of a frozen one cannot be replaced."""
+    keeps_norm, norm = request.resolve().model.keeps_norm, request.tables().get("model", {}).get("norm")
+    if keeps_norm:
+        allowed = [candidate for candidate in CANDIDATES if candidate.settings.get("model.norm", "batch") == "batch"]
+        return [replace(candidate, about=ON_FROZEN.get(candidate.name, candidate.about)) for candidate in allowed]
+    if norm is not None:
+        raise InputError(f"recommend tries several norms, and model.norm={norm} leaves one: leave model.norm out")
+    return list(CANDIDATES)
+
+
+def _exclude_refused(
+    pilots: Sequence[tuple[Candidate, Config]], domains: Domains, clients: Sequence[ClientPartition], on_note: OnNote
+) -> list[Candidate]:
+    """The candidates that can run with the other settings, such as privacy; a note says why one is left out."""
+    refused: dict[str, InputError] = {}
+    for candidate, pilot in pilots:
+        try:
+            check_run(pilot, make_algorithm(pilot.algorithm), build_federation(pilot, domains, clients))
+        except InputError as error:
+            refused[candidate.name] = error
+    if len(refused) == len(pilots):
+        raise next(iter(refused.values()))
+    for name, reason in refused.items():
+        on_note(f"left out: {name}: {reason}")
+    return [candidate for candidate, _ in pilots if candidate.name not in refused]
+
+
+def compare_candidates(
+    candidates: Sequence[Candidate], scores: Mapping[str, Sequence[RunAccuracy]]
+) -> list[CandidateResult]:
+    """Compare every candidate with the first, seed by seed."""
+    first = scores[candidates[0].name]
+    results = []
+    for candidate in candidates:
+        by_seed = scores[candidate.name]
+        mean = Estimate.of([score.mean for score in by_seed])
+        worst = Estimate.of([min(score.accuracy.values()) for score in by_seed])
+        difference = None if candidate is candidates[0] else mean_interval(by_seed, first)
+        results.append(CandidateResult(candidate, mean, worst, difference))
+    return results

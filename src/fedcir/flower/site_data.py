@@ -1,0 +1,281 @@
+"""A site's node-config, its state folder with audit log and secret, and its local data.
+
+Data are a folder of the site's own, or its partition of a shared dataset. Opened data are cached for the next message
+of the same run, while names, sizes and times of its files are the same.
+"""
+
+import contextlib
+import errno
+import hashlib
+import hmac
+import json
+import os
+import secrets
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from flwr.app import Context
+
+from fedcir import __version__
+from fedcir.client.local_update import LocalTrainer
+from fedcir.config import Config, config_from_tables, config_to_tables
+from fedcir.data.federation import Client, Federation, build_federation, open_federation
+from fedcir.data.opening import find_dataset, get_source, list_site_images, open_site, selected_classes
+from fedcir.data.partition import ClientPartition, limit_samples
+from fedcir.data.sources.source import ImageList
+from fedcir.errors import InputError, RunError
+from fedcir.files import make_private_folder
+from fedcir.flower.client_app import state_folder
+from fedcir.flower.site_manifest import SiteDescription
+from fedcir.flower.wire import TaskHeader
+from fedcir.models.task import Task
+
+AUDIT_LOG, SECRET = "audit.jsonl", "secret"
+VERSIONS = f"fedcir {__version__}, torch {torch.__version__.partition('+')[0]}"
+CACHED_RUNS = 2
+
+
+@dataclass(frozen=True)
+class NodeConfig:
+    """Settings in `--node-config` of the site's SuperNode, which a server cannot change."""
+
+    context: Context
+
+    def get(self, name: str) -> str:
+        """Return a value as text, empty if it is not set."""
+        return str(self.context.node_config.get(name, ""))
+
+    @property
+    def state_folder(self) -> Path:
+        return state_folder(self.get("state"))
+
+    @property
+    def site(self) -> Any:
+        """The site's name, or its partition id; None if it has neither."""
+        return self.context.node_config.get("domain", self.context.node_config.get("partition-id"))
+
+    @property
+    def partition(self) -> int:
+        """The site's partition of a shared dataset; -1 if it has data of its own."""
+        values = self.context.node_config
+        if "domain" in values:
+            return -1
+        if "partition-id" not in values:
+            raise InputError(
+                '--node-config must hold data-root and the site\'s name, as in domain="hospital-a", or the '
+                "partition-id of a shared dataset",
+                public="its node-config names neither a domain nor a partition-id",
+            )
+        number = values["partition-id"]
+        if isinstance(number, bool) or not isinstance(number, int):
+            raise InputError(
+                f"partition-id in --node-config must be a whole number, got {number!r}",
+                public="its partition-id is not a whole number",
+            )
+        return number
+
+    @property
+    def data_root(self) -> str | None:
+        return os.path.expanduser(self.get("data-root")) if "data-root" in self.context.node_config else None
+
+
+@contextlib.contextmanager
+def write_to_state(folder: Path) -> Iterator[None]:
+    """Create the state folder for its owner only, and turn any OSError inside into a one-line RunError."""
+    try:
+        make_private_folder(folder)
+        yield
+    except OSError as error:
+        raise RunError(
+            f"cannot write to {error.filename or folder}: {error.strerror}; name another folder, as `state` in the "
+            "site's node-config or as FEDCIR_STATE",
+            public="it cannot write to its state folder",
+        ) from error
+
+
+@dataclass(frozen=True)
+class AuditLog:
+    """Append-only log that only its owner can read. A failed write raises, so that nothing happens unrecorded."""
+
+    folder: Path
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of every entry."""
+
+    def entries(self) -> Iterator[dict[str, Any]]:
+        """Yield all entries; a line that a crash cut short is skipped."""
+        path = self.folder / AUDIT_LOG
+        if path.exists():
+            with open(path, encoding="utf-8", errors="replace") as file:
+                for line in file:
+                    with contextlib.suppress(ValueError):
+                        yield dict(json.loads(line))
+
+    def record(self, event: str, **fields: Any) -> None:
+        """Append an entry; it is on disk when this returns."""
+        entry = {"time": datetime.now(UTC).isoformat(timespec="seconds"), "event": event, **self.fields, **fields}
+        line = json.dumps(entry).encode() + b"\n"
+        path = self.folder / AUDIT_LOG
+        with (
+            write_to_state(self.folder),
+            open(path, "ab", 0, opener=lambda name, flags: os.open(name, flags, 0o600)) as file,
+        ):
+            if file.write(line) != len(line):  # one call, so that lines of several processes do not mix
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+            os.fsync(file.fileno())
+
+
+def keyed_digest(folder: Path, content: str) -> str:
+    """Return a digest that only holders of this folder's secret can compute, so that no guess can be confirmed."""
+    path = folder / SECRET
+    if not path.exists():  # of several processes that create one, the first wins
+        temporary = folder / f".{SECRET}.{secrets.token_hex(8)}"
+        with write_to_state(folder):
+            with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                file.write(secrets.token_bytes(32))
+            with contextlib.suppress(FileExistsError):
+                os.link(temporary, path)
+            temporary.unlink()
+    return hmac.new(path.read_bytes(), content.encode(), hashlib.blake2b).hexdigest()[:32]
+
+
+@dataclass(frozen=True)
+class LocalSite:
+    """A site with its data open."""
+
+    client: Client
+    task: Task
+    description: SiteDescription
+    trainers: dict[str, LocalTrainer] = field(default_factory=dict)
+    """The last trainer, by what it was built from."""
+
+
+def open_local_site(header: TaskHeader, context: Context) -> LocalSite:
+    """Open the data that the node-config names, for the run of a message."""
+    node = NodeConfig(context)
+    if not isinstance(resident := context.node_config.get("resident", True), bool):
+        raise InputError(
+            f"resident in --node-config must be true or false, got {resident!r}",
+            public="resident in its node-config is neither true nor false",
+        )
+    config, partition, root = _resolve_encoder(header.config, node), node.partition, node.data_root
+    if partition < 0:
+        if root is None:
+            raise InputError(
+                '--node-config names a domain but no data-root: add data-root="DIR", the folder of its <class>/<image>',
+                public="its node-config names no data-root",
+            )
+        classes = header.classes or selected_classes(config.data)
+        domain = str(node.site)
+        stamp = _compute_stamp(config, list_site_images(Path(root), domain, config.data).pictures)
+        site = _open_folder(_get_config_key(config), Path(root), domain, classes, stamp)
+        content = keyed_digest(node.state_folder, site.description.content)
+        return replace(site, description=replace(site.description, content=content))
+    if ".py" in config.data.name:
+        raise InputError(
+            f"the run's dataset is the file {config.data.name!r}: a site runs no dataset file that a server names",
+            public="the run's dataset is a Python file, which a site does not run",
+        )
+    if root is not None:
+        config = replace(config, data=replace(config.data, root=root))
+    elif get_source(config.data.name).root != "nothing" and not _is_simulated():
+        raise InputError(
+            f"the run's dataset is {config.data.name!r} in {config.data.root!r}, but --node-config names no data-root: "
+            "add the folder, or the name on the hub, of the dataset that this site may use",
+            public="its node-config names no data-root, and a server cannot choose a site's dataset",
+        )
+    source, folder = find_dataset(config.data)
+    pictures = source.list_images(folder, config.data).pictures if source.has_image_files else None
+    arrays = sorted(folder.glob("*.npz")) if pictures is None and source.root == "folder" else ()
+    return _open_partition(_get_config_key(config), partition, _compute_stamp(config, pictures, arrays))
+
+
+@lru_cache(maxsize=CACHED_RUNS)
+def _open_folder(config_key: str, root: Path, domain: str, classes: tuple[str, ...], stamp: str) -> LocalSite:
+    config = config_from_tables(json.loads(config_key))
+    own_classes = tuple(sorted({item.label for item in list_site_images(root, domain, config.data).pictures.items}))
+    domains = open_site(root, domain, config.data, config.run.seed, classes)
+    whole = domains.domains[0]
+    rows = {} if domain == config.partition.hold_out else {domain: torch.arange(len(whole.train)).numpy()}
+    share = limit_samples(
+        ClientPartition(domain, rows), {domain: whole.train.labels}, config.partition.max_samples, config.run.seed
+    )
+    federation = build_federation(config, domains, [share])
+    num_train = len(share.rows.get(domain, whole.train))
+    site = _describe(federation, 0, domain, own_classes, domains.content)
+    return replace(site, description=replace(site.description, train=num_train, test=len(whole.test)))
+
+
+@lru_cache(maxsize=CACHED_RUNS)
+def _open_shared(config_key: str, stamp: str) -> Federation:
+    return open_federation(config_from_tables(json.loads(config_key)))
+
+
+@lru_cache(maxsize=CACHED_RUNS)
+def _open_partition(config_key: str, number: int, stamp: str) -> LocalSite:
+    federation = _open_shared(config_key, stamp)
+    if not 0 <= number < len(federation.clients):
+        message = f"partition-id is {number}, but must be from 0 to {len(federation.clients) - 1}"
+        raise InputError(message, public=message)
+    domain, classes = federation.clients[number].domain, tuple(federation.card["classes"])
+    site = _describe(federation, number, domain, classes, federation.manifest["hash"])
+    return replace(site, description=replace(site.description, partition=number, shared=True))
+
+
+def _describe(federation: Federation, number: int, domain: str, classes: tuple[str, ...], content: str) -> LocalSite:
+    federation.load_features()  # while the server still waits for sites, so that no round takes longer
+    client, card = federation.clients[number], federation.card
+    description = SiteDescription(
+        domain,
+        classes,
+        len(client.train or ()),
+        len(client.test or ()),
+        content,
+        card["image_size"],
+        card["channels"],
+        client.sizes.validation,
+        versions=VERSIONS,
+    )
+    return LocalSite(client, federation.task, description)
+
+
+def _is_simulated() -> bool:
+    """Tell whether this is a client of Flower's simulation, which runs in Ray on the server's own machine."""
+    ray = sys.modules.get("ray")
+    return ray is not None and bool(ray.is_initialized())
+
+
+def _resolve_encoder(config: Config, node: NodeConfig) -> Config:
+    """Use this site's copy of the run's encoder. A foreign encoder is code, so the node-config must allow it."""
+    name = config.model.name
+    if not config.model.foreign:
+        return config
+    allowed = node.get("encoder")
+    if (Path(allowed).name if config.model.file is not None else allowed) != name:
+        raise InputError(
+            f'the run\'s encoder is {name}: allow it in --node-config, as encoder="{name}" (a file by its path here)',
+            public=f"its node-config does not allow the run's encoder, {name}",
+        )
+    return replace(config, model=replace(config.model, name=allowed))
+
+
+def _get_config_key(config: Config) -> str:
+    """JSON of the settings that determine the data and the networks."""
+    tables = config_to_tables(config)
+    return json.dumps({name: tables[name] for name in ("data", "partition", "model", "run")})
+
+
+def _compute_stamp(config: Config, pictures: ImageList | None, paths: Iterable[Path] = ()) -> str:
+    """Digest of names, labels, sizes and times of a site's files, and of those that settings name besides."""
+    named = [config.model.file, None if config.partition.file is None else Path(config.partition.file)]
+    texts = [] if pictures is None else [pictures.fingerprint(), *map(repr, pictures.items)]
+    for path in (*paths, *named):
+        if path is not None and path.exists():
+            stat = path.stat()
+            texts.append(json.dumps([os.fspath(path), stat.st_size, stat.st_mtime_ns, stat.st_ino]))
+    return hashlib.blake2b("\0".join(texts).encode(errors="surrogateescape"), digest_size=16).hexdigest()

@@ -1,0 +1,236 @@
+"""Descriptions of the sites, and the manifest and roster of a run built from them."""
+
+import hashlib
+import json
+import secrets
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from flwr.app import ConfigRecord, Message, RecordDict
+
+from fedcir.config import Config
+from fedcir.data.examples import Normalisation
+from fedcir.data.federation import SampleCounts, make_image_card
+from fedcir.data.opening import selected_classes
+from fedcir.errors import InputError
+from fedcir.flower.wire import CONFIG, HEADER
+from fedcir.models.task import Task, make_image_task
+from fedcir.validation import build_dataclass
+
+MAX_NAME = 200
+MAX_DESCRIPTION = 10_000_000
+MAX_IMAGES = 1_000_000_000
+NODE_KEY = "node_key"
+"""Field of a client in the manifest: the fingerprint of the key that its name is bound to."""
+ALL_SITES = "all"
+
+
+@dataclass(frozen=True)
+class SiteDescription:
+    """Description of a site for the server: no image, no file name, and no counts by class."""
+
+    domain: str
+    classes: tuple[str, ...]
+    """Classes of its images."""
+    train: int
+    test: int
+    content: str
+    """Hash of its data, so that a resumed run refuses other data."""
+    image_size: int = 0
+    channels: int = 0
+    validation: int = 0
+    """Number of validation images."""
+    partition: int = -1
+    """Number of its partition of a shared dataset."""
+    shared: bool = False
+    """Whether the classes are those of a shared dataset, and not its own."""
+    versions: str = ""
+
+    @property
+    def name(self) -> str:
+        """Name of its client, the same over reconnections."""
+        return str(self.partition) if self.partition >= 0 else self.domain
+
+    def to_content(self) -> RecordDict:
+        return RecordDict({CONFIG: ConfigRecord({HEADER: json.dumps(asdict(self))})})
+
+    @classmethod
+    def from_message(cls, message: Message) -> "SiteDescription":
+        """Read a node's reply, or raise ValueError."""
+        text = str(message.content.config_records[CONFIG][HEADER])
+        if len(text) > MAX_DESCRIPTION:
+            raise ValueError("too long")
+        site = build_dataclass(cls, json.loads(text), "site")
+        if any(len(name) > MAX_NAME or not name.isprintable() for name in (site.domain, site.versions, *site.classes)):
+            raise ValueError("a name that cannot be printed")
+        if not all(0 <= images <= MAX_IMAGES for images in (site.train, site.test, site.validation)):
+            raise ValueError("an impossible number of images")
+        return site
+
+
+@dataclass(frozen=True)
+class SiteRoster:
+    """Participants of a run across sites, from its manifest."""
+
+    manifest: dict[str, Any]
+    task: Task
+    card: dict[str, Any]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def trainers(self) -> tuple[int, ...]:
+        return tuple(client["id"] for client in self.manifest["clients"] if client["train"])
+
+    @property
+    def holders(self) -> int:
+        return len(self.trainers)
+
+    @property
+    def evaluators(self) -> dict[int, str]:
+        first: dict[str, int] = {}
+        for client in self.manifest["clients"]:
+            first.setdefault(client["domain"], client["id"])
+        return {client: domain for domain, client in first.items()}
+
+    @property
+    def unseen(self) -> tuple[str, ...]:
+        seen = {client["domain"] for client in self.manifest["clients"] if client["train"]}
+        return tuple(domain for domain in self.evaluators.values() if domain not in seen)
+
+    def images(self, client: int) -> int:
+        return self.sizes[client].train
+
+    def hash_images(self) -> None:
+        """Return None: hashes of the sites' images would let a server confirm a guess."""
+
+    @property
+    def sizes(self) -> dict[int, SampleCounts]:
+        return {
+            client["id"]: SampleCounts(*(client[part] for part in SampleCounts._fields))
+            for client in self.manifest["clients"]
+        }
+
+
+def build_roster(manifest: dict[str, Any], config: Config, notes: Iterable[str] = ()) -> SiteRoster:
+    """Build the roster of a manifest, new or saved."""
+    classes, channels = manifest["classes"], manifest["channels"]
+    size, normalisation = manifest["image_size"], Normalisation.from_model(config.model, channels)
+    task = make_image_task(config.model, len(classes), channels, config.run.seed, size)
+    return SiteRoster(manifest, task, make_image_card(classes, size, channels, normalisation), tuple(notes))
+
+
+def build_manifest(sites: Iterable[SiteDescription], config: Config) -> tuple[dict[str, Any], list[str]]:
+    """Build the manifest of all sites, and notes for the user."""
+    sites = sort_sites(sites, config.partition.hold_out)
+    _check_sites(sites, config)
+    configured = selected_classes(config.data)
+    classes = sorted(set(configured) if configured else {name for site in sites for name in site.classes})
+    holders = Counter(name for site in sites for name in {*site.classes})
+    if (missing := next((name for name in classes if not holders[name]), None)) is not None:
+        raise InputError(f"data.classes: no site has an image of {missing!r}")
+    if len(classes) < 2:
+        raise InputError(f"the sites have only one class, {classes[0]!r}: a classifier needs two")
+    notes = [] if sites[0].shared else _compare_classes(sites, classes, bool(configured), holders)
+    first = sites[0]
+    for site in sites:
+        if site.versions != first.versions:
+            notes.append(f"site {site.domain!r} runs {site.versions}, but site {first.domain!r} runs {first.versions}")
+    manifest = {
+        "dataset": config.data.name,
+        "classes": classes,
+        "image_size": first.image_size,
+        "channels": first.channels,
+        "clients": list_clients(sites, config.partition.hold_out),
+    }
+    digest = hashlib.blake2b(json.dumps(manifest, sort_keys=True).encode(), digest_size=16).hexdigest()
+    return {**manifest, "hash": digest, "key": secrets.token_hex(8)}, notes
+
+
+def sort_sites(sites: Iterable[SiteDescription], hold_out: str | None = None) -> list[SiteDescription]:
+    """Sort sites by client number: by partition, or by name with a held-out site last."""
+    return sorted(sites, key=lambda site: (site.partition, site.domain == hold_out, site.domain))
+
+
+def list_clients(sites: Sequence[SiteDescription], hold_out: str | None = None) -> list[dict[str, Any]]:
+    """Return the clients of the manifest."""
+    counts = Counter(site.name for site in sites)
+    if (twin := next((site for site in sites if counts[site.name] > 1), None)) is not None:
+        name = f"partition-id {twin.partition}" if twin.partition >= 0 else f"domain {twin.domain!r}"
+        raise InputError(f"two nodes say that they are {name}: give each its own in --node-config")
+    if len({site.partition < 0 for site in sites}) > 1:
+        raise InputError("some nodes have a partition-id and others data of their own: start all the same way")
+    clients = []
+    for number, site in enumerate(sites):
+        partition = {"partition": site.partition} if site.partition >= 0 else {}
+        train = site.train if site.domain != hold_out else 0
+        clients.append(
+            {
+                "id": partition.get("partition", number),
+                **partition,
+                "domain": site.domain,
+                "train": train,
+                "test": site.test,
+                "validation": site.validation,
+                "content": site.content,
+            }
+        )
+    return clients
+
+
+def client_name(client: dict[str, Any]) -> str:
+    """Name of a client of the manifest, as SiteDescription.name."""
+    return str(client.get("partition", client["domain"]))
+
+
+def release_keys(clients: Sequence[dict[str, Any]], names: Sequence[str]) -> None:
+    """Unbind the names of sites that have a new key."""
+    for client in clients:
+        if ALL_SITES in names or client_name(client) in names:
+            client.pop(NODE_KEY, None)
+
+
+def _check_sites(sites: Sequence[SiteDescription], config: Config) -> None:
+    if len({(site.image_size, site.channels) for site in sites}) > 1:
+        sizes = ", ".join(f"{s.domain} {s.image_size}x{s.image_size}x{s.channels}" for s in sites)
+        raise InputError(f"the sites' images differ in size: {sizes}; set data.image_size")
+    if sites[0].partition >= 0:
+        return
+    if config.partition.scheme != "domain":
+        raise InputError(
+            f"partition.scheme={config.partition.scheme} divides one dataset, but the sites have data of their own: "
+            "leave it out"
+        )
+    if config.data.name != "folders":
+        raise InputError(f"the sites have images of their own, but data.name is {config.data.name}: set it to folders")
+    hold_out, domains = config.partition.hold_out, [site.domain for site in sites]
+    if hold_out is not None and hold_out not in domains:
+        raise InputError(f"partition.hold_out: there is no site {hold_out!r}; choose from {', '.join(domains)}")
+    for site in sites:
+        if len(site.classes) < 2:
+            only = "".join(f", only {name!r}" for name in site.classes)
+            raise InputError(f"site {site.domain!r} has too few classes{only}: add images of at least two")
+
+
+def _compare_classes(
+    sites: Sequence[SiteDescription], classes: Sequence[str], configured: bool, holders: Counter[str]
+) -> list[str]:
+    """Return notes on sites whose classes differ from those of the run."""
+    notes = []
+    for site in sites:
+        own = set(site.classes)
+        if missing := [name for name in classes if name not in own and (configured or holders[name] > 1)]:
+            notes.append(f"site {site.domain!r} has no image of {_list_names(missing)}")
+        if unknown := sorted(own.difference(classes)):
+            notes.append(f"site {site.domain!r} also has {_list_names(unknown)}, which data.classes leaves out")
+        alone = [name for name in classes if name in own and holders[name] == 1]
+        if alone and not configured and len(sites) > 1:
+            names = _list_names(alone)
+            notes.append(f"only site {site.domain!r} has {names}: check that all sites spell it the same way")
+    return notes
+
+
+def _list_names(names: Sequence[str]) -> str:
+    rest = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return ", ".join(repr(name) for name in names[:5]) + rest

@@ -1,0 +1,285 @@
+"""A run's model as one file for other programs. Before it is written, it is checked against the run."""
+
+import copy
+import io
+import json
+import logging
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import load, save
+from torch.export import Dim, ExportedProgram
+
+from fedcir.client.calibration import Calibration
+from fedcir.data.domains import Domains, Split
+from fedcir.errors import InputError, RunError, suggest_name
+from fedcir.files import write_file
+from fedcir.inference.model import AlgorithmChoice, ExportedModule, TrainedModel, open_model
+from fedcir.inference.model_card import CARD, OWN_LAYERS, guarantee_of, model_card
+from fedcir.rng import numpy_rng
+from fedcir.runs.evaluation_data import open_run_data
+from fedcir.runs.reader import RunSource
+from fedcir.tensor_files import copy_shared_tensors
+
+Format = Literal["onnx", "torch", "safetensors"]
+ENDINGS: dict[str, Format] = {".onnx": "onnx", ".pt2": "torch", ".safetensors": "safetensors"}
+Pixels = NDArray[np.uint8]
+Predict = Callable[[Pixels], NDArray[np.float32]]
+
+TOLERANCE = 1e-4
+BATCHES = (1, 7)
+CHECKED = 70
+"""Images that an export is checked on, at most."""
+
+
+@dataclass(frozen=True)
+class Exported:
+    """Exported file and the result of its check."""
+
+    path: Path
+    card: Path
+    new_card: bool
+    """Whether the card is new; one that is there already is kept."""
+    difference: float
+    """The largest between a probability of the file and of the run."""
+    images: int
+    real: bool
+    """Whether these were images of the run's data, and not random ones."""
+    note: str = ""
+    """Why the file predicts in another way than the run, where it does."""
+
+
+def export(
+    run: RunSource,
+    out: str | Path,
+    *,
+    format: Format | None = None,
+    site: str | None = None,
+    algorithm: AlgorithmChoice | None = None,
+    data_root: str | Path | None = None,
+    trust_code: bool = False,
+) -> Exported:
+    """Write the model of a finished run to a file, and a MODEL_CARD.md beside it.
+
+    `onnx` and `torch` (a torch.export program, .pt2) take uint8 RGB (batch, height, width, 3) and give probabilities;
+    `safetensors` holds the weights. If `format` is not given, the ending of the file says which. `data_root` holds the
+    run's data now, if they were moved. `trust_code` lets code of the run's own run.
+    """
+    path = Path(out)
+    if format is not None and format not in get_args(Format):
+        raise InputError(f"there is no format {format!r}; {suggest_name(str(format), get_args(Format))}")
+    if path.is_dir():
+        raise InputError(f"{path} is a folder: name a file, such as {path / 'model.onnx'}")
+    if not path.parent.is_dir():
+        raise InputError(f"{path}: there is no folder {path.parent}")
+    if not os.access(path.parent, os.W_OK):
+        raise InputError(f"{path}: the folder {path.parent} cannot be written to")
+    format = _choose_format(path, format)
+    if format == "onnx" and (
+        missing := next((p for p in ("onnx", "onnxscript", "onnxruntime") if not find_spec(p)), "")
+    ):
+        raise InputError(f"format onnx needs {missing}: pip install 'fedcir[onnx]'")
+    trained = open_model(run, site=site, algorithm=algorithm, device="cpu", trust_code=trust_code)
+    images, domains = _select_check_images(trained, data_root)
+    file = _make_file(trained, format, images)
+    write_file(path, file.data)
+    card = path.parent / CARD
+    new = not card.exists()
+    if new:
+        text = model_card(file.trained, path.name, format, _list_accuracies(file, domains), file.note)
+        write_file(card, text)
+    return Exported(path, card, new, file.difference, len(images), domains is not None, file.note)
+
+
+@dataclass(frozen=True)
+class _File:
+    """The content of a file, and what predicts as it does."""
+
+    data: bytes
+    predict: Predict
+    trained: TrainedModel
+    difference: float
+    note: str = ""
+
+
+def _make_file(trained: TrainedModel, format: Format, images: Pixels) -> _File:
+    """Make a file that predicts as the run does, or else as its plain network does."""
+    make = {"onnx": _write_onnx, "torch": _write_torch, "safetensors": _write_safetensors}[format]
+    plain = trained.plain()
+    if float((trained.predict(images)[0] - plain.predict(images)[0]).abs().max()) <= TOLERANCE:
+        data, predict = make(plain)
+        return _File(data, predict, plain, _compare(plain, predict, images))
+    if format != "safetensors":  # which holds a network and no rule
+        with suppress(Exception):  # a method's own code need not be one that torch can export
+            data, predict = make(trained)
+            return _File(data, predict, trained, _compare(trained, predict, images))
+    plain = replace(plain, calibration=Calibration())
+    data, predict = make(plain)
+    name = trained.card["algorithm"]["name"]
+    note = f"{name} predicts in a way of its own, which a file of format {format} does not carry: it holds the network"
+    return _File(data, predict, plain, _compare(plain, predict, images), note)
+
+
+def _list_accuracies(file: _File, domains: Domains | None) -> dict[str, Any]:
+    """Accuracies of what a file predicts: those of the run where both are the same, or measured on its test images."""
+    run, site = file.trained.run, file.trained.site
+    if run.config.privacy.noise:  # accuracies have no noise
+        return {"accuracy": {}, "accuracy_mean": None}
+    tested = run.saved_accuracies
+    if not file.note and site is None:
+        return tested
+    if domains is None:
+        by_domain = {name: value for name, value in tested["accuracy"].items() if name == site and not file.note}
+        return {"accuracy": by_domain, "accuracy_mean": None}
+    accuracy = {domain.name: _measure_accuracy(file.predict, domain.test) for domain in domains}
+    unseen = tested.get("unseen") or []
+    seen = [value for name, value in accuracy.items() if name not in unseen]
+    mean = float(np.mean(seen)) if seen else None
+    return {"accuracy": accuracy, "accuracy_mean": mean, "unseen": unseen, "measured": True}
+
+
+def _measure_accuracy(predict: Predict, images: Split) -> float:
+    correct = 0
+    for start in range(0, len(images), CHECKED):
+        rows = np.arange(start, min(start + CHECKED, len(images)))
+        predicted = predict(np.ascontiguousarray(images.pixels(rows))).argmax(-1)
+        correct += int((predicted == images.labels[rows]).sum())
+    return correct / len(images)
+
+
+def about(trained: TrainedModel) -> dict[str, str]:
+    """Metadata for programs that use the file."""
+    card = trained.card
+    return {
+        "classes": json.dumps(card["classes"], ensure_ascii=False),
+        "image_size": str(trained.size),
+        "channels": str(trained.channels),
+        "mean": json.dumps(card["mean"]),
+        "std": json.dumps(card["std"]),
+        "temperature": repr(trained.calibration.temperature),
+        "calibrated_on": str(trained.calibration.images),
+        "algorithm": str(card["algorithm"]["name"]),
+        "input": "images: uint8 (batch, height, width, channels), RGB, resized to image_size; normalised inside",
+        "output": "probabilities: float32 (batch, classes)",
+        **_describe_privacy(trained),
+    }
+
+
+def _describe_privacy(trained: TrainedModel) -> dict[str, str]:
+    """Metadata entry on differential privacy, as JSON; empty if the run added no noise."""
+    if (guarantee := guarantee_of(trained.run)) is None:
+        return {}
+    return {"privacy": json.dumps(guarantee if trained.site is None else {"epsilon": None, "reason": OWN_LAYERS})}
+
+
+def _choose_format(path: Path, requested: Format | None) -> Format:
+    ending = ENDINGS.get(path.suffix.lower())
+    if requested is None and ending is None:
+        raise InputError(f"{path} does not say which format to write: name it {path.stem}.onnx, .pt2 or .safetensors")
+    if requested is not None and ending is not None and requested != ending:
+        raise InputError(
+            f"{path} is the name of a file of format {ending}, and the format asked for is {requested}: change one"
+        )
+    return requested or ending or "onnx"
+
+
+def _write_onnx(trained: TrainedModel) -> tuple[bytes, Predict]:
+    import onnxruntime
+
+    with _silence_exporter():
+        made: Any = torch.onnx.export(
+            _trace_program(trained), input_names=["images"], output_names=["probabilities"], verbose=False
+        )
+    proto = made.model_proto
+    for name, value in about(trained).items():
+        entry = proto.metadata_props.add()
+        entry.key, entry.value = name, value
+    data: bytes = proto.SerializeToString()
+    session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
+    return data, lambda images: session.run(["probabilities"], {"images": images})[0]
+
+
+def _write_torch(trained: TrainedModel) -> tuple[bytes, Predict]:
+    file = io.BytesIO()
+    with _silence_exporter():
+        torch.export.save(_trace_program(trained), file, extra_files={"fedcir.json": json.dumps(about(trained))})
+        module = torch.export.load(io.BytesIO(file.getvalue())).module()
+
+    def predict(images: Pixels) -> NDArray[np.float32]:
+        with torch.inference_mode():
+            return module(torch.from_numpy(images)).numpy()  # type: ignore[no-any-return]
+
+    return file.getvalue(), predict
+
+
+def _write_safetensors(trained: TrainedModel) -> tuple[bytes, Predict]:
+    arrays = {name: tensor.cpu() for name, tensor in trained.network.state_dict().items()}
+    metadata = {**trained.card, "temperature": trained.calibration.temperature}
+    metadata |= {name: json.loads(value) for name, value in _describe_privacy(trained).items()}
+    data = save(copy_shared_tensors(arrays), {"fedcir": json.dumps(metadata, sort_keys=True, ensure_ascii=False)})
+    read = copy.deepcopy(trained.network)
+    read.load_state_dict(load(data))
+    again = trained.with_network(read)
+    return data, lambda images: again.predict(images)[0].float().numpy()
+
+
+def _trace_program(trained: TrainedModel) -> ExportedProgram:
+    example = torch.zeros(2, trained.size, trained.size, trained.channels, dtype=torch.uint8)
+    with _silence_exporter():
+        return torch.export.export(ExportedModule(trained).eval(), (example,), dynamic_shapes=({0: Dim("batch")},))
+
+
+@contextmanager
+def _silence_exporter() -> Iterator[None]:
+    """Suppress the messages of torch's exporter about optional packages and its own internals."""
+    logger = logging.getLogger("torch.onnx")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(before)
+
+
+def _select_check_images(trained: TrainedModel, data_root: str | Path | None) -> tuple[Pixels, Domains | None]:
+    """Test images of the run, some of each domain, and its data; random images if the data cannot be opened."""
+    try:
+        _, domains, _ = open_run_data(trained.run, None if data_root is None else str(data_root))
+    except (InputError, OSError):
+        if data_root is not None:
+            raise
+        shape = CHECKED, trained.size, trained.size, trained.channels
+        return numpy_rng(0, "export").integers(0, 256, shape, dtype=np.uint8), None
+    per_domain = -(-CHECKED // len(domains))
+    some = [
+        domain.test.pixels(np.linspace(0, len(domain.test) - 1, min(per_domain, len(domain.test))).astype(np.int64))
+        for domain in domains
+    ]
+    return np.concatenate(some)[:CHECKED], domains
+
+
+def _compare(trained: TrainedModel, predict: Predict, images: Pixels) -> float:
+    expected = trained.predict(images)[0].numpy()
+    largest = 0.0
+    for size in BATCHES:
+        rows = range(0, len(images), size) if size > 1 else range(min(7, len(images)))
+        for start in rows:
+            some = np.ascontiguousarray(images[start : start + size])
+            largest = max(largest, float(np.abs(predict(some) - expected[start : start + size]).max()))
+    if not largest <= TOLERANCE:
+        raise RunError(
+            f"nothing was written: the exported model's probabilities differ from the run's by up to {largest:.2g}, "
+            f"more than {TOLERANCE:g}; please report it"
+        )
+    return largest

@@ -1,0 +1,222 @@
+"""The network of a finished run, and what it takes to use it."""
+
+import copy
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from fedcir.algorithms.algorithm import Algorithm
+from fedcir.client.calibration import Calibration
+from fedcir.client.local_update import get_local_tensors
+from fedcir.client.prediction import Output, predict
+from fedcir.client.state import local_batchnorm
+from fedcir.config import ModelConfig
+from fedcir.data.domains import Split
+from fedcir.data.examples import Examples, ImageExamples, Normalisation
+from fedcir.data.features import FeatureCache
+from fedcir.data.federation import Client
+from fedcir.errors import InputError, suggest_name
+from fedcir.machine import check_memory
+from fedcir.models.networks import use_standard_conv
+from fedcir.models.pretrained import FrozenEncoder
+from fedcir.runs.reader import Run, RunSource, restore_model, to_run
+from fedcir.runtime.devices import is_out_of_memory, pick_device
+from fedcir.runtime.resume import use_saved_model
+from fedcir.runtime.run_folder import RunFolder
+from fedcir.types import LocalContext, Modules
+from fedcir.validation import build_dataclass
+
+AlgorithmChoice = Algorithm | type[Algorithm] | str | Path
+"""A method that fedcir does not bring, as its user names it."""
+
+BATCH = 64
+"""Images that a model is given at a time."""
+
+UNCALIBRATED = (
+    "probabilities are not calibrated and `novelty` is not a share, because the run has no calibration.json: "
+    "set images aside in training with `--set data.val_fraction=0.1`, and no privacy.noise, with which none is fitted"
+)
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """The networks of a run, ready to predict as the run's own tests do, with its model card and its calibration."""
+
+    run: Run
+    algorithm: Algorithm
+    modules: Modules
+    """In evaluation mode."""
+    ctx: LocalContext
+    device: torch.device
+    layout: torch.memory_format
+    calibration: Calibration
+    site: str | None = None
+    features: FeatureCache | None = None
+    """Where features of a frozen encoder are kept, if they are used in place of images."""
+
+    @property
+    def network(self) -> nn.Module:
+        return self.modules["model"]
+
+    @property
+    def card(self) -> dict[str, Any]:
+        return self.run.card
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return tuple(self.card["classes"])
+
+    @property
+    def size(self) -> int:
+        return int(self.card["image_size"])
+
+    @property
+    def channels(self) -> int:
+        return int(self.card["channels"])
+
+    @cached_property
+    def normalisation(self) -> Normalisation:
+        return Normalisation(tuple(self.card["mean"]), tuple(self.card["std"]))
+
+    @property
+    def calibrated(self) -> bool:
+        return self.calibration.images > 0
+
+    def inputs(self, images: NDArray[np.uint8]) -> Tensor:
+        """Squares (B, H, W, C) as the network takes them: by the code that made its training batches."""
+        if self.features is not None:
+            values, places = self.features.load([(images, np.arange(len(images)))])
+            return torch.from_numpy(values[places]).to(self.device)  # (B, F)
+        split = Split(images, np.zeros(len(images), np.int64), "")
+        return ImageExamples(split, self.normalisation).batch(np.arange(len(images)), self.device, self.layout)[0]
+
+    @torch.inference_mode()
+    def compute(self, images: NDArray[np.uint8]) -> Output:
+        """Run the method's own prediction on square images (B, H, W, C)."""
+        try:
+            output = predict(self.algorithm, self.modules, self.inputs(images), self.ctx)
+        except RuntimeError as error:  # by torch, for images that are too small for the network
+            if self.run.config.model.foreign or is_out_of_memory(error):
+                raise
+            reason = " ".join(str(error).split())[:200]
+            raise InputError(
+                f"the model of {self.run.path} takes no {self.size}x{self.size} images: {reason}"
+            ) from error
+        if not output.logits.softmax(-1).isfinite().all():
+            raise InputError(f"the model of {self.run.path} gives no numbers for some images: train it again")
+        return output
+
+    @torch.inference_mode()
+    def predict(self, images: NDArray[np.uint8]) -> tuple[Tensor, Tensor]:
+        """Predict calibrated probabilities (B, C) and the novelty (B,) of square images."""
+        output = self.compute(images)
+        probabilities = (output.logits.double() / self.calibration.temperature).softmax(-1)
+        return probabilities.cpu(), self.calibration.share(output.novelty.cpu())
+
+    def plain(self) -> "TrainedModel":
+        """The same without the method's own way to predict: the answer is what the network gives."""
+        return replace(self, algorithm=Algorithm())
+
+    def with_network(self, network: nn.Module) -> "TrainedModel":
+        return replace(self, modules={**self.modules, "model": network}, features=None)
+
+    def with_cached_features(self) -> "TrainedModel":
+        """The same with features of a frozen encoder, where it has one, kept in the cache that training uses."""
+        frozen = (module.network for module in self.network.modules() if isinstance(module, FrozenEncoder))
+        if (encoder := next(frozen, None)) is None:
+            return self
+        model = use_saved_model(
+            build_dataclass(ModelConfig, self.card["model"], "model"), self.run.path, self.run.trust_code
+        )
+        encoder = copy.deepcopy(encoder).to("cpu", memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+        shape = (self.size, self.size, self.channels)
+        return replace(self, features=FeatureCache(model, encoder, self.normalisation, shape))
+
+
+def open_model(
+    source: RunSource,
+    *,
+    site: str | None = None,
+    algorithm: AlgorithmChoice | None = None,
+    device: str = "auto",
+    trust_code: bool = False,
+    train: Examples | None = None,
+) -> TrainedModel:
+    """The network of a finished run on images. Where each client has a part of its own, `site` says whose to take.
+
+    `train` holds the training images of that client, for one that never trained: the run tests it on the first weights,
+    with BatchNorm statistics of these images.
+    """
+    run = to_run(source, trust_code)
+    if not run.finished:
+        raise InputError(f"{run.path} holds no finished run: resume it to finish it")
+    if "image_size" not in run.card:
+        raise InputError(
+            f"{run.path} was trained by fedcir.train on Datasets of its caller: use load_run(...).model(encoder=...)"
+        )
+    size, channels = run.card["image_size"], run.card["channels"]
+    check_memory(5 * BATCH * size * size * channels, f"image_size={size} of {run.path} for {BATCH} images")
+    method = run.configured_method(algorithm)
+    if site is None and has_client_parts(run, method):
+        domains = dict.fromkeys(client["domain"] for client in run.manifest["clients"])
+        raise InputError(
+            f"with {local_batchnorm(run.config, method) or run.config.algorithm.name} each client has a model of its "
+            f"own: choose one as site, from {', '.join(domains)}"
+        )
+    restored = restore_model(run, run.config, method, run.task(run.weights()), str(pick_device(device)))
+    client = replace(_find_client(run, site), train=train)
+    local_tensors = get_local_tensors(restored.store.load(client.id, restored.round + 1))
+    if site is not None and train is None and not local_tensors and has_client_parts(run, method):
+        raise InputError(f"no client of {site!r} has trained in {run.path}, so it has no model: choose another site")
+    ctx, trainer = restored.load(client), restored.trainer
+    for module in trainer.modules.values():
+        module.requires_grad_(False)
+    # earlier versions fitted one on private data too
+    fitted = None if run.config.privacy.noise else RunFolder(run.path).calibration()
+    calibration = fitted or Calibration()
+    return TrainedModel(run, method, trainer.modules, ctx, trainer.device, trainer.layout, calibration, site)
+
+
+def _find_client(run: Run, site: str | None) -> Client:
+    """The client whose own parts of the model are taken: the first of a site."""
+    first = {client["domain"]: client["id"] for client in reversed(run.manifest["clients"])}
+    if site is not None and site not in first:
+        raise InputError(f"no domain {site!r} in {run.path}; {suggest_name(site, first)}")
+    return Client(first[site] if site is not None else 0, site or "", None, None)
+
+
+def has_client_parts(run: Run, method: Algorithm) -> bool:
+    """Check whether clients keep all or part of the model to themselves."""
+    return not method.one_model or local_batchnorm(run.config, method) is not None
+
+
+class ExportedModule(nn.Module):
+    """Takes uint8 images (B, H, W, C), as pictures lie in memory, and gives probabilities (B, classes)."""
+
+    def __init__(self, trained: TrainedModel) -> None:
+        super().__init__()
+        used = {"model", *trained.algorithm.trains, *trained.algorithm.keeps}
+        modules = {name: copy.deepcopy(module) for name, module in trained.modules.items() if name in used}
+        for module in modules.values():
+            use_standard_conv(module)
+            module.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+        self.network = modules.pop("model")
+        self.others = nn.ModuleDict(modules)
+        self.algorithm, self.ctx = trained.algorithm, trained.ctx
+        self.temperature = trained.calibration.temperature
+        self.scale: Tensor
+        self.shift: Tensor
+        self.register_buffer("scale", trained.normalisation.scale)
+        self.register_buffer("shift", trained.normalisation.shift)
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = images.permute(0, 3, 1, 2).to(torch.float32, memory_format=torch.contiguous_format)
+        modules = {"model": self.network, **self.others}
+        logits = self.algorithm.predict(modules, x * self.scale + self.shift, self.ctx)
+        return (logits / self.temperature).softmax(-1)

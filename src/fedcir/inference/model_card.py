@@ -1,0 +1,267 @@
+"""The model card: what a stranger must know of a model, in the layout of the Hugging Face hub."""
+
+import json
+from typing import Any
+
+from fedcir.algorithms import find_algorithm, list_algorithms
+from fedcir.inference.evaluation import wilson_interval
+from fedcir.inference.model import TrainedModel
+from fedcir.runs.reader import Run
+from fedcir.server.accounting import get_adjacency, upload_epsilon
+from fedcir.text import escape_controls, escape_markdown, format_code
+
+UNIT = {"client": "a client with all its training images", "example": "one training image"}
+PLACE = {
+    "server": "by the server, which saw each client's plain update and must be trusted",
+    "client": "by each client, so the server did not have to be trusted",
+}
+ADJACENT = {
+    ("client", "zero-out"): "a client counts as one that did not reply",
+    ("client", "replace-one"): "a client has other data",
+    ("example", "zero-out"): "one training image of a client counts as nothing",
+    ("example", "replace-one"): "one training image of a client is another one",
+}
+
+OWN_LAYERS = (
+    "the site trained some layers of this model without noise and kept them, so no epsilon covers it: "
+    "do not give it to others"
+)
+
+
+def guarantee_of(run: Run) -> dict[str, Any] | None:
+    """Epsilon, delta, unit, place, adjacency and source of randomness of a run; None if it added no noise."""
+    config, saved = run.config, (run.summary or {}).get("privacy")
+    if not config.privacy.noise or saved is None:
+        return None
+    randomness = "system" if "key" in run.manifest else "seed"
+    guarantee = {"adjacency": get_adjacency(config.privacy), "randomness": randomness, **saved}
+    if "adjacency" not in saved and config.privacy.by_clients:  # where earlier versions counted too little
+        largest = upload_epsilon(config.privacy, config.local, 1, len(run.records))
+        guarantee["epsilon"] = max(saved["epsilon"], largest)
+    return guarantee
+
+
+def describe_guarantee(guarantee: dict[str, Any], site: str | None = None) -> str:
+    """The section of a model card on privacy. A site's own layers are made without noise."""
+    if site is not None:
+        return f"## Privacy\n\n{OWN_LAYERS[0].upper()}{OWN_LAYERS[1:]}."
+    unit, adjacency = guarantee["unit"], guarantee["adjacency"]
+    lines = [
+        f"Training was differentially private: epsilon {guarantee['epsilon']:.3g} at delta {guarantee['delta']:g}, for "
+        f"{UNIT[unit]}. Noise was added {PLACE[guarantee['place']]}.",
+        f"Adjacency is `{adjacency}`: epsilon compares two runs that are alike, except that in one of them "
+        f"{ADJACENT[unit, adjacency]}.",
+        "Epsilon covers what this file tells of the training images. Test and validation images are not covered. So "
+        "nothing that was measured on images of clients without noise is part of this export: no accuracies, no "
+        "temperature and no numbers of images.",
+    ]
+    if guarantee["randomness"] == "seed":
+        lines.append("The noise came from the seed of an experiment on one machine: it protects nobody.")
+    return "## Privacy\n\n" + "\n\n".join(lines)
+
+
+CARD = "MODEL_CARD.md"
+
+
+def model_card(trained: TrainedModel, file: str, format: str, tested: dict[str, Any], note: str = "") -> str:
+    """The text of MODEL_CARD.md. It names no path, no time and no version.
+
+    `tested` holds the accuracies of the file, and `note` why it predicts in another way than the run, where it does.
+    """
+    front = "\n".join(_write_front_matter(trained, format, tested))
+    parts = [_describe_model(trained), _describe_data(trained), _describe_method(trained)]
+    if (guarantee := guarantee_of(trained.run)) is not None:
+        parts.append(describe_guarantee(guarantee, trained.site))
+    parts += [
+        _describe_accuracy(trained, tested, note),
+        _describe_calibration(trained, note),
+        _describe_limits(trained, tested),
+    ]
+    return "\n\n".join([f"---\n{front}\n---", *parts, _use(trained, file, format)]) + "\n"
+
+
+def _write_front_matter(trained: TrainedModel, format: str, tested: dict[str, Any]) -> list[str]:
+    """YAML, in which every text is written as JSON, so that no name can be misread."""
+    config = trained.run.config
+    tags = ["image-classification", "federated-learning", "fedcir", str(trained.card["algorithm"]["name"]), format]
+    lines = [
+        "license: unknown  # fill in the licence under which you give the model to others",
+        "library_name: fedcir",
+        "pipeline_tag: image-classification",
+        f"tags: {json.dumps(tags)}",
+    ]
+    if _is_private(trained):
+        return lines
+    lines += [
+        "metrics: [accuracy]",
+        "model-index:",
+        f"- name: {_quote(trained.run.path.resolve().name)}",
+        "  results:",
+    ]
+    shown = {"mean over domains": tested["accuracy_mean"], **tested["accuracy"]}
+    for name, value in shown.items():
+        if value is not None:
+            lines += [
+                "  - task: {type: image-classification}",
+                f"    dataset: {{name: {_quote(config.data.name)}, type: {_quote(config.data.name)}, split: test}}",
+                f"    metrics: [{{type: accuracy, name: {_quote(name)}, value: {value:.4f}}}]",
+            ]
+    return lines
+
+
+def _describe_model(trained: TrainedModel) -> str:
+    card, model = trained.card, trained.run.config.model
+    colours = "RGB" if trained.channels == 3 else f"{trained.channels}-channel"
+    site = f" It is the model of the site {format_code(trained.site)}." if trained.site else ""
+    method = trained.run.config.algorithm.name
+    training = "Several clients trained it together with fedcir; their images never left them."
+    if method in list_algorithms() and find_algorithm(method).pools:
+        training = "It was trained with fedcir on the images of all clients in one place."
+    return (
+        f"# {escape_markdown(trained.run.path.resolve().name)}\n\n"
+        f"An image classifier ({format_code(model.name)}) for {len(trained.classes)} classes: "
+        f"{', '.join(map(format_code, trained.classes))}.{site} {training}\n\n"
+        f"It takes {colours} images of {trained.size} x {trained.size} pixels. "
+        f"Pixels are divided by 255, then normalised with mean {_format_numbers(card['mean'])} and standard deviation "
+        f"{_format_numbers(card['std'])}."
+    )
+
+
+def _describe_data(trained: TrainedModel) -> str:
+    run = trained.run
+    counts: dict[str, list[int]] = {}
+    for client in run.manifest["clients"]:
+        images = client.get("train", 0)
+        counts.setdefault(client["domain"], []).append(images if isinstance(images, int) else len(images))
+    is_private, tested, rows = _is_private(trained), _count_test_images(trained), []
+    for name, images in counts.items():
+        row = f"| {escape_markdown(name)} | {sum(count > 0 for count in images)} |"
+        if not is_private:
+            row += f" {sum(images):,} | {f'{tested[name]:,}' if name in tested else ''} |"
+        rows.append(row)
+    head = "| domain | clients that train |\n|---|---:|"
+    if not is_private:
+        head = "| domain | clients that train | training images | test images |\n|---|---:|---:|---:|"
+    return f"## Training data\n\nDataset: {format_code(run.config.data.name)}.\n\n{head}\n" + "\n".join(rows)
+
+
+def _describe_method(trained: TrainedModel) -> str:
+    config = trained.run.config
+    fields = {name: value for name, value in trained.card["algorithm"].items() if name != "name"}
+    values = f" ({escape_markdown(', '.join(f'{name} {value}' for name, value in fields.items()))})" if fields else ""
+    seed = "" if _is_private(trained) else f", with seed {config.run.seed}"  # the noise of an experiment is the seed's
+    start = "from published weights" if config.model.weights else "from its usual initial weights"
+    name, local = escape_markdown(str(trained.card["algorithm"]["name"])), config.local
+    return (
+        f"## Method\n\n{name}{values}: {config.server.rounds} rounds of {local.steps} local steps, batches of "
+        f"{local.batch_size}, learning rate {local.lr:g}. Training started {start}{seed}."
+    )
+
+
+def _describe_accuracy(trained: TrainedModel, tested: dict[str, Any], note: str) -> str:
+    if _is_private(trained):
+        return "## Accuracy\n\nAccuracies are not given: clients count them on their images without noise."
+    counts, unseen = _count_test_images(trained), tested.get("unseen") or []
+    rows = []
+    for name, value in tested["accuracy"].items():
+        mark = " (not trained on)" if name in unseen else ""
+        interval = ""
+        if count := counts.get(name):
+            ends = wilson_interval(round(value * count), count)
+            interval = f"{100 * ends.low:.1f} to {100 * ends.high:.1f}"
+        rows.append(f"| {escape_markdown(name)}{mark} | {100 * value:.1f} | {interval} |")
+    if tested["accuracy_mean"] is not None:
+        rows.append(f"| mean over domains{' trained on' if unseen else ''} | {100 * tested['accuracy_mean']:.1f} | |")
+    table = "| domain | test accuracy (%) | 95 % interval (Wilson) |\n|---|---:|---|\n" + "\n".join(rows)
+    how = [f"Note: {escape_markdown(note)}. The run's own accuracies do not hold for it."] if note else []
+    if tested["accuracy"]:
+        measured = "These accuracies were measured with this file, on the run's test images."
+        return "\n\n".join(["## Accuracy", *how, *([measured] if tested.get("measured") else []), table])
+    if note or trained.site:
+        how.append("Its accuracy was not measured, because the run's data could not be opened.")
+    return "\n\n".join(["## Accuracy", *(how or ["The run was not tested."])])
+
+
+def _describe_calibration(trained: TrainedModel, note: str) -> str:
+    calibration = trained.calibration
+    if not trained.calibrated:
+        reason = "the run's temperature is that of its own predictions" if note else "the clients set no images aside"
+        if _is_private(trained):
+            reason = "a temperature would be fitted on images of clients without noise"
+        return (
+            f"## Calibration\n\nProbabilities are not calibrated: {reason}. Treat them as scores, not as frequencies."
+        )
+    return (
+        f"## Calibration\n\nProbabilities are calibrated by a temperature of {calibration.temperature:.3g}, fitted on "
+        f"{calibration.images:,} images that the clients set aside. Only sums over these images left the clients."
+    )
+
+
+def _describe_limits(trained: TrainedModel, tested: dict[str, Any]) -> str:
+    limits = [
+        "It always answers with one of its classes, whatever the image shows. fedcir's own predictor also tells how "
+        "unlike anything seen an image is.",
+        "The accuracies hold for images like those of the domains above. Evaluate it on your own images first: "
+        "`fedcir evaluate`.",
+        "They are those of one training run; another seed gives other numbers.",
+    ]
+    if _is_private(trained):
+        limits[1:] = ["Evaluate it on your own images first: `fedcir evaluate`."]
+    if len(accuracy := tested["accuracy"]) > 1:
+        worst = min(accuracy, key=lambda name: accuracy[name])
+        limits.insert(
+            1, f"Its weakest domain is {escape_markdown(worst)}, with {100 * accuracy[worst]:.1f} % test accuracy."
+        )
+    return "## Limits\n\n" + "\n".join(f"- {limit}" for limit in limits)
+
+
+def _use(trained: TrainedModel, file: str, format: str) -> str:
+    size = trained.size
+    mode = "RGB" if trained.channels == 3 else "L"
+    picture = (
+        f'picture = Image.open("image.jpg")\npicture.draft("{mode}", ({size}, {size}))\n'
+        f'picture = picture.convert("{mode}").resize(({size}, {size}), Image.Resampling.BILINEAR, reducing_gap=3.0)\n'
+        f"images = np.asarray(picture, np.uint8).reshape(1, {size}, {size}, {trained.channels})\n"
+    )
+    codes = {
+        "onnx": "import json\n\nimport numpy as np\nimport onnxruntime\nfrom PIL import Image\n\n"
+        f"session = onnxruntime.InferenceSession({_quote(file)})\n"
+        'classes = json.loads(session.get_modelmeta().custom_metadata_map["classes"])\n'
+        f'{picture}(probabilities,) = session.run(["probabilities"], {{"images": images}})\n'
+        "print(classes[probabilities[0].argmax()], probabilities[0].max())",
+        "torch": "import json\n\nimport numpy as np\nimport torch\nfrom PIL import Image\n\n"
+        f'about = {{"fedcir.json": ""}}\nmodel = torch.export.load({_quote(file)}, extra_files=about).module()\n'
+        'classes = json.loads(json.loads(about["fedcir.json"])["classes"])\n'
+        f"{picture}probabilities = model(torch.tensor(images))[0]\n"
+        "print(classes[probabilities.argmax()], float(probabilities.max()))",
+        "safetensors": "from safetensors import safe_open\n\n"
+        f'with safe_open({_quote(file)}, framework="pt") as model:\n'
+        '    about = model.metadata()["fedcir"]  # JSON: classes, image size, normalisation, network, temperature\n'
+        "    weights = {name: model.get_tensor(name) for name in model.keys()}",
+    }
+    how = (
+        ""
+        if format == "safetensors"
+        else "\n\nResize pictures as shown: resized in another way, some get another class."
+    )
+    return f"## How to use it\n\n```python\n{codes[format]}\n```{how}"
+
+
+def _count_test_images(trained: TrainedModel) -> dict[str, int]:
+    """Test images by domain, where the run knows."""
+    manifest = trained.run.manifest
+    if "test" in manifest:
+        return {name: len(ids) for name, ids in manifest["test"].items()}
+    return {c["domain"]: int(c["test"]) for c in manifest["clients"] if isinstance(c.get("test"), int)}
+
+
+def _is_private(trained: TrainedModel) -> bool:
+    return guarantee_of(trained.run) is not None
+
+
+def _quote(text: str) -> str:
+    return escape_controls(json.dumps(text, ensure_ascii=False))
+
+
+def _format_numbers(values: list[float]) -> str:
+    return ", ".join(f"{value:g}" for value in values)

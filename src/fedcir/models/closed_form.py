@@ -1,0 +1,256 @@
+"""Linear heads in closed form, from sums over examples that are exact, so that they do not depend on their order.
+
+A client sends the Gram matrix of its features and one-hot labels. Values are rounded to multiples of 2^-30 and summed
+as integers: the total of a federation has the same bits for any partition, and can be subtracted from.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedcir.errors import InputError
+from fedcir.types import Tensors
+
+BITS = 21
+"""Bits of a part of a rounded value: products of two parts, summed over 2,048 rows, are exact in double precision."""
+SCALE = 2.0**30
+LIMIT = 2.0**11
+"""Largest feature value; with SCALE, a rounded value has two parts of BITS bits."""
+ROWS = 2048
+MASK = (1 << BITS) - 1
+
+
+def gram_sums(rows: Iterable[tuple[Tensor, Tensor]], features: int, classes: int) -> Tensors:
+    """Exact Gram matrix of [features, one-hot labels], its upper triangle, as two parts of each integer.
+
+    `rows` yields features (B, F) and labels (B,). The integers are `high` * 2^42 + `low`, in units of 2^-60.
+    """
+    width = features + classes
+    parts = torch.zeros(3, width, width, dtype=torch.int64)
+    for z, labels in rows:
+        values = torch.cat([z.double().cpu(), F.one_hot(labels.cpu(), classes).double()], dim=1)
+        if not (values.abs() < LIMIT).all():
+            raise InputError(f"features must be finite and below {LIMIT:g} in size: standardise or rescale the inputs")
+        for chunk in torch.split(values, ROWS):
+            rounded = (chunk * SCALE).round()
+            high = (rounded / 2**BITS).floor()
+            low = rounded - high * 2**BITS
+            mixed = high.T @ low
+            parts += torch.stack([high.T @ high, mixed + mixed.T, low.T @ low]).long()
+    upper = torch.triu_indices(width, width)
+    high, middle, low = parts[:, upper[0], upper[1]]
+    middle += low >> BITS
+    return {"high": high + (middle >> BITS), "low": (middle & MASK) << BITS | low & MASK}
+
+
+def add_sums(first: Tensors, second: Tensors) -> Tensors:
+    """Add two exact sums; the result has the form of `gram_sums`."""
+    low = first["low"] + second["low"]
+    return {"high": first["high"] + second["high"] + (low >> 2 * BITS), "low": low & ((1 << 2 * BITS) - 1)}
+
+
+def is_gram(high: Tensor, low: Tensor) -> bool:
+    """Whether these can be exact sums: parts in their range, and no entry larger than the diagonal allows."""
+    if ((low < 0) | (low >= 1 << 2 * BITS)).any() or (high.abs() > 1 << 52).any():
+        return False
+    width = triangle_width(len(high))
+    row, column = torch.triu_indices(width, width)
+    diagonal = high[row == column].double()
+    bound = (diagonal[row] + 1).clamp_min(0).sqrt() * (diagonal[column] + 1).clamp_min(0).sqrt() + 1
+    return bool((diagonal >= 0).all() and (high.double().abs() <= bound).all())
+
+
+def count_examples(sums: Tensors, classes: int) -> float:
+    """Number of examples: the sum of the squared one-hot labels, which end the diagonal."""
+    row, column = torch.triu_indices(*[triangle_width(len(sums["high"]))] * 2)
+    return float(sums["high"][row == column][-classes:].double().sum() * 2.0**-18)
+
+
+def triangle_width(entries: int) -> int:
+    """Width of the matrix whose upper triangle has so many entries."""
+    return (math.isqrt(8 * entries + 1) - 1) // 2
+
+
+@dataclass(frozen=True)
+class FeatureSums:
+    """Sums over examples: features z, and their products with each other and with one-hot labels."""
+
+    gram: Tensor  # (F, F), sum of z z'
+    cross: Tensor  # (F, C), sum of z by class
+    counts: Tensor  # (C,)
+
+    @classmethod
+    def from_exact(cls, sums: Tensors, features: int) -> "FeatureSums":
+        values = sums["high"].double() * 2.0**-18 + sums["low"].double() * 2.0**-60
+        width = triangle_width(len(values))
+        matrix = torch.zeros(width, width, dtype=torch.double)
+        row, column = torch.triu_indices(width, width)
+        matrix[row, column] = matrix[column, row] = values
+        return cls(matrix[:features, :features], matrix[:features, features:], matrix.diagonal()[features:])
+
+    @property
+    def total(self) -> float:
+        return float(self.counts.sum())
+
+    @property
+    def mean(self) -> Tensor:
+        return self.cross.sum(1) / max(self.total, 1.0)
+
+    @property
+    def spread(self) -> Tensor:
+        """Standard deviation of each feature; 1 where a feature is constant."""
+        variance = self.gram.diagonal() / max(self.total, 1.0) - self.mean.square()
+        floor = 1e-12 * (1 + self.mean.square())
+        return torch.where(variance > floor, variance.clamp_min(0).sqrt(), 1.0)
+
+    def standardise(self, mean: Tensor, scale: Tensor) -> "FeatureSums":
+        """Sums of (z - mean) / scale over the same examples."""
+        total = self.cross.sum(1)
+        gram = self.gram - torch.outer(total, mean) - torch.outer(mean, total) + self.total * torch.outer(mean, mean)
+        cross = self.cross - torch.outer(mean, self.counts)
+        return FeatureSums(gram / torch.outer(scale, scale), cross / scale.unsqueeze(1), self.counts)
+
+    def __add__(self, other: "FeatureSums") -> "FeatureSums":
+        return FeatureSums(self.gram + other.gram, self.cross + other.cross, self.counts + other.counts)
+
+    def __mul__(self, weight: float) -> "FeatureSums":
+        return FeatureSums(self.gram * weight, self.cross * weight, self.counts * weight)
+
+
+@dataclass(frozen=True)
+class LinearHead:
+    weight: Tensor  # (C, F)
+    bias: Tensor  # (C,)
+
+    def squared_error(self, sums: FeatureSums) -> float:
+        """Sum over examples of the squared distance between one-hot label and output."""
+        z = sums.cross.sum(1)
+        with_label = (self.weight * sums.cross.T).sum() + (self.bias * sums.counts).sum()
+        output = (self.weight @ sums.gram * self.weight).sum() + 2 * self.bias @ self.weight @ z
+        return float(sums.total - 2 * with_label + output + sums.total * self.bias.square().sum())
+
+
+class RidgePath:
+    """Ridge regression of one-hot labels with an intercept, for any penalty, from one eigendecomposition.
+
+    It minimises the mean squared error plus `penalty` times the squared norm of the weights.
+    """
+
+    def __init__(self, sums: FeatureSums) -> None:
+        self.sums, self.total = sums, sums.total
+        self.mean, self.shares = sums.mean, sums.counts / sums.total
+        self.covariance = sums.gram / self.total - torch.outer(self.mean, self.mean)
+        self.values, self.vectors = torch.linalg.eigh(self.covariance)
+        self.values = self.values.clamp_min(0)
+        self.projected = self.vectors.T @ (sums.cross / self.total - torch.outer(self.mean, self.shares))  # (F, C)
+
+    def fit(self, penalty: float) -> LinearHead:
+        weight = (self.vectors @ (self.projected / (self.values + penalty).unsqueeze(1))).T
+        return LinearHead(weight, self.shares - weight @ self.mean)
+
+    def cross_validation_error(self, penalty: float) -> float:
+        """Generalised cross-validation (Golub, Heath and Wahba, 1979): the error to expect on new examples."""
+        freedom = float((self.values / (self.values + penalty)).sum()) + 1
+        if freedom >= self.total:
+            return float("inf")
+        return self.fit(penalty).squared_error(self.sums) / self.total / (1 - freedom / self.total) ** 2
+
+    def fit_discriminant(self, penalty: float, uniform: bool) -> LinearHead:
+        """Linear discriminant analysis, with `penalty` added to the variances; priors uniform or as observed.
+
+        A class without examples gets the bias of a tenth of an example.
+        """
+        counts = self.sums.counts
+        means = (self.sums.cross / counts.clamp_min(1)).T - self.mean * (counts > 0).double().unsqueeze(1)  # (C, F)
+        scatter = self.covariance - (means.T * (counts / self.total)) @ means
+        inverse = torch.linalg.solve(scatter + penalty * torch.eye(len(scatter), dtype=torch.double), means.T)  # (F, C)
+        prior = torch.where(counts > 0, torch.zeros_like(counts), -1e3) if uniform else counts.clamp_min(0.1).log()
+        bias = prior - 0.5 * (means * inverse.T).sum(1) - inverse.T @ self.mean
+        return LinearHead(inverse.T.contiguous(), bias)
+
+
+@dataclass(frozen=True)
+class StandardisedHead:
+    """A head with the statistics that standardise its features."""
+
+    kind: str
+    error: float
+    head: LinearHead
+    fallback: tuple[Tensor, Tensor]
+    """Mean and spread for sites that have none of their own."""
+    statistics: dict[int, tuple[Tensor, Tensor]]
+
+    def tensors(self) -> Tensors:
+        features = self.head.weight.shape[1]
+        means = [mean for mean, _ in self.statistics.values()]
+        scales = [scale for _, scale in self.statistics.values()]
+        values = {
+            "encoder.mean": self.fallback[0],
+            "encoder.scale": self.fallback[1],
+            "encoder.site_means": torch.stack(means) if means else torch.zeros(0, features),
+            "encoder.site_scales": torch.stack(scales) if scales else torch.ones(0, features),
+            "head.weight": self.head.weight,
+            "head.bias": self.head.bias,
+        }
+        keys = torch.tensor(list(self.statistics), dtype=torch.int64)
+        return {**{name: tensor.float() for name, tensor in values.items()}, "encoder.site_keys": keys}
+
+
+class StandardisedEncoder(nn.Module):
+    """An encoder whose features are standardised by the statistics of a site, or of the federation.
+
+    Sites are found by a key. Their number follows the tensors that are loaded.
+    """
+
+    mean: Tensor
+    scale: Tensor
+    site_keys: Tensor
+    site_means: Tensor
+    site_scales: Tensor
+
+    def __init__(self, encoder: nn.Module, features: int) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.register_buffer("mean", torch.zeros(features))
+        self.register_buffer("scale", torch.ones(features))
+        self.register_buffer("site_keys", torch.zeros(0, dtype=torch.int64))
+        self.register_buffer("site_means", torch.zeros(0, features))
+        self.register_buffer("site_scales", torch.ones(0, features))
+
+    def forward(self, x: Tensor, keys: Sequence[int] = ()) -> Tensor:
+        """Standardise by the site with one of these keys, if there is one."""
+        site = torch.stack([self.site_keys == key for key in keys]).any(0) if keys else self.site_keys < 0  # (K,)
+        mean = torch.where(site.any(), site.float() @ self.site_means, self.mean)
+        scale = torch.where(site.any(), site.float() @ self.site_scales, self.scale)
+        features: Tensor = (self.encoder(x) - mean) / scale
+        return features
+
+    def resize(self, sites: int) -> None:
+        """Make room for the statistics of so many sites."""
+        self.site_keys = self.site_keys.new_zeros(sites)
+        self.site_means = self.site_means.new_zeros(sites, len(self.mean))
+        self.site_scales = self.site_scales.new_ones(sites, len(self.mean))
+
+    def _load_from_state_dict(self, state_dict: Tensors, prefix: str, *args: Any) -> None:
+        keys = state_dict.get(f"{prefix}site_keys")
+        if keys is not None and keys.ndim == 1:
+            self.resize(len(keys))
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+def fit_site_count(network: nn.Module, tensors: Tensors) -> None:
+    """Give a network's standardised encoder as many sites as these tensors have."""
+    keys = tensors.get("encoder.site_keys")
+    encoder = getattr(network, "encoder", None)
+    if isinstance(encoder, StandardisedEncoder) and keys is not None and keys.ndim == 1:
+        encoder.resize(len(keys))
+
+
+def drop_site_statistics(tensors: Tensors) -> Tensors:
+    """Leave out the statistics of sites, whose number is not known before training."""
+    return {name: tensor for name, tensor in tensors.items() if not name.startswith("encoder.site_")}

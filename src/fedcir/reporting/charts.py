@@ -1,0 +1,260 @@
+"""Charts as values, which the HTML page draws in the browser, and the same charts drawn by matplotlib."""
+
+import io
+import itertools
+import math
+import textwrap
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedcir.files import write_file
+from fedcir.runs.reader import Run
+from fedcir.runs.statistics import Interval
+from fedcir.types import RoundRecord
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Values = tuple[float, ...]
+Measure = Callable[[RoundRecord], float | None]
+
+
+@dataclass(frozen=True)
+class Series:
+    """Points of one method, with lower and upper ends of their error bars."""
+
+    name: str
+    x: Values
+    y: Values
+    low: Values | None = None
+    high: Values | None = None
+
+    @classmethod
+    def from_intervals(cls, name: str, intervals: Sequence[Interval]) -> "Series":
+        """Make a series at x = 0, 1, 2, ... from values with their intervals."""
+        value, low, high = (tuple(getattr(interval, end) for interval in intervals) for end in ("value", "low", "high"))
+        return cls(name, tuple(map(float, range(len(intervals)))), value, low, high)
+
+
+@dataclass(frozen=True)
+class Lines:
+    """Line chart, or points if they are not `joined`."""
+
+    title: str
+    x: str
+    y: str
+    series: tuple[Series, ...]
+    ticks: tuple[str, ...] = ()
+    """Labels of x = 0, 1, 2, ..., if the axis is categorical."""
+    joined: bool = True
+    diagonal: bool = False
+    """Draw the line of equal x and y; both axes are the same quantity."""
+
+
+@dataclass(frozen=True)
+class Bars:
+    """A bar for each series in each group."""
+
+    title: str
+    y: str
+    groups: tuple[str, ...]
+    series: tuple[Series, ...]
+    """Their x are numbers of groups."""
+
+
+@dataclass(frozen=True)
+class Heatmap:
+    """A number in each cell of a grid; None where there is none."""
+
+    title: str
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+    values: tuple[tuple[float | None, ...], ...]
+    low: float
+    high: float
+    unit: str = ""
+    """Name of what is counted, if cells are counts."""
+
+    @classmethod
+    def from_counts(cls, counts: NDArray[np.int64], rows: Sequence[str], columns: Sequence[str]) -> "Heatmap":
+        """Make a heatmap of numbers of images; zeros stay empty."""
+        cells = tuple(tuple(int(count) or None for count in row) for row in counts)
+        return cls("images", tuple(rows), tuple(columns), cells, 0.0, float(counts.max()), "images")
+
+
+@dataclass(frozen=True)
+class Scatter:
+    """Points in the plane, each of a group."""
+
+    title: str
+    groups: tuple[str, ...]
+    points: tuple[tuple[float, float, int], ...]
+    """x, y and the number of the group."""
+
+
+Chart = Lines | Bars | Heatmap | Scatter
+
+
+def build_curve(name: str, runs: Iterable[Run], measure: Measure, along: Measure | None = None) -> Series | None:
+    """Compute the mean over seeds by round, or by the cumulative sum of `along`; the band spans all seeds.
+
+    Rounds that some seed lacks are left out. Returns None if no round is left.
+    """
+    by_seed: list[dict[int, tuple[float, float]]] = []
+    for run in runs:
+        points, spent = {}, 0.0
+        for record in run.records:
+            spent += 0.0 if along is None else along(record) or 0.0
+            if (value := measure(record)) is not None:
+                points[record.round] = (float(record.round) if along is None else spent, value)
+        by_seed.append(points)
+    rounds = sorted(set.intersection(*map(set, by_seed))) if by_seed else []
+    if not rounds:
+        return None
+    values = [[points[round][1] for points in by_seed] for round in rounds]
+    x = tuple(fmean(points[round][0] for points in by_seed) for round in rounds)
+    ends = (tuple(map(min, values)), tuple(map(max, values))) if len(by_seed) > 1 else (None, None)
+    return Series(name, x, tuple(map(fmean, values)), *ends)
+
+
+def series_with_errors(name: str, points: Sequence[tuple[float, float, float | None]]) -> Series:
+    """Make a series with error bars from points of x, mean and standard deviation."""
+    x, y = tuple(float(position) for position, _, _ in points), tuple(mean for _, mean, _ in points)
+    if not any(std for _, _, std in points):
+        return Series(name, x, y)
+    low, high = (tuple(mean + sign * (std or 0.0) for _, mean, std in points) for sign in (-1, 1))
+    return Series(name, x, y, low, high)
+
+
+def accuracy(record: RoundRecord) -> float | None:
+    """Mean accuracy over the domains trained on, in per cent."""
+    return None if record.accuracy_mean is None else 100 * record.accuracy_mean
+
+
+def accuracy_unseen(record: RoundRecord) -> float | None:
+    """Mean accuracy over the domains not trained on, in per cent."""
+    return None if record.accuracy_unseen is None else 100 * record.accuracy_unseen
+
+
+def risk(record: RoundRecord) -> float | None:
+    """Mean test loss of the global model over clients."""
+    return record.risk_mean
+
+
+def training_loss(record: RoundRecord) -> float | None:
+    """Mean training cross-entropy over clients."""
+    return record.losses.get("ce")
+
+
+def convergence_chart(runs: Mapping[str, Mapping[int, Run]]) -> Lines:
+    """Make the chart of mean accuracy by round, one line for each method."""
+    curves = [build_curve(name, by_seed.values(), accuracy) for name, by_seed in runs.items()]
+    series = tuple(line for line in curves if line is not None)
+    unseen = any(record.unseen for by_seed in runs.values() for run in by_seed.values() for record in run.records)
+    averaged = "domains trained on" if unseen else "domains"
+    return Lines("", "round", f"test accuracy, mean over {averaged} (%)", series)
+
+
+def draw_charts(panels: Sequence[Chart], paths: Sequence[Path]) -> None:
+    """Draw panels side by side, three in a row, and save them in the format of each path."""
+    from matplotlib.figure import Figure
+
+    lines = [panel for panel in panels if isinstance(panel, Lines)]
+    columns = max(1, min(3, len(lines)))
+    rows = max(1, math.ceil(len(lines) / columns))
+    figure = Figure(figsize=(max(7.0, 4.6 * columns), 4.2 * rows), layout="constrained")
+    for axes, panel in itertools.zip_longest(figure.subplots(rows, columns, squeeze=False).flat, lines):
+        if panel is None:
+            axes.set_axis_off()
+        else:
+            _draw_lines(axes, panel)
+    for path in paths:
+        save_figure(figure, path)
+
+
+OMITTED_METADATA = {".png": "Software", ".svg": "Date", ".pdf": "CreationDate"}
+"""Metadata that is left out, so that equal results give equal files."""
+
+
+def save_figure(figure: "Figure", path: Path) -> None:
+    """Save a figure atomically, in the format of the path's suffix."""
+    buffer = io.BytesIO()
+    kind = path.suffix.lower()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph")  # a name that the font cannot write is drawn as boxes
+        omitted = {OMITTED_METADATA[kind]: None} if kind in OMITTED_METADATA else None
+        figure.savefig(buffer, format=kind[1:], dpi=150, metadata=omitted)
+    write_file(path, buffer.getvalue())
+
+
+def _draw_lines(axes: Any, panel: Lines) -> None:
+    for number, series in enumerate(panel.series):
+        style = "-" if panel.joined and len(series.x) > 1 else "none"
+        few = len(series.x) <= 12
+        marker = "*" if panel.diagonal and number else "o" if few or style == "none" else None
+        size = 13 if marker == "*" else 5
+        shift = 0.0 if panel.joined or panel.diagonal else 0.08 * (number - (len(panel.series) - 1) / 2)
+        x = [value + shift for value in series.x]
+        line = {"color": f"C{number % 10}", "linestyle": style, "linewidth": 1.6, "marker": marker, "markersize": size}
+        axes.plot(x, series.y, label=escape_math(series.name), **line)
+        if series.low is not None and series.high is not None:
+            if style == "-":
+                axes.fill_between(x, series.low, series.high, color=f"C{number % 10}", alpha=0.15, linewidth=0)
+            else:
+                axes.vlines(x, series.low, series.high, color=f"C{number % 10}", linewidth=1.2)
+    if panel.ticks:
+        long = max(map(len, panel.ticks)) * len(panel.ticks) > 40
+        names = [escape_math(name) for name in panel.ticks]
+        axes.set_xticks(range(len(names)), names, rotation=40 if long else 0, ha="right" if long else "center")
+    if panel.diagonal:
+        axes.plot([0, 2], [0, 2], color="0.5", linewidth=1, linestyle="--")
+        axes.set(xlim=(0, 2.05), ylim=(0, 2.05), aspect="equal")
+    axes.set(xlabel=panel.x, ylabel=panel.y, title=textwrap.fill(escape_math(panel.title), 40))
+    axes.grid(alpha=0.3)
+    if panel.series:
+        axes.legend(frameon=False, fontsize="small")
+
+
+def draw_partition(clients: Sequence[tuple[str, str, NDArray[np.int64]]], classes: Sequence[str], path: Path) -> None:
+    """Draw a dot for each client and class, as large as its number of images, coloured by domain.
+
+    `clients` holds the name, the domain and the number of images by class of each client.
+    """
+    from matplotlib.figure import Figure
+
+    counts = np.stack([count for _, _, count in clients])  # (clients, classes)
+    width, height = min(16.0, 2.5 + 0.28 * len(clients)), min(12.0, 1.8 + 0.28 * len(classes))
+    figure = Figure(figsize=(max(width, 5.0), height), layout="constrained")
+    axes = figure.subplots()
+    largest = max(1, int(counts.max()))
+    domains = list(dict.fromkeys(domain for _, domain, _ in clients))
+    handles = []
+    for number, domain in enumerate(domains):
+        members = np.array([client for client, (_, other, _) in enumerate(clients) if other == domain])
+        x, y = (grid.ravel() for grid in np.meshgrid(members, np.arange(len(classes)), indexing="ij"))
+        axes.scatter(x, y, s=180 * counts[members].ravel() / largest, color=f"C{number}", linewidths=0)
+        handles.append(axes.scatter([], [], s=50, color=f"C{number}"))  # dots of one size for the legend
+    shows_all = len(clients) <= 60
+    ticks = list(range(len(clients))) if shows_all else [0, len(clients) - 1]
+    axes.set_xticks(ticks, [escape_math(clients[tick][0]) for tick in ticks], rotation=90 if shows_all else 0)
+    labels = [escape_math(name) for name in classes] if len(classes) <= 60 else []
+    axes.set_yticks(range(len(labels)), labels)
+    axes.set(xlabel="client", ylabel=f"class (largest dot: {largest} images)", xlim=(-0.7, len(clients) - 0.3))
+    axes.set_ylim(len(classes) - 0.4, -0.6)
+    axes.grid(alpha=0.2)
+    axes.set_axisbelow(True)
+    names = [escape_math(name) for name in domains]
+    figure.legend(handles, names, loc="outside upper center", ncols=6, frameon=False)
+    save_figure(figure, path)
+
+
+def escape_math(name: str) -> str:
+    """Escape a name so that matplotlib does not read it as a formula."""
+    return name.replace("$", r"\$")

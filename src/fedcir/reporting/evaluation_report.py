@@ -1,0 +1,300 @@
+"""Evaluate the model of a run on any labelled images, and write a page about the result."""
+
+import copy
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedcir.client.local_update import EVALUATION_BATCH
+from fedcir.client.state import ClientStore
+from fedcir.config import config_from_tables, config_to_tables, merge_tables, parse_assignment
+from fedcir.data.decoding import GREY
+from fedcir.data.domains import Domains, Split
+from fedcir.data.examples import Examples
+from fedcir.data.federation import Client, build_federation
+from fedcir.data.opening import open_dataset
+from fedcir.errors import InputError, suggest_name
+from fedcir.files import write_file
+from fedcir.inference.evaluation import DomainPredictions, Evaluation, collect_predictions
+from fedcir.inference.model import BATCH, UNCALIBRATED, AlgorithmChoice, TrainedModel, has_client_parts, open_model
+from fedcir.machine import use_threads
+from fedcir.models.normalisation import estimate_statistics, find_statistics_layers
+from fedcir.reporting.charts import Bars, Chart, Heatmap, Lines, Series
+from fedcir.reporting.page import (
+    Figure,
+    Rows,
+    Section,
+    Sentences,
+    Table,
+    check_output_folder,
+    mark_unseen,
+    render_page,
+    to_sentence,
+)
+from fedcir.runs.evaluation_data import SplitName, open_run_data, sample_rows, select_images
+from fedcir.runs.reader import Run, RunSource, to_run
+from fedcir.runs.statistics import Interval
+from fedcir.types import OnProgress, ignore_progress
+
+MAX_CLASSES = 60
+"""Largest number of classes for which matrices are drawn."""
+ADAPTATION_IMAGES = 1024
+"""Most images of a domain from which BatchNorm statistics are computed."""
+
+
+def evaluate(
+    run: RunSource,
+    *,
+    dataset: str | None = None,
+    data_root: str | Path | None = None,
+    split: SplitName = "test",
+    adapt: bool = False,
+    site: str | None = None,
+    algorithm: AlgorithmChoice | None = None,
+    device: str = "auto",
+    out: str | Path | None = None,
+    set: Sequence[str] = (),
+    trust_code: bool = False,
+    on_work: OnProgress = ignore_progress,
+) -> Evaluation:
+    """Evaluate the model of a finished run on labelled images: its own test images, or any other dataset.
+
+    Images that the run trained on or chose on (equal content) are left out, unless `split` is "train" or "val".
+    `adapt` first recomputes BatchNorm statistics on each domain's images, without their labels. `set` holds further
+    data settings, such as "data.classes=dog,cat". With `out`, that folder gets evaluation.html and evaluation.json.
+    `trust_code` allows code that is stored with the run to be executed.
+    """
+    if split not in get_args(SplitName):
+        raise InputError(f"split cannot be {split!r}; {suggest_name(str(split), get_args(SplitName))}")
+    folder = None if out is None else check_output_folder(Path(out))
+    run = to_run(run, trust_code)
+    per_client = has_client_parts(run, run.method(algorithm)) and site is None
+    trained_domains = {client["domain"] for client in run.manifest["clients"] if client.get("train")}
+
+    def open_site(name: str | None) -> TrainedModel:
+        train = _find_training_images(run, name) if per_client and dataset is data_root is None and not set else None
+        model = open_model(run, site=name, algorithm=algorithm, device=device, train=train)
+        return model.with_cached_features()
+
+    first = open_site(min(trained_domains) if per_client else site)
+    domains = _open_data(run, first, dataset, data_root, set, on_work)
+    class_numbers = _match_classes(domains, first)
+    images_by_domain, overlap = select_images(run, domains, split)
+    notes = [*overlap.notes, *domains.notes, *([] if first.calibrated else [UNCALIBRATED])]
+    if adapt and not find_statistics_layers(first.network):
+        notes.append("the model has no BatchNorm statistics, so there is nothing to adapt")
+        adapt = False
+    missing = next((name for name in domains.names if name not in trained_domains), None)
+    if per_client and missing is not None:
+        raise InputError(
+            f"no client of {run.path} trained on {missing!r}, so it has no model of its own: choose one "
+            f"as site, from {', '.join(sorted(trained_domains))}"
+        )
+    predictions = []
+    for number, domain in enumerate(domains, start=1):
+        if (images := images_by_domain.get(domain.name)) is not None:
+            model = open_site(domain.name) if per_client else first
+            unlabelled = (domain.train if split == "test" and len(domain.train) else images) if adapt else None
+            with use_threads(run.config.run.threads):  # the results equal those of the run's own tests, bit by bit
+                result = _predict_images(model, domain.name, images, class_numbers, unlabelled)
+            predictions.append(replace(result, is_trained_on=domain.name in trained_domains))
+        on_work(number, len(domains), what="testing domains")
+    if not predictions:
+        raise InputError(f"{domains.name} has no images to evaluate on")
+    evaluation = Evaluation(
+        run.path.resolve().name,
+        domains.name,
+        split,
+        first.classes,
+        tuple(predictions),
+        first.calibration.temperature if first.calibrated else None,
+        tuple(notes),
+        overlap,
+    )
+    if folder is None:
+        return evaluation
+    folder.mkdir(parents=True, exist_ok=True)
+    evaluation = replace(evaluation, page=folder / "evaluation.html", numbers=folder / "evaluation.json")
+    roots = [str(root) for root in (data_root, run.config.data.root) if root]
+    write_file(folder / "evaluation.html", _render(evaluation, roots))
+    write_file(folder / "evaluation.json", json.dumps(evaluation.to_json(), indent=1, ensure_ascii=False) + "\n")
+    return evaluation
+
+
+def _find_training_images(run: Run, domain: str | None) -> Examples | None:
+    """Return the training images of a domain's first client if it never trained: its evaluation needs them."""
+    number = next(client["id"] for client in run.manifest["clients"] if client["domain"] == domain)
+    if ClientStore(run.path / "clients").load(number, run.saved_round + 1):
+        return None
+    client: Client = build_federation(*open_run_data(run)).clients[number]
+    return client.train
+
+
+def _open_data(
+    run: Run, model: TrainedModel, dataset: str | None, root: str | Path | None, set: Sequence[str], on_work: OnProgress
+) -> Domains:
+    """Open the run's own data, or the named dataset at the image size of the model."""
+    if dataset is None and root is None and not set:
+        return open_run_data(run)[1]
+    is_own = dataset in (None, run.config.data.name)
+    data = {**(config_to_tables(run.config)["data"] if is_own else {"name": dataset}), "image_size": model.size}
+    if model.channels == GREY:
+        data["channels"] = GREY
+    tables: dict[str, Any] = {"data": data if root is None else {**data, "root": str(root)}}
+    for assignment in set:
+        if assignment.partition(".")[0] != "data":
+            raise InputError(f"set takes settings of the data only, such as data.classes=..., got {assignment!r}")
+        tables = merge_tables(tables, parse_assignment(assignment))
+    config = replace(config_from_tables(tables).data, val_fraction=0.0, train_per_domain=None)
+    domains = open_dataset(config, run.config.run.seed, partial(on_work, what="decoding images"), False)
+    height, width, channels = domains.image_shape
+    if (height, width, channels) != (model.size, model.size, model.channels):
+        raise InputError(
+            f"the model takes images of {model.size}x{model.size} with {model.channels} channels, "
+            f"but {domains.name} gives {height}x{width} with {channels}"
+        )
+    return domains
+
+
+def _match_classes(domains: Domains, model: TrainedModel) -> Tensor:
+    """Map the dataset's classes to those of the model, by name."""
+    unknown = [name for name in domains.classes if name not in model.classes]
+    if unknown:
+        noun = "classes" if len(unknown) > 1 else "class"
+        raise InputError(
+            f"the model does not know the {noun} {', '.join(map(repr, unknown[:5]))} of {domains.name}; it knows "
+            f"{', '.join(name[:100] for name in model.classes[:100])}: leave the others out with data.classes"
+        )
+    return torch.tensor([model.classes.index(name) for name in domains.classes])
+
+
+def _predict_images(
+    model: TrainedModel, domain: str, images: Split, class_numbers: Tensor, unlabelled: Split | None
+) -> DomainPredictions:
+    """Predict a domain's images, after adapting BatchNorm to the `unlabelled` images if there are any."""
+    predictions = _predict_split(model, domain, images, class_numbers)
+    if unlabelled is None:
+        return predictions
+    network, whole = copy.deepcopy(model.network), replace(model, features=None)
+    rows = sample_rows(len(unlabelled), ADAPTATION_IMAGES, 0, "adapt")
+    with estimate_statistics(network), torch.no_grad():
+        for start in range(0, len(rows), BATCH):
+            batch = rows[start : start + BATCH]
+            if len(batch) > 1 or len(rows) == 1:  # BatchNorm needs two images
+                network(whole.inputs(unlabelled.pixels(batch)))
+    adapted = _predict_split(model.with_network(network), domain, images, class_numbers)
+    return replace(adapted, predicted_before=predictions.predicted)
+
+
+def _predict_split(model: TrainedModel, domain: str, images: Split, class_numbers: Tensor) -> DomainPredictions:
+    labels = class_numbers[torch.from_numpy(np.asarray(images.labels, np.int64))]
+    parts = np.split(np.arange(len(images)), range(EVALUATION_BATCH, len(images), EVALUATION_BATCH))
+    batches = ((replace(model.compute(images.pixels(rows)), z=None, sigma=None), labels[rows]) for rows in parts)
+    return collect_predictions(domain, batches, model.calibration.temperature)
+
+
+def build_domain_rows(evaluation: Evaluation) -> Rows:
+    """Build a table with a row for each domain and one for all; accuracies in per cent with 95 % intervals."""
+    is_adapted, has_several = evaluation.mean_before is not None, len(evaluation.domains) > 1
+    metrics = list(evaluation.all.class_metrics)
+    header = ["domain", "images", *(["before"] if is_adapted else []), "accuracy (95 %)", "log-loss", "ECE", *metrics]
+    rows = [header]
+    for domain in [*evaluation, *([evaluation.all] if has_several else [])]:
+        before = [f"{100 * (domain.accuracy_before or 0.0):.1f}"] if is_adapted else []
+        values = [f"{domain.log_loss:.3f}", f"{domain.calibration_error:.3f}"]
+        values += ["-" if math.isnan(value) else f"{value:.3f}" for value in domain.class_metrics.values()]
+        rows.append([_mark(domain), f"{len(domain):,}", *before, _format_percent(domain.accuracy_interval), *values])
+    if has_several:
+        before = [f"{100 * (evaluation.mean_before or 0.0):.1f}"] if is_adapted else []
+        rows.append(
+            ["mean over domains", "", *before, _format_percent(evaluation.mean), "", "", *("" for _ in metrics)]
+        )
+    return rows
+
+
+def describe_evaluation(evaluation: Evaluation) -> list[str]:
+    """Summarise an evaluation in sentences."""
+    sentences = []
+    if len(evaluation.domains) > 1:
+        worst = evaluation.worst
+        sentences.append(f"The mean accuracy over domains is {_format_percent(evaluation.mean)} %.")
+        sentences.append(f"The weakest domain is {worst.domain}, with {_format_percent(worst.accuracy_interval)} %.")
+    if evaluation.mean_before is not None:
+        change = 100 * (evaluation.mean.value - evaluation.mean_before)
+        sentences.append(
+            f"With BatchNorm statistics of each domain, the mean accuracy went from "
+            f"{100 * evaluation.mean_before:.1f} % to {100 * evaluation.mean.value:.1f} % ({change:+.1f} points)."
+        )
+    if evaluation.temperature is not None:
+        sentences.append(f"Probabilities are calibrated by a temperature of {evaluation.temperature:.2f}.")
+    recalls = zip(evaluation.classes, evaluation.all.recall, strict=True)
+    if missing := [name for name, recall in recalls if recall is None]:
+        sentences.append(f"No image shows {', '.join(missing)}, so these classes are not tested.")
+    return sentences
+
+
+def _mark(domain: DomainPredictions) -> str:
+    return mark_unseen(domain.domain, not domain.is_trained_on)
+
+
+def _format_percent(interval: Interval) -> str:
+    return f"{interval.scaled(100):.1f}"
+
+
+def _render(evaluation: Evaluation, hidden_paths: Sequence[str]) -> str:
+    notes = list(evaluation.notes)
+    for path in sorted(hidden_paths, key=len, reverse=True):
+        notes = [note.replace(path, "DIR") for note in notes]
+    names = tuple(_mark(domain) for domain in evaluation)
+    intervals = [domain.accuracy_interval.scaled(100) for domain in evaluation]
+    bars = Bars("", "accuracy (%)", names, (Series.from_intervals(evaluation.name, intervals),))
+    caption = "Intervals: Wilson by domain and for all images, the bootstrap for the mean"
+    blocks = (
+        Sentences((*describe_evaluation(evaluation), *map(to_sentence, notes))),
+        Table(caption, build_domain_rows(evaluation)),
+        Figure("Accuracy by domain", {"": bars}, "Whiskers show 95 % intervals."),
+    )
+    lead = f"{evaluation.name} on {len(evaluation.all):,} images of {evaluation.dataset} ({evaluation.split})."
+    sections = [Section("Results", blocks), _build_calibration(evaluation), _build_classes(evaluation)]
+    return render_page(f"{evaluation.dataset}: evaluation", lead, sections)
+
+
+def _build_calibration(evaluation: Evaluation) -> Section:
+    charts: dict[str, Chart] = {}
+    for domain in (evaluation.all, *evaluation):
+        bins = domain.reliability()
+        series = Series(evaluation.name, tuple(b.confidence for b in bins), tuple(b.accuracy for b in bins))
+        ideal = Series("perfectly calibrated", (0.0, 1.0), (0.0, 1.0))
+        charts[_mark(domain)] = Lines("", "probability of the predicted class", "accuracy", (series, ideal))
+    note = "Below the diagonal the model is overconfident, above it underconfident. Empty bins are left out."
+    error = (
+        f"The expected calibration error (ECE) over all images is {evaluation.all.calibration_error:.3f}: on average, "
+        "the probability of the predicted class differs by this much from the share of correct answers."
+    )
+    return Section("Calibration", (Sentences((error,)), Figure("Reliability", charts, note)))
+
+
+def _build_classes(evaluation: Evaluation) -> Section:
+    classes, whole = evaluation.classes, evaluation.all
+    rows = [["class", "images", "recall (%, 95 %)"]]
+    for name, counts, recall in zip(classes, whole.confusion, whole.recall, strict=True):
+        rows.append([name, f"{counts.sum():,}", "" if recall is None else _format_percent(recall)])
+    table = Table("Recall of each class, with Wilson intervals", rows)
+    if len(classes) > MAX_CLASSES:
+        return Section("Classes", (table,))
+    recalls = zip(*(domain.recall for domain in evaluation), strict=True)
+    cells = tuple(tuple(None if recall is None else 100 * recall.value for recall in row) for row in recalls)
+    names = tuple(_mark(domain) for domain in evaluation)
+    charts: dict[str, Chart] = {"by class and domain": Heatmap("recall (%)", classes, names, cells, 0.0, 100.0)}
+    for domain in (whole, *evaluation):
+        charts[f"confusion, {_mark(domain)}"] = Heatmap.from_counts(domain.confusion, classes, classes)
+    note = "In a confusion matrix, rows are true classes and columns are predictions."
+    return Section("Classes", (table, Figure("Class by class", charts, note)))

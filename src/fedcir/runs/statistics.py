@@ -1,0 +1,402 @@
+"""Intervals of a mean accuracy and of a paired difference, and the comparison of methods over seeds.
+
+Accuracies vary with the seed of training and with the test images that were drawn. The half width is
+sqrt(a^2 + b^2) of the two errors:
+
+- a, seeds: Student's t with n - 1 degrees of freedom times the standard error over seeds (ddof 1).
+- b, test images: 1.96 standard errors of the mean over domains. With hits, one bit for each image and seed, this is
+  the variance over images of their mean over seeds: for a difference, of the paired difference image by image. Without
+  hits it is the binomial variance p (1 - p) / n of each domain, and a difference adds those of both methods as if they
+  were independent, which is conservative because both meet the same hard images.
+
+With hits this is the closed form of resampling seeds and images independently (Owen, 2007, The pigeonhole bootstrap),
+which counts the interaction of seeds and images twice and so errs on the safe side. Seeds that share a test set
+share its error, which does not shrink with more seeds. Where each seed draws another test set it does.
+"""
+
+import hashlib
+import json
+import math
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import ndtri, stdtrit  # scipy.stats takes two seconds to import
+
+from fedcir.client.cost import cost_to_target
+from fedcir.errors import InputError
+from fedcir.rng import numpy_rng
+from fedcir.runs.reader import Run
+
+RESAMPLES = 1000
+CHUNK = 20
+"""Resamples drawn in one call of numpy, whose overhead exceeds the time of a small draw."""
+LEVEL = 0.95
+
+Draws = NDArray[np.float64]  # (RESAMPLES,), an estimate in every resample
+Weights = NDArray[np.float32]  # (RESAMPLES, N), how often each sample was drawn
+
+
+@dataclass(frozen=True)
+class Interval:
+    """An estimate and its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+    @property
+    def beyond_chance(self) -> bool:
+        """Whether 0 is outside."""
+        return self.low > 0 or self.high < 0
+
+    def scaled(self, by: float) -> "Interval":
+        return Interval(by * self.value, by * self.low, by * self.high)
+
+    def __format__(self, spec: str) -> str:
+        return f"{self.value:{spec}} ({self.low:{spec}} to {self.high:{spec}})"
+
+
+def draw_resamples(name: str, samples: int, seed: int = 0) -> Weights:
+    """Draw how often each sample of a client occurs in every resample. Equal arguments give equal draws."""
+    weights = np.empty((RESAMPLES, samples), np.float32)
+    for row, counts in zip(weights, _draw_resamples(name, samples, seed), strict=True):
+        row[:] = counts
+    return weights
+
+
+def _draw_resamples(name: str, samples: int, seed: int) -> Iterator[NDArray[np.int64]]:
+    rng = numpy_rng(seed, "bootstrap", name)
+    for _ in range(RESAMPLES // CHUNK):
+        drawn = rng.integers(0, samples, (CHUNK, samples)) + samples * np.arange(CHUNK)[:, None]
+        yield from np.bincount(drawn.ravel(), minlength=CHUNK * samples).reshape(CHUNK, samples)
+
+
+def percentile_interval(value: float, draws: Draws) -> Interval:
+    """Percentile interval of an estimate from its resamples, extended to contain the estimate."""
+    low, high = np.quantile(draws, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return Interval(float(value), min(float(low), float(value)), max(float(high), float(value)))
+
+
+def bootstrap_mean(clients: Mapping[str, NDArray[Any]], seed: int = 0) -> Interval:
+    """Mean over clients of the mean of their samples (N,); each client is resampled separately."""
+    means, draws = [], []
+    for name, values in clients.items():
+        samples = values.astype(np.float64)
+        means.append(float(values.mean()))
+        draws.append([counts @ samples / len(samples) for counts in _draw_resamples(name, len(samples), seed)])
+    return percentile_interval(float(np.mean(means)), np.mean(draws, axis=0))
+
+
+MIN_SEEDS = 3
+"""Seeds that a claim beyond chance needs at least."""
+COVERS = "95 %, seeds and test images"
+"""What intervals cover, for the header of a column."""
+
+
+@dataclass(frozen=True)
+class RunAccuracy:
+    """Accuracy of one run by domain, with the number and results of its test images."""
+
+    accuracy: Mapping[str, float]
+    """Fractions, for the domains with a training client."""
+    images: Mapping[str, int] = field(default_factory=dict)
+    """Test images by domain; empty if unknown."""
+    test_set: str = ""
+    """Equal for runs that were tested on the same images."""
+    hits: Mapping[str, NDArray[np.bool_]] = field(default_factory=dict)
+    """Whether each test image was classified correctly, by domain; empty if not saved."""
+
+    @classmethod
+    def from_run(cls, run: Run) -> "RunAccuracy":
+        final = run.final
+        accuracy = {name: value for name, value in final["accuracy"].items() if name not in final.get("unseen", ())}
+        hits = {} if run.hits is None else {name: hits.correct for name, hits in run.hits.domains.items()}
+        names = run.manifest.get("test")
+        if names is not None:
+            images = {name: len(ids) for name, ids in names.items()}
+        else:  # of a run across sites, whose manifest holds only the number
+            clients = [client for client in run.manifest.get("clients", ()) if isinstance(client.get("test"), int)]
+            images = {client["domain"]: client["test"] for client in reversed(clients)}
+        images |= {name: len(correct) for name, correct in hits.items()}
+        return cls(accuracy, images, hash_test_set(names or {}), hits)
+
+    @property
+    def mean(self) -> float:
+        """Plain mean over domains."""
+        return statistics.fmean(self.accuracy.values())
+
+
+@dataclass(frozen=True)
+class MeanInterval:
+    """A mean over seeds with its 95 % interval. `mean` may be a difference of two methods."""
+
+    mean: float
+    seeds: int
+    seed_half_width: float | None
+    """Part from the seeds; None with one seed."""
+    image_half_width: float | None
+    """Part from the test images; None if their number is unknown."""
+
+    @property
+    def half_width(self) -> float | None:
+        """Both parts combined, or the known one; None if neither is known."""
+        parts = [part for part in (self.seed_half_width, self.image_half_width) if part is not None]
+        return math.hypot(*parts) if parts else None
+
+    @property
+    def is_beyond_chance(self) -> bool:
+        """Whether 0 is outside, with at least MIN_SEEDS seeds."""
+        return self.seeds >= MIN_SEEDS and self.half_width is not None and abs(self.mean) > self.half_width
+
+
+def mean_interval(runs: Sequence[RunAccuracy], baseline: Sequence[RunAccuracy] | None = None) -> MeanInterval:
+    """Interval of the mean accuracy of runs, one per seed, or of its difference to a baseline, paired by position."""
+    means = [run.mean for run in runs]
+    if baseline is not None:
+        means = [mean - other.mean for mean, other in zip(means, baseline, strict=True)]
+    variance = _estimate_image_variance(runs, baseline)
+    images = None if variance is None else float(ndtri((1 + LEVEL) / 2)) * math.sqrt(variance)
+    return MeanInterval(statistics.fmean(means), len(means), half_width(means) if len(means) > 1 else None, images)
+
+
+def hash_test_set(names: Mapping[str, Sequence[str]]) -> str:
+    """Hash of the names of the test images, by domain."""
+    text = json.dumps({domain: list(ids) for domain, ids in names.items()}, sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def half_width(values: Sequence[float], confidence: float = LEVEL) -> float:
+    """Half width of the confidence interval of a mean over seeds alone, by Student's t."""
+    spread = statistics.stdev(values) / len(values) ** 0.5
+    return float(stdtrit(len(values) - 1, (1 + confidence) / 2) * spread)
+
+
+def _estimate_image_variance(runs: Sequence[RunAccuracy], baseline: Sequence[RunAccuracy] | None) -> float | None:
+    """Variance of the mean over seeds due to test images; each test set is weighted by its share of seeds."""
+    groups: dict[str, list[int]] = {}
+    for position, run in enumerate(runs):
+        groups.setdefault(run.test_set, []).append(position)
+    total = 0.0
+    for positions in groups.values():
+        group = [runs[position] for position in positions]
+        paired = None if baseline is None else [baseline[position] for position in positions]
+        variance = _estimate_hits_variance(group, paired)
+        if variance is None:
+            parts = [_estimate_binomial_variance(part) for part in (group, paired) if part is not None]
+            if None in parts:
+                return None
+            variance = sum(part for part in parts if part is not None)
+        total += (len(positions) / len(runs)) ** 2 * variance
+    return total
+
+
+def _estimate_hits_variance(runs: Sequence[RunAccuracy], baseline: Sequence[RunAccuracy] | None) -> float | None:
+    """Variance of runs on one test set, image by image; None if a run has no hits or the baseline another test set."""
+    all_runs = [*runs, *(baseline or ())]
+    domains = list(runs[0].accuracy)
+    sizes = {tuple(len(run.hits.get(name, ())) for name in domains) for run in all_runs}
+    if len(sizes) > 1 or 0 in next(iter(sizes)) or any(run.test_set != runs[0].test_set for run in all_runs):
+        return None
+    total = 0.0
+    for name in domains:
+        values = np.mean([run.hits[name] for run in runs], axis=0)  # (N,), each image's mean over seeds
+        if baseline is not None:
+            values = values - np.mean([run.hits[name] for run in baseline], axis=0)
+        total += float(values.var()) / len(values)
+    return total / len(domains) ** 2
+
+
+def _estimate_binomial_variance(runs: Sequence[RunAccuracy]) -> float | None:
+    """Binomial variance of runs on one test set; None if the number of images is unknown."""
+    domains = list(runs[0].accuracy)
+    if not all(run.images.get(name) for run in runs for name in domains):
+        return None
+    shares = {name: statistics.fmean(run.accuracy.get(name, 0.0) for run in runs) for name in domains}
+    return sum(p * (1 - p) / runs[0].images[name] for name, p in shares.items()) / len(domains) ** 2
+
+
+def chance_level(run: Run) -> float | None:
+    """Accuracy of a constant prediction: the largest mean class share of the test images, at least 1 / C.
+
+    The mean is over the domains with a training client. Without label counts it is 1 / C, or None if C is unknown.
+    """
+    if run.hits is not None:
+        seen = [name for name in run.hits.domains if name not in run.final.get("unseen", ())]
+        labels = np.array([run.hits.domains[name].labels for name in seen], float)  # (domains, C)
+        shares = (labels / labels.sum(1, keepdims=True)).mean(0)  # (C,)
+        return max(1 / len(shares), float(shares.max()))
+    with suppress(InputError):
+        classes: list[str] = run.card["classes"]
+        return 1 / len(classes)
+    return None
+
+
+def is_at_chance(interval: MeanInterval, chance: float | None) -> bool:
+    """Check whether a mean accuracy is not significantly above chance level.
+
+    Below MIN_SEEDS only the test images count, because Student's t with two seeds is too wide for any conclusion.
+    """
+    half = interval.half_width if interval.seeds >= MIN_SEEDS else interval.image_half_width
+    return chance is not None and interval.mean - (half or 0.0) <= chance
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Mean over seeds and standard deviation (ddof 1), which is None with one seed."""
+
+    mean: float
+    std: float | None
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "Estimate":
+        return cls(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)
+
+
+@dataclass(frozen=True)
+class CostToTarget:
+    """Cost until a target accuracy: medians over seeds; None if the median seed never reached it."""
+
+    rounds: float | None
+    bytes: float | None
+    """Down and up, over all clients."""
+    reached: int
+    """Number of seeds that reached the target."""
+    flops: float | None = None
+    """Over all clients."""
+
+
+@dataclass(frozen=True)
+class MethodResult:
+    """Final round of one method over all seeds. Accuracies are fractions."""
+
+    algorithm: str
+    domains: dict[str, Estimate]
+    mean: Estimate
+    """Unweighted, over the domains with a training client, like `worst`."""
+    worst: Estimate
+    to_target: CostToTarget
+    difference: Estimate | None
+    """Difference to the baseline, paired by seed; None for the baseline."""
+    half_width: float | None
+    """Half width of the 95 % interval of the difference; None with one seed."""
+    unseen: tuple[str, ...] = ()
+    """Domains without a training client."""
+    unseen_mean: Estimate | None = None
+    pools: bool = False
+    """Whether the method pools all data, as an upper bound for federated methods."""
+    paired_seeds: int = 0
+    image_half_width: float = 0.0
+    """Part of half_width from the test images."""
+    mean_half_width: float | None = None
+    """Half width of the 95 % interval of the mean; with one seed from test images only."""
+    chance: float | None = None
+    """Accuracy of a constant prediction, if known."""
+    at_chance: bool = False
+    """Whether the accuracy is not significantly above `chance`."""
+
+    @property
+    def better(self) -> bool:
+        """Whether it is significantly above the baseline."""
+        return self.is_beyond_chance and self.difference is not None and self.difference.mean > 0
+
+    @property
+    def is_beyond_chance(self) -> bool:
+        """Whether it differs significantly from the baseline, over at least three seeds."""
+        if self.difference is None or self.half_width is None or self.paired_seeds < MIN_SEEDS:
+            return False
+        return abs(self.difference.mean) > self.half_width
+
+    @property
+    def interval(self) -> str:
+        """Interval of the difference as text, in percentage points."""
+        if self.difference is None or self.half_width is None:
+            return ""
+        mean, half = 100 * self.difference.mean, 100 * self.half_width
+        return f"95 % interval {mean - half:+.1f} to {mean + half:+.1f}"
+
+
+def choose_baseline(runs: Mapping[str, Mapping[int, Run]]) -> str:
+    """Choose FedAvg, or else the first federated method, or else the first method."""
+    return min(runs, key=lambda name: (name.split(" ")[0] != "fedavg", _list_pools(runs[name])))
+
+
+def compare_methods(
+    runs: Mapping[str, Mapping[int, Run]], baseline: str, target: float | None = None
+) -> list[MethodResult]:
+    """Compare finished runs, by method and seed, with a baseline.
+
+    Differences are over the seeds that the baseline has too. Without a target, the target of each seed is the final
+    accuracy of the baseline, or its mean where the baseline lacks the seed.
+    """
+    reference = {seed: run.final["accuracy_mean"] for seed, run in runs[baseline].items()}
+    scores = {
+        name: {seed: RunAccuracy.from_run(run) for seed, run in by_seed.items()} for name, by_seed in runs.items()
+    }
+    usual = statistics.fmean(reference.values())
+    methods = []
+    for name, by_seed in runs.items():
+        final = [run.final for run in by_seed.values()]
+        common = [seed for seed in by_seed if seed in reference and name != baseline]
+        paired = [by_seed[seed].final["accuracy_mean"] - reference[seed] for seed in common]
+        pairs = ([scores[method][seed] for seed in common] for method in (name, baseline))
+        change = mean_interval(*pairs) if len(common) > 1 else None
+        domains = dict.fromkeys(domain for accuracies in final for domain in accuracies["accuracy"])
+        unseen = [accuracies["accuracy_unseen"] for accuracies in final if "accuracy_unseen" in accuracies]
+        mean = mean_interval(list(scores[name].values()))
+        chance = chance_level(next(iter(by_seed.values())))
+        costs = [
+            cost_to_target(run.records, reference.get(seed, usual) if target is None else target)
+            for seed, run in by_seed.items()
+        ]
+        methods.append(
+            MethodResult(
+                algorithm=name,
+                domains={
+                    domain: Estimate.of([a["accuracy"][domain] for a in final if domain in a["accuracy"]])
+                    for domain in domains
+                },
+                mean=Estimate.of([accuracies["accuracy_mean"] for accuracies in final]),
+                worst=Estimate.of([accuracies["accuracy_worst"] for accuracies in final]),
+                to_target=CostToTarget(
+                    rounds=_compute_median([math.inf if cost is None else cost.rounds for cost in costs]),
+                    bytes=_compute_median(
+                        [math.inf if cost is None else cost.bytes_down + cost.bytes_up for cost in costs]
+                    ),
+                    reached=sum(cost is not None for cost in costs),
+                    flops=_compute_median([math.inf if cost is None else cost.flops for cost in costs]),
+                ),
+                difference=Estimate.of(paired) if paired else None,
+                half_width=None if change is None else change.half_width,
+                unseen=tuple(dict.fromkeys(domain for accuracies in final for domain in accuracies.get("unseen", ()))),
+                unseen_mean=Estimate.of(unseen) if unseen else None,
+                pools=_list_pools(by_seed),
+                paired_seeds=len(paired),
+                image_half_width=(change.image_half_width or 0.0) if change is not None else 0.0,
+                mean_half_width=mean.half_width,
+                chance=chance,
+                at_chance=is_at_chance(mean, chance),
+            )
+        )
+    return methods
+
+
+def _list_pools(by_seed: Mapping[int, Run]) -> bool:
+    try:
+        return next(iter(by_seed.values())).method().pools is not None
+    except InputError:  # custom code that is missing or not trusted
+        return False
+
+
+def _compute_median(values: Sequence[float]) -> float | None:
+    middle = statistics.median(values)
+    return middle if math.isfinite(middle) else None
+
+
+def check_target(target: float | None) -> None:
+    if target is not None and not 0 < target < 1:
+        raise InputError(f"target is an accuracy between 0 and 1, got {target}")

@@ -1,0 +1,215 @@
+"""Formats of the files in a run folder: the fields that are read, their checks, and how records are written."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, Literal, NotRequired, TypedDict
+
+import numpy as np
+import torch
+from safetensors import safe_open
+from safetensors.torch import save
+
+from fedcir.config import MAX_IMAGE_SIZE, PATH_SETTINGS, Config, ModelConfig
+from fedcir.data.domains import HashKind
+from fedcir.data.splits import ImageHashes
+from fedcir.errors import InputError
+from fedcir.files import (
+    CHECKSUM_KEY,
+    add_checksum,
+    check_regular_file,
+    compare_checksums,
+    compute_checksum,
+    explain_read_errors,
+    verify_checksum,
+)
+from fedcir.tensor_files import compute_tensor_checksum
+from fedcir.types import RoundRecord
+from fedcir.validation import Between, build_dataclass, check_type
+
+
+def find_best(records: Sequence[RoundRecord]) -> RoundRecord | None:
+    """First record of the highest mean accuracy, on validation images if there are any; None if none was evaluated."""
+    evaluated = [record for record in records if record.accuracy_mean is not None]
+    has_validation = any(record.validation for record in evaluated)
+
+    def accuracy(record: RoundRecord) -> float:
+        if not has_validation:
+            return record.accuracy_mean or 0.0
+        return sum(record.validation.values()) / len(record.validation) if record.validation else 0.0
+
+    return max(evaluated, key=lambda record: (accuracy(record), -record.round), default=None)
+
+
+def round_to_save(records: Sequence[RoundRecord], keep: str) -> int:
+    """Round whose model is saved: the last, or with keep="best" the best on validation images."""
+    last = records[-1].round if records else 0
+    if keep == "last":
+        return last
+    best = find_best([record for record in records if record.validation])
+    return last if best is None else best.round
+
+
+class Scores(TypedDict):
+    round: int
+    accuracy_mean: float | None
+    accuracy_weighted: float | None
+    accuracy_worst: float | None
+    accuracy: dict[str, float]
+    accuracy_unseen: NotRequired[float | None]
+
+
+class Guarantee(TypedDict):
+    """Differential privacy of a run with noise."""
+
+    epsilon: float
+    delta: float
+    unit: Literal["client", "example"]
+    place: Literal["server", "client"]
+    adjacency: NotRequired[Literal["zero-out", "replace-one"]]
+    """Missing in runs of earlier versions, like `randomness`."""
+    randomness: NotRequired[Literal["seed", "system"]]
+
+
+class SavedModel(TypedDict):
+    """Round of the saved model, and the rule that picked it."""
+
+    round: int
+    keep: Literal["last", "best"]
+
+
+class Cost(TypedDict):
+    peak_memory: NotRequired[int]
+
+
+class Summary(TypedDict):
+    """Fields of summary.json that are read."""
+
+    algorithm: str
+    dataset: str
+    seed: int
+    rounds: int
+    final: Scores | None
+    best: Scores | None
+    cost: Cost
+    saved: NotRequired[SavedModel]
+    """Missing in runs of earlier versions, which saved the model of the last round."""
+    privacy: NotRequired[Guarantee]
+    model: NotRequired[str]
+    """Checksum of model.safetensors."""
+
+
+def check_summary(summary: Mapping[str, Any]) -> None:
+    """Refuse accuracies that are not fractions."""
+    for part in ("final", "best"):
+        scores = summary[part] or {"accuracy": {}}
+        means = {name: value for name, value in scores.items() if name.startswith("accuracy_")}
+        for name, value in {**means, **scores["accuracy"]}.items():
+            if value is not None:
+                Between(0, 1).check(f"{part}.{name}", value)
+
+
+class CardMethod(TypedDict):
+    name: str
+
+
+class Card(TypedDict):
+    """Fields that are read of the metadata in model.safetensors."""
+
+    classes: list[str]
+    model: dict[str, object]
+    algorithm: CardMethod
+    image_size: NotRequired[int]
+    channels: NotRequired[int]
+    mean: NotRequired[list[float]]
+    std: NotRequired[list[float]]
+    saved: NotRequired[SavedModel]
+
+
+IMAGES = ("image_size", "channels", "mean", "std")
+"""Fields of a model on images; runs of fedcir.train have none of them."""
+
+
+def check_card(card: Mapping[str, Any]) -> None:
+    """Refuse a card whose values have the right types but cannot belong to a model."""
+    if len(set(card["classes"])) < max(1, len(card["classes"])):
+        raise InputError("card.classes must name each class once, and at least one")
+    present = [name for name in IMAGES if name in card]
+    if not present:
+        return
+    if missing := sorted(set(IMAGES) - set(present)):
+        raise InputError(f"card.{missing[0]} is missing")
+    for name in ("image_size", "channels"):
+        Between(1, MAX_IMAGE_SIZE).check(f"card.{name}", card[name])
+    for name, between in (("mean", Between(-1_000, 1_000)), ("std", Between(0, 1_000, above=True))):
+        if len(card[name]) != card["channels"]:
+            raise InputError(f"card.{name} must have a number for each of {card['channels']} channels")
+        for value in card[name]:
+            between.check(f"card.{name}", value)
+    build_dataclass(ModelConfig, card["model"], "card.model")
+
+
+OPTIONAL_FIELDS = ("validation", "risk", "unseen", "accuracy_unseen", "epsilon")
+"""Fields of a record that are left out of rounds.jsonl where they are None."""
+HASHED_SPLITS = ("train", "validation")
+"""Tensors of image_hashes.safetensors: sorted hashes of images, as 64-bit integers."""
+
+
+def compute_settings_checksum(tables: Mapping[str, Any]) -> str:
+    """Checksum of all settings except paths, which a user may edit after moving the data."""
+    return compute_checksum(
+        {
+            section: {name: value for name, value in values.items() if f"{section}.{name}" not in PATH_SETTINGS}
+            for section, values in tables.items()
+            if isinstance(values, Mapping)
+        }
+    )
+
+
+def parse_record(line: bytes) -> RoundRecord:
+    """Parse a line of rounds.jsonl. Older runs may name the cross-entropy `fl` instead of `ce`."""
+    record: RoundRecord = verify_checksum(json.loads(line), RoundRecord, "round")
+    return replace(record, losses={"ce" if name == "fl" else name: value for name, value in record.losses.items()})
+
+
+def format_record(record: RoundRecord) -> str:
+    """Format a line of rounds.jsonl."""
+    return json.dumps(add_checksum(_record_values(record)), ensure_ascii=False) + "\n"
+
+
+def _record_values(record: RoundRecord) -> dict[str, Any]:
+    """Fields of a record, without optional ones that are None."""
+    return {name: value for name, value in asdict(record).items() if name not in OPTIONAL_FIELDS or value is not None}
+
+
+def compute_record_checksum(record: RoundRecord) -> str:
+    return compute_checksum(_record_values(record))
+
+
+def pack_image_hashes(hashes: ImageHashes) -> bytes:
+    tensors = {split: torch.from_numpy(getattr(hashes, split).view(np.int64)) for split in HASHED_SPLITS}
+    metadata = {"kind": hashes.kind, CHECKSUM_KEY: compute_tensor_checksum({"kind": hashes.kind}, tensors)}
+    return save(tensors, {"fedcir": json.dumps(metadata)})
+
+
+def read_image_hashes(path: Path) -> ImageHashes:
+    hint = "delete it, and resume the run, which writes it again"
+    with explain_read_errors(path, hint), safe_open(check_regular_file(path), framework="pt") as file:
+        metadata = check_type(json.loads((file.metadata() or {}).get("fedcir", "")), dict, "metadata")
+        kind: HashKind = check_type(metadata.get("kind"), HashKind, "kind")
+        tensors = {split: file.get_tensor(split) for split in HASHED_SPLITS}
+        if any(tensor.dtype != torch.int64 or tensor.ndim != 1 for tensor in tensors.values()):
+            raise InputError("its hashes are not whole numbers of 64 bits")
+        compare_checksums(metadata.get(CHECKSUM_KEY), compute_tensor_checksum({"kind": kind}, tensors))
+    return ImageHashes(kind, *(np.sort(tensors[split].numpy().view(np.uint64)) for split in HASHED_SPLITS))
+
+
+def find_custom_files(config: Config) -> dict[str, Path]:
+    """Files of the user that define the algorithm or the model. A run saves a copy of them."""
+    algorithm = Path(config.algorithm.name)
+    files = {"algorithm": algorithm if algorithm.suffix == ".py" else None, "model": config.model.file}
+    custom = {role: file for role, file in files.items() if file is not None}
+    if len({file.name for file in custom.values()}) < len({file.resolve() for file in custom.values()}):
+        raise InputError(f"the files of algorithm and model are both called {algorithm.name}: rename one of them")
+    return custom

@@ -1,0 +1,162 @@
+"""Resolve a config against the data and the machine, and build one from the arguments of a Python call."""
+
+from bisect import bisect_right
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+from fedcir.algorithms import resolve_algorithm
+from fedcir.algorithms.algorithm import Algorithm
+from fedcir.client.state import local_batchnorm
+from fedcir.config import OPTIONS, AlgorithmConfig, Assignments, Config, ConfigRequest, config_from_tables, merge_tables
+from fedcir.data.federation import Roster
+from fedcir.errors import InputError
+from fedcir.runtime.devices import choose_layout, find_unsafe_layer, pick_device
+from fedcir.server.accounting import epsilon_after
+from fedcir.server.aggregation import find_aggregator
+from fedcir.validation import build_dataclass
+
+
+def resolve_config(config: Config, algorithm: Algorithm, roster: Roster) -> Config:
+    """Fill in defaults that depend on the data and the machine, and validate the result."""
+    clients = roster.holders
+    active = clients if config.server.active is None else config.server.active
+    if active > clients:
+        raise InputError(f"server.active is {active}, but there are {clients} clients: lower it")
+    if config.server.min_replies > active:
+        raise InputError(
+            f"server.min_replies is {config.server.min_replies}, but only {active} clients are active: lower it"
+        )
+    _check_keep(config, algorithm, roster)
+    if algorithm.one_shot:
+        _check_one_shot(config)
+    if not algorithm.pools:
+        _check_aggregation(config, algorithm, active)
+    elif config.privacy.clip is not None:
+        raise InputError(
+            f"{config.algorithm.name} has all data in one place, so privacy.clip has no clients to protect: "
+            "use another method, or no privacy.clip"
+        )
+    run = replace(config.run, device=str(pick_device(config.run.device)))
+    if run.layout == "auto":
+        run = replace(run, layout=choose_layout(config.model, roster.task.encoder))
+    elif run.layout == "channels_last" and (fault := find_unsafe_layer(roster.task.encoder())):
+        raise InputError(f"run.layout=channels_last is not safe with {fault}: leave it out")
+    if config.server.upload != "float32" and not algorithm.one_model:
+        raise InputError(
+            f"{config.algorithm.name} uploads no model, and server.upload={config.server.upload} rounds the changes of "
+            "one: leave it out"
+        )
+    build_dataclass(type(algorithm), get_hyper_parameters(algorithm), "algorithm")  # validates an instance from Python
+    config = replace(config, server=replace(config.server, active=active))
+    return replace(
+        config,
+        server=replace(config.server, rounds=_limit_rounds(config, roster)),
+        algorithm=AlgorithmConfig(config.algorithm.name, get_hyper_parameters(algorithm)),
+        run=run,
+    )
+
+
+def _check_keep(config: Config, algorithm: Algorithm, roster: Roster) -> None:
+    """Refuse server.keep=best without validation images, with noise, or if sites hold parts of the model."""
+    if config.server.keep == "last":
+        return
+    if not config.data.val_fraction:
+        raise InputError(
+            "server.keep=best picks a round on validation images, but data.val_fraction is 0: "
+            "set data.val_fraction=0.1, or server.keep=last"
+        )
+    if config.privacy.noise:
+        raise InputError("server.keep=best picks a round by accuracies, which have no noise: set server.keep=last")
+    is_local = not algorithm.one_model or local_batchnorm(config, algorithm) is not None
+    if is_local and "key" in roster.manifest:
+        raise InputError(
+            f"server.keep=best cannot bring back what sites keep of {config.algorithm.name}'s model: "
+            "set server.keep=last"
+        )
+
+
+def _check_one_shot(config: Config) -> None:
+    """Refuse settings that change updates of a model, where clients send sums instead."""
+    settings = {
+        "server.aggregation": (config.server.aggregation, "mean"),
+        "server.upload": (config.server.upload, "float32"),
+        "privacy.clip": (config.privacy.clip, None),
+    }
+    for name, (value, default) in settings.items():
+        if value != default:
+            raise InputError(
+                f"{name}={value} is about changes to a model, but with {config.algorithm.name} clients send sums: "
+                "leave it out"
+            )
+
+
+def _check_aggregation(config: Config, algorithm: Algorithm, active: int) -> None:
+    """Refuse an aggregation rule that does not fit the method, the settings or the number of clients."""
+    name, rule = config.server.aggregation, find_aggregator(config.server.aggregation)
+    if name != "mean" and not algorithm.one_model:
+        raise InputError(
+            f"server.aggregation={name} combines models, but {config.algorithm.name} shares none: set it to mean"
+        )
+    if config.server.weighting == "samples" and not rule.uses_weights:
+        raise InputError(f"server.aggregation={name} does not weight clients: set server.weighting=uniform")
+    if config.model.batchnorm == "pooled" and not rule.averages:
+        raise InputError(
+            f"model.batchnorm=pooled needs a mean over all clients, but server.aggregation={name} is none: "
+            "set model.batchnorm=average"
+        )
+    if active < (needed := rule.min_clients(config.server)):
+        fix = "lower server.byzantine, or choose another rule" if config.server.byzantine else "choose another rule"
+        raise InputError(f"server.aggregation={name} needs {needed} active clients, but there are {active}: {fix}")
+
+
+def _limit_rounds(config: Config, roster: Roster) -> int:
+    """Number of rounds: server.rounds, or as many of them as privacy.epsilon allows."""
+    limit, requested = config.privacy.epsilon, config.server.rounds
+    first = epsilon_after(config, roster, 1)  # also without a limit, so that a missing accountant is an error at once
+    if limit is None:
+        return requested
+    rounds = bisect_right(range(1, requested + 1), limit, key=lambda count: epsilon_after(config, roster, count) or 0.0)
+    if rounds == 0:
+        raise InputError(
+            f"privacy.epsilon={limit:g} does not allow a single round, whose epsilon is {first:.3g}: "
+            f"raise it, or privacy.noise={config.privacy.noise:g}"
+        )
+    return rounds
+
+
+KEYWORDS = {
+    **{name: option.setting for name, option in OPTIONS.items()},
+    "momentum": "local.momentum",
+    "weight_decay": "local.weight_decay",
+    "min_replies": "server.min_replies",
+    "latent": "model.latent",
+    "layout": "run.layout",
+}
+"""Setting of each keyword argument of `train` and `AlgorithmStrategy`."""
+
+
+ARGUMENT_SECTIONS = ("data", "partition", "model", "algorithm")
+"""Sections that do not apply where data, encoder and algorithm are arguments."""
+
+
+def config_from_keywords(
+    algorithm: Algorithm | type[Algorithm] | str | Path, set: Assignments = (), **keywords: Any
+) -> tuple[Config, Algorithm]:
+    """Build the config and the algorithm of a Python call; keywords that are None are left out."""
+    name, method = resolve_algorithm(algorithm)
+    defaults = {section: values for section, values in method.defaults.items() if section != "model"}
+    tables = merge_tables({"data": {"name": "own"}}, defaults)
+    for keyword, value in keywords.items():
+        if value is not None:
+            section, field = KEYWORDS[keyword].split(".")
+            tables = merge_tables(tables, {section: {field: value}})
+    settings = ConfigRequest.from_options({}, set=set).tables()
+    if wrong := next((section for section in settings if section in ARGUMENT_SECTIONS), None):
+        raise InputError(f"set takes no settings of [{wrong}] here: data, encoder and algorithm are arguments")
+    config = config_from_tables(merge_tables(tables, settings))
+    return replace(config, algorithm=AlgorithmConfig(name, get_hyper_parameters(method))), method
+
+
+def get_hyper_parameters(algorithm: Algorithm) -> dict[str, Any]:
+    return {f.name: getattr(algorithm, f.name) for f in fields(algorithm) if f.init}

@@ -1,0 +1,327 @@
+"""The session of a run: what is fixed, and the state and records that change with each round."""
+
+import copy
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedcir.algorithms.algorithm import Algorithm
+from fedcir.client.cost import step_flops
+from fedcir.client.local_update import LocalTrainer, learning_rate
+from fedcir.client.prediction import Hits
+from fedcir.client.state import ClientStore, local_tensor_names, upload_format
+from fedcir.client.uploads import (
+    PrivateMean,
+    UploadFormat,
+    check_example_privacy,
+    check_update_privacy,
+    compress_update,
+)
+from fedcir.config import Config, config_to_tables
+from fedcir.data.federation import Roster
+from fedcir.errors import RunError
+from fedcir.files import compute_checksum
+from fedcir.models.task import Task
+from fedcir.models.tensors import snapshot
+from fedcir.rng import numpy_rng, secret_rng, torch_rng
+from fedcir.runtime.file_formats import round_to_save
+from fedcir.runtime.resolution import resolve_config
+from fedcir.runtime.run_folder import RunFolder
+from fedcir.server.accounting import ReleaseCounter, epsilon_after, get_adjacency, sample_cohort, sample_poisson_cohort
+from fedcir.server.aggregation import find_aggregator
+from fedcir.server.replies import NormFilter
+from fedcir.types import Aggregator, Groups, LocalContext, Modules, RoundRecord, ServerContext, ServerState, Tensors
+
+PRIVACY = "privacy"
+"""The server's group that holds the norm it clips to."""
+
+IDENTITY = (
+    *(f"privacy.{name}" for name in ("clip", "noise", "unit", "place", "adaptive", "delta")),
+    *("local.steps", "local.batch_size", "server.active", "run.seed"),
+)
+"""Settings that identify a run: a checkpoint and a count of releases belong to one run."""
+
+
+@dataclass
+class Session:
+    """A run in progress."""
+
+    config: Config
+    algorithm: Algorithm
+    modules: Modules
+    roster: Roster
+    state: ServerState
+    records: list[RoundRecord] = field(default_factory=list)
+    folder: RunFolder | None = None
+    notes: tuple[str, ...] = ()
+    """Messages for the user."""
+    loading: float = 0.0  # seconds spent on opening the run, counted in its first round
+    peak_memory: int = 0  # of all processes of this machine, in bytes
+    store: ClientStore = field(default_factory=ClientStore)
+    deployed: bool = False
+    """Whether clients are sites of other parties, so that noise must not come from the seed."""
+    stop_requested: bool = False
+    next_state: ServerState | None = None
+    """The state that the next round starts from, while it is evaluated."""
+    hits: Hits | None = None
+    """Result of the last evaluation for each image, if saved."""
+    _step_flops: dict[tuple[str, ...], int] = field(default_factory=dict)
+    """FLOPs of a local step by the groups that clients receive."""
+
+    @property
+    def card(self) -> dict[str, Any]:
+        """Metadata of the model: its data, how to build it, and how it was trained. It holds no path."""
+        model = {name: value for name, value in config_to_tables(self.config)["model"].items() if name != "weights"}
+        if (file := self.config.model.file) is not None:
+            model["name"] = f"{file.name}:{self.config.model.name.rpartition(':')[2]}"
+        method = self.config.algorithm
+        about = {"model": model, "algorithm": {"name": Path(method.name).stem, **method.fields}}
+        privacy = {} if self.guarantee is None else {"privacy": self.guarantee}
+        return {**self.roster.card, **about, "saved": self.saved, **privacy}
+
+    @property
+    def model(self) -> Tensors:
+        """Tensors of the saved model with those of a frozen encoder; empty if there is no global model."""
+        frozen: Tensors = {}
+        if self.roster.task.frozen is not None:
+            whole, trained = self.algorithm.build(self.roster.task.whole())["model"], self.modules["model"].state_dict()
+            frozen = {name: tensor for name, tensor in snapshot(whole).items() if name not in trained}
+        return {**frozen, **self._saved_state().shared.get("model", {})}
+
+    @property
+    def saved(self) -> dict[str, Any]:
+        """Round of the saved model, and the rule that picked it."""
+        keep = self.config.server.keep
+        return {"round": round_to_save(self.records, keep), "keep": keep}
+
+    def _saved_state(self) -> ServerState:
+        round = self.saved["round"]
+        if self.folder is None or round in (0, self.state.round):
+            return self.state
+        state = next((state for state, _ in self.folder.checkpoints() if state.round == round), None)
+        if state is None:
+            raise RunError(
+                f"{self.folder.path}/checkpoint has no whole state of round {round}, whose model must be saved: "
+                f"resume it with from_round {round - 1}, which repeats the round"
+            )
+        return state
+
+    @property
+    def guarantee(self) -> dict[str, Any] | None:
+        """Differential privacy guarantee so far; None without noise or before the first round."""
+        privacy = self.config.privacy
+        if not privacy.noise or not self.records:
+            return None
+        return {
+            "epsilon": self.records[-1].epsilon,
+            "delta": privacy.delta,
+            "unit": privacy.unit,
+            "place": "client" if privacy.by_steps else privacy.place,
+            "adjacency": get_adjacency(privacy),
+            "randomness": "system" if self.deployed else "seed",
+        }
+
+    @property
+    def finished(self) -> bool:
+        return self.state.round >= self.config.server.rounds
+
+    @property
+    def has_secret_cohort(self) -> bool:
+        """Whether epsilon relies on amplification by sampling, so that only the server may know the cohort."""
+        privacy, trainers = self.config.privacy, len(self.roster.trainers)
+        return privacy.by_server and privacy.noise > 0 and self.expected_clients < trainers
+
+    @property
+    def expected_clients(self) -> int:
+        """Mean number of clients that train in a round."""
+        return min(self.config.server.active or len(self.roster.trainers), len(self.roster.trainers))
+
+    def expected_flops(self) -> int:
+        """Mean FLOPs of the next round, counted on a batch of zeros instead of replies."""
+        received = tuple(sorted(self.state.shared))
+        if received not in self._step_flops:
+            example, local = self.roster.task.example, self.config.local
+            assert example is not None
+            shape = example.shape[1:]
+            if len(shape) == 3 and "image_size" in self.roster.card:  # the example of built-in networks is smaller
+                shape = torch.Size([shape[0], *(self.roster.card["image_size"],) * 2])
+            x = torch.zeros(1, *shape, dtype=example.dtype).expand(local.batch_size, *shape)
+            y = torch.zeros(local.batch_size, dtype=torch.int64)
+            ctx, modules = replace(self._local_context(), labels=lambda: y), copy.deepcopy(self.modules)
+            with torch.no_grad():
+                self.algorithm.local_start(modules, ctx)
+            self._step_flops[received] = step_flops(self.algorithm, modules, x, y, ctx)
+        return self._step_flops[received] * self.config.local.steps * self.expected_clients
+
+    def _local_context(self) -> LocalContext:
+        """Context of the next round for a client without a state."""
+        local, rounds, round = self.config.local, self.config.server.rounds, self.state.round + 1
+        return LocalContext(
+            round=round,
+            total_rounds=rounds,
+            num_classes=self.roster.task.num_classes,
+            batch_size=local.batch_size,
+            broadcast=self.state.shared,
+            rng=torch.Generator(),
+            steps=local.steps,
+            lr=learning_rate(local, round, rounds),
+            momentum=local.momentum,
+            validation=tuple if self.config.data.val_fraction else None,
+        )
+
+    def template(self) -> Groups:
+        """Groups with the names, shapes and dtypes that a reply must have."""
+        with torch.no_grad():
+            summary = self.algorithm.local_summary(self.modules, (), self._local_context())
+        whole = summary if self.algorithm.one_shot else {**self.evaluation_groups(self.state), **summary}
+        if self.upload == "float32":
+            return whole
+        return compress_update(whole, self.state.shared, {}, self.upload, numpy_rng(0))[0]
+
+    @property
+    def upload(self) -> UploadFormat:
+        return upload_format(self.config, self.algorithm)
+
+    def screen(self) -> NormFilter:
+        """Filter that drops replies of the next round whose update norm is an outlier."""
+        trained = [group for group in self.algorithm.trains if group not in self.algorithm.sends]
+        # With clipping, whether a reply counts must not depend on other clients' replies.
+        factor = self.config.server.max_update if self.config.privacy.clip is None else 0.0
+        return NormFilter(self.state.shared, trained, factor)
+
+    def cohort(self, round: int) -> list[int]:
+        """Draw the clients that train in a round, in ascending order."""
+        trainers, seed, active = self.roster.trainers, self.config.run.seed, self.expected_clients
+        if self.config.privacy.by_server and active < len(trainers):
+            rng = secret_rng() if self.deployed else numpy_rng(seed, "poisson", round)
+            return sample_poisson_cohort(trainers, active / len(trainers), rng)
+        return sample_cohort(trainers, active, seed, round)
+
+    def next_cohort(self) -> list[int] | None:
+        """Draw the next round's clients while its state is evaluated, so that they can do both at once.
+
+        None after the last round, and with privacy, where a repeated round costs more and the draw is not repeatable.
+        """
+        if self.next_state is None or self.next_state.round >= self.config.server.rounds:
+            return None
+        return self.cohort(self.next_state.round + 1) if self.config.privacy.clip is None else None
+
+    def private_mean(self) -> PrivateMean | None:
+        """Aggregation of the next round with clipping and noise; None if the server adds none."""
+        privacy, round = self.config.privacy, self.state.round + 1
+        if privacy.clip is None or not privacy.by_server:
+            return None
+        clip = self.state.private[PRIVACY]["clip"] if PRIVACY in self.state.private else privacy.clip
+        rng = secret_rng() if self.deployed else numpy_rng(self.config.run.seed, PRIVACY, round)
+        return PrivateMean(privacy, float(clip), self.expected_clients, rng)
+
+    def spend_epsilon(self) -> float | None:
+        """Count the next round before it begins and return its epsilon; raise RunError above privacy.epsilon."""
+        round, limit = self.state.round + 1, self.config.privacy.epsilon
+        epsilon = epsilon_after(self.config, self.roster, round, self.count_repeated(self.state.round))
+        if limit is not None and epsilon is not None and epsilon > limit:
+            raise RunError(
+                f"round {round} would bring epsilon to {epsilon:.3g}, above privacy.epsilon={limit:g}: "
+                "raise it to go on"
+            )
+        if epsilon is not None and (releases := self.releases) is not None:
+            releases.add()
+        return epsilon
+
+    @property
+    def releases(self) -> ReleaseCounter | None:
+        """Counter of the rounds that a deployment with noise has begun."""
+        if not self.deployed or self.folder is None or not self.config.privacy.noise:
+            return None
+        return ReleaseCounter(self.folder.path / "releases", self.identity)
+
+    def count_repeated(self, round: int) -> int:
+        """Count the rounds that a deployment has begun after its first `round` rounds."""
+        releases = self.releases
+        return 0 if releases is None or not releases.path.exists() else max(0, releases.count() - round)
+
+    @property
+    def identity(self) -> str:
+        """Checksum of the data and of the settings in IDENTITY; a resumed run has the same."""
+        tables, manifest = config_to_tables(self.config), self.roster.manifest
+        settings = {key: tables[key.split(".")[0]].get(key.split(".")[1]) for key in IDENTITY}
+        method = Path(self.config.algorithm.name).stem
+        return compute_checksum([settings, method, manifest["hash"], manifest.get("key")])
+
+    def make_trainer(self, device: str | None = None) -> LocalTrainer:
+        return make_trainer(self.config, self.algorithm, self.roster.task, device)
+
+    def evaluation_groups(self, state: ServerState) -> Groups:
+        """Groups of a state that clients need for an evaluation."""
+        return {name: state.shared[name] for name in self.algorithm.trains}
+
+    @cached_property
+    def _aggregator_class(self) -> type[Aggregator]:
+        return find_aggregator(self.config.server.aggregation)
+
+    def context(self, round: int) -> ServerContext:
+        rng = torch_rng(self.config.run.seed, "server", round)
+        server, batch = self.config.server, self.config.local.batch_size
+        norm = self.config.model.batchnorm
+        classes, clients = self.roster.task.num_classes, len(self.roster.trainers)
+        return ServerContext(
+            *(round, server.rounds, classes, batch, server.weighting, norm, rng, clients),
+            broadcast=self.state.shared,
+            domain_of=lambda client: str(self.roster.manifest["clients"][client]["domain"]),
+            make_aggregator=None if self.algorithm.pools else partial(self._aggregator_class, settings=server),
+        )
+
+
+def open_session(config: Config, algorithm: Algorithm, roster: Roster) -> Session:
+    """Open a run before its first round: resolve the config and build the networks."""
+    modules = algorithm.build(roster.task)
+    session = Session(
+        resolve_config(config, algorithm, roster), algorithm, modules, roster, ServerState(0, {}), notes=roster.notes
+    )
+    state = algorithm.start(modules, session.context(0))
+    local_names = local_tensor_names(config, algorithm, modules["model"])
+    model = {name: tensor for name, tensor in state.shared.get("model", {}).items() if name not in local_names}
+    session.state = replace(state, shared={**state.shared, "model": model} if "model" in state.shared else state.shared)
+    check_update_privacy(session.config, algorithm, session.evaluation_groups(session.state))
+    if config.privacy.by_steps:
+        check_example_privacy(session.config, algorithm, modules["model"])
+    rounds, limit = session.config.server.rounds, config.privacy.epsilon
+    if limit is not None and rounds < config.server.rounds:
+        note = (
+            f"privacy.epsilon={limit:g} is used up after {rounds} of {config.server.rounds} rounds: the run ends there"
+        )
+        session.notes = (*session.notes, note)
+    return session
+
+
+def make_trainer(config: Config, algorithm: Algorithm, task: Task, device: str | None = None) -> LocalTrainer:
+    """Make the trainer of a process for a resolved config."""
+    modules = algorithm.build(task)
+    local, active = config.local, config.server.active or 1
+    if algorithm.pools == "steps":  # a client that pools all data does the work of all active clients
+        local = replace(local, steps=local.steps * active)
+    elif algorithm.pools == "batch":
+        local = replace(local, batch_size=local.batch_size * active)
+    if config.run.compile:
+        for network in modules["model"].children():
+            network.compile()  # each part, since algorithms call them separately
+    return LocalTrainer(
+        algorithm=algorithm,
+        modules=modules,
+        seed=config.run.seed,
+        total_rounds=config.server.rounds,
+        num_classes=task.num_classes,
+        local=local,
+        device=torch.device(device or config.run.device),
+        precision=getattr(torch, config.run.precision),
+        layout=torch.channels_last if config.run.layout == "channels_last" else torch.contiguous_format,
+        freeze_batchnorm=config.model.batchnorm == "frozen",
+        always_calibrates=config.server.keep == "best",
+        has_validation=config.data.val_fraction > 0,
+        local_names=local_tensor_names(config, algorithm, modules["model"]),
+        privacy=config.privacy,
+        upload=upload_format(config, algorithm),
+    )

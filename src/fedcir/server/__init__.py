@@ -1,0 +1,1 @@
+"""Server side of a round: aggregation, validation of replies, privacy accounting, and attacks for experiments."""

@@ -1,0 +1,314 @@
+"""Validation of replies: they are checked, ordered by client and counted; unusable ones are dropped and named."""
+
+import math
+import statistics
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from fedcir.client.calibration import BINS, PREFIX, SUMS
+from fedcir.client.uploads import decompress_update
+from fedcir.data.federation import Roster, SampleCounts
+from fedcir.errors import RunError
+from fedcir.models.tensors import count_bytes, find_mismatch, find_non_finite, update_norm
+from fedcir.types import ClientReply, DroppedReply, Groups
+
+MAX_LOSS = float(torch.finfo(torch.float32).max)
+"""Largest loss in single precision."""
+MAX_FLOPS = 1e21
+"""FLOPs of a client in a round: a day at 1e16 operations a second."""
+MAX_NAME = 60
+"""Characters in the name of a metric."""
+COUNTED = ("correct", "count", "loss")
+TESTED = frozenset([*COUNTED, *(f"validation/{name}" for name in COUNTED), *SUMS])
+"""Names of the metrics that an evaluation reply may carry."""
+
+
+def find_training_fault(reply: ClientReply, sizes: SampleCounts | None) -> str | None:
+    """Return why a training reply cannot be used; None if it can. `sizes` are known of sites only."""
+    if (name := find_non_finite(reply.tensors)) is not None:
+        return f"{name} is not finite; a lower local.lr may help"
+    if (name := _find_negative_variance(reply.tensors)) is not None:
+        return f"{name} is negative, which no variance is"
+    if reply.num_examples < 1:
+        return f"num_examples must be at least 1, got {reply.num_examples}"
+    if sizes is not None and reply.num_examples != sizes.train:
+        return f"num_examples is {reply.num_examples}, expected {sizes.train}"
+    return _find_loss_fault(reply.metrics)
+
+
+def find_evaluation_fault(reply: ClientReply, sizes: SampleCounts | None) -> str | None:
+    """Return why an evaluation reply cannot be used; None if it can."""
+    metrics = reply.metrics
+    if (unknown := next((name for name in metrics if name not in TESTED), None)) is not None:
+        return f"metric {unknown[:MAX_NAME]!r} is not expected"
+    parts = {"": None if sizes is None else sizes.test}
+    if (sizes is not None and sizes.validation) or not metrics.keys() <= set(COUNTED):
+        parts["validation/"] = None if sizes is None else sizes.validation
+    reasons = (_find_count_fault(metrics, part, images) for part, images in parts.items())
+    return next(filter(None, reasons), None) or _find_calibration_fault(metrics)
+
+
+def _find_negative_variance(groups: Groups) -> str | None:
+    for group, bag in groups.items():
+        for name, tensor in bag.items():
+            if name.endswith("running_var") and (tensor < 0).any():
+                return f"{group}/{name}"
+    return None
+
+
+def _find_loss_fault(metrics: Mapping[str, float]) -> str | None:
+    for name, value in metrics.items():
+        if name == "flops":
+            if not (0 <= value <= MAX_FLOPS and value % 1 == 0):
+                return f"flops is {value:g}, but must be a whole number from 0 to {MAX_FLOPS:g}"
+        elif not name.startswith("loss/") or len(name) > MAX_NAME or not name.isprintable():
+            return f"metric {name[:MAX_NAME]!r} is not expected"
+        elif not math.isfinite(value):
+            return f"metric {name} is not finite"
+        elif abs(value) > MAX_LOSS:
+            return f"metric {name} is {value:g}, above {MAX_LOSS:g}"
+    return None
+
+
+def _find_count_fault(metrics: Mapping[str, float], part: str, images: int | None) -> str | None:
+    """Check the counts of test or validation images. A loss may be infinite or NaN if the model diverged."""
+    correct, count = metrics.get(f"{part}correct", -1.0), metrics.get(f"{part}count", 0.0)
+    if not (0 <= correct <= count < math.inf and count > 0 and correct % 1 == count % 1 == 0):
+        return "its counts are invalid"
+    if images is not None and count != images:
+        return f"{part}count is {count:g}, expected {images}"
+    loss = metrics.get(f"{part}loss", 0.0)
+    if math.isfinite(loss) and not 0 <= loss <= MAX_LOSS:
+        return f"{part}loss is {loss:g}, but must be from 0 to {MAX_LOSS:g}"
+    return None
+
+
+def _find_calibration_fault(metrics: Mapping[str, float]) -> str | None:
+    """Check calibration sums, if there are any: each image is counted in one bin."""
+    if not any(name in metrics for name in SUMS):
+        return None
+    images, values = metrics["validation/count"], [metrics.get(name, -1.0) for name in SUMS]
+    slopes, counts = values[:-BINS], values[-BINS:]  # the margin is bounded as a slope is
+    if not all(count >= 0 and count % 1 == 0 for count in counts) or sum(counts) != images:
+        return f"{PREFIX}novelty does not count {images:g} images"
+    if any(math.isfinite(slope) and abs(slope) > 2 * images * MAX_LOSS for slope in slopes):
+        return f"{PREFIX}slope or margin is out of bounds"
+    return None
+
+
+AHEAD = 8
+"""Replies that are buffered to estimate the usual norm, which bounds memory."""
+SMALL = 0.01
+"""Smallest usual norm, as a share of the model's: when most clients have converged, their updates are tiny."""
+
+Norms = dict[str, float]
+"""Norms by part: the update of "model", its "model statistics", or another group."""
+
+
+class NormFilter:
+    """Drops replies whose update norm is an outlier; `factor` 0 drops none."""
+
+    def __init__(self, sent: Groups, trained: Sequence[str], factor: float) -> None:
+        self._sent, self._factor = {group: sent[group] for group in trained}, factor
+        self._least = {part: SMALL * norm for part, norm in self._compute_norms(self._sent, update=False).items()}
+        self._seen: list[Norms] = []
+
+    def drop_outliers(self, replies: Iterable[ClientReply | DroppedReply]) -> Iterator[ClientReply | DroppedReply]:
+        """Pass replies on in order, with outliers replaced by DroppedReply."""
+        waiting: list[tuple[ClientReply | DroppedReply, Norms]] = []
+        for reply in replies:
+            norms = self._compute_norms(reply.tensors) if self._factor and isinstance(reply, ClientReply) else {}
+            waiting.append((reply, norms))
+            if norms:
+                self._seen.append(norms)
+            if len(self._seen) >= AHEAD or not self._factor:
+                yield from self._apply_limit(waiting)
+                waiting = []
+        yield from self._apply_limit(waiting)
+
+    def _apply_limit(
+        self, waiting: Iterable[tuple[ClientReply | DroppedReply, Norms]]
+    ) -> Iterator[ClientReply | DroppedReply]:
+        for reply, norms in waiting:
+            reason = self._find_fault(norms)
+            yield reply if reason is None else DroppedReply(reply.client_id, reason)
+
+    def _find_fault(self, norms: Norms) -> str | None:
+        alone = len(self._seen) == 1  # with nobody to compare it with, only the model
+        for part, norm in norms.items():
+            median = 0.0 if alone else statistics.median_low(norm[part] for norm in self._seen)  # bad ones are long
+            usual = max(median, self._least.get(part, 0.0))
+            # What else is uploaded grows with a client's data, and statistics differ as the data do.
+            limit = self._factor**2 if alone or part not in self._sent else self._factor
+            if usual and norm > limit * usual:
+                part_name = f"update of {part}" if part in self._sent else part
+                return (
+                    f"the norm of its {part_name} is {norm:.3g}, {norm / usual:.3g} times the usual {usual:.3g}; "
+                    f"server.max_update allows {limit:g} times, and a lower local.lr may help an honest client"
+                )
+        return None
+
+    def _compute_norms(self, arrays: Groups, update: bool = True) -> Norms:
+        norms = {}
+        for group, bag in arrays.items():
+            sent = self._sent.get(group, {}) if update else {}
+            norms[group] = update_norm(bag, sent)
+            if group in self._sent:
+                norms[f"{group} statistics"] = update_norm(bag, sent, statistics=True)
+        return norms
+
+
+Counts = dict[str, tuple[int, int]]
+"""Correct predictions and samples by domain."""
+
+
+class ReplyCollector:
+    """Validates the replies of a round and totals their losses, bytes and FLOPs."""
+
+    def __init__(
+        self,
+        round: int,
+        template: Groups,
+        min_replies: int,
+        sizes: Mapping[int, SampleCounts],
+        screen: NormFilter,
+        received: Groups | None = None,
+        secret: bool = False,
+        find_fault: Callable[[ClientReply], str | None] = lambda reply: None,
+    ) -> None:
+        self.round, self.template, self.min_replies = round, template, min_replies
+        self.sizes, self.screen = sizes, screen
+        self.received = received
+        """The broadcast, if uploads are compressed changes to it."""
+        self.secret = secret
+        """Whether errors must not reveal which clients take part, or how many."""
+        self.find_fault = find_fault
+        """The method's own check of a reply."""
+        self.dropped: dict[str, str] = {}
+        self.bytes_up = self.flops = self.count = 0
+        self._losses: dict[str, list[float]] = {}
+
+    def collect(self, replies: Iterable[ClientReply | DroppedReply], cohort: Sequence[int]) -> Iterator[ClientReply]:
+        """Yield the valid replies in client order, and record the dropped ones."""
+        for reply in self.screen.drop_outliers(map(self._validate, _sort_replies(replies, cohort))):
+            if isinstance(reply, DroppedReply):
+                self.dropped[str(reply.client_id)] = reply.reason
+                continue
+            self.count += 1
+            self.bytes_up += count_bytes(self.template)  # a valid reply is as large
+            self.flops += int(reply.metrics.get("flops", 0))
+            for name, value in reply.metrics.items():
+                if name.startswith("loss/"):
+                    self._losses.setdefault(name.removeprefix("loss/"), []).append(value)
+            yield reply
+        least = min(self.min_replies, len(cohort))
+        if self.count < least and self.secret:
+            causes = "; ".join(sorted(set(self.dropped.values())))
+            raise RunError(
+                f"round {self.round}: too few replies are usable for server.min_replies={self.min_replies} ({causes})"
+            )
+        if self.count < least:
+            reasons = "; ".join(
+                f"{_format_clients(client for client, cause in self.dropped.items() if cause == reason)}: {reason}"
+                for reason in dict.fromkeys(self.dropped.values())
+            )
+            raise RunError(
+                f"round {self.round}: {self.count} of {len(cohort)} replies are usable, {least} are needed ({reasons})"
+            )
+
+    def losses(self) -> dict[str, float]:
+        return {name: sum(values) / len(values) for name, values in self._losses.items()}
+
+    def _validate(self, reply: ClientReply | DroppedReply) -> ClientReply | DroppedReply:
+        """Return the decompressed reply, or why it is dropped."""
+        if isinstance(reply, DroppedReply):
+            return reply
+        if (reason := find_mismatch(reply.tensors, self.template)) is not None:
+            return DroppedReply(reply.client_id, reason)
+        if self.received is not None:
+            reply = replace(reply, tensors=decompress_update(reply.tensors, self.received))
+        reason = find_training_fault(reply, self.sizes.get(reply.client_id)) or self.find_fault(reply)
+        return reply if reason is None else DroppedReply(reply.client_id, reason)
+
+
+def _format_clients(numbers: Iterable[str]) -> str:
+    named = list(numbers)
+    return f"client{'s' * (len(named) > 1)} {', '.join(named)}"
+
+
+def _sort_replies(
+    replies: Iterable[ClientReply | DroppedReply], cohort: Sequence[int]
+) -> Iterator[ClientReply | DroppedReply]:
+    """Yield replies in cohort order, each as soon as its predecessors are there; missing ones as dropped."""
+    waiting: dict[int, ClientReply | DroppedReply] = {}
+    position = 0
+    for reply in replies:
+        waiting.setdefault(reply.client_id, reply)
+        while position < len(cohort) and cohort[position] in waiting:
+            yield waiting.pop(cohort[position])
+            position += 1
+    for client in cohort[position:]:
+        yield waiting.pop(client, DroppedReply(client, "no reply"))
+    for client in set(waiting) - set(cohort):
+        yield DroppedReply(client, "not in this round's cohort")
+
+
+@dataclass
+class EvaluationTotals:
+    """Totals of an evaluation by domain, in client order: correct predictions and samples."""
+
+    counts: Counts = field(default_factory=dict)
+    aside: Counts = field(default_factory=dict)
+    """Of the validation images."""
+    risk: dict[str, float] = field(default_factory=dict)
+    """Mean loss on the test images."""
+    sums: list[Mapping[str, float]] = field(default_factory=list)
+    """Metrics of each client, with its calibration sums."""
+    tensors: dict[str, Groups] = field(default_factory=dict)
+    """Tensors of the replies by domain."""
+
+    def accuracy(self) -> dict[str, float]:
+        return {domain: correct / count for domain, (correct, count) in self.counts.items()}
+
+    def accuracies(self, unseen: Collection[str]) -> dict[str, Any]:
+        """Accuracy fields of a round's record. Domains that nobody trains on are averaged separately."""
+        by_domain = self.accuracy()
+        seen = {domain: value for domain, value in by_domain.items() if domain not in unseen}
+        apart = [domain for domain in by_domain if domain in unseen]
+        every = sum(self.counts[domain][1] for domain in seen)
+        return {
+            "accuracy": by_domain or None,
+            "accuracy_mean": sum(seen.values()) / len(seen) if seen else None,
+            "accuracy_weighted": sum(self.counts[domain][0] for domain in seen) / every if every else None,
+            "accuracy_worst": min(seen.values(), default=None),
+            "unseen": apart or None,
+            "accuracy_unseen": sum(by_domain[domain] for domain in apart) / len(apart) if apart else None,
+        }
+
+
+def tally_evaluations(
+    roster: Roster, replies: Iterable[ClientReply | DroppedReply], dropped: dict[str, str]
+) -> EvaluationTotals:
+    """Total the evaluation replies by domain; unusable ones go into `dropped`."""
+    tests, evaluators, sizes = EvaluationTotals(), roster.evaluators, roster.sizes
+    for reply in _sort_replies(replies, sorted(evaluators)):
+        reason = (
+            reply.reason
+            if isinstance(reply, DroppedReply)
+            else find_evaluation_fault(reply, sizes.get(reply.client_id))
+        )
+        if reason is not None or isinstance(reply, DroppedReply):
+            dropped.setdefault(str(reply.client_id), f"evaluation: {reason}")
+            continue
+        domain, metrics = evaluators[reply.client_id], reply.metrics
+        tests.counts[domain] = int(metrics["correct"]), int(metrics["count"])
+        if math.isfinite(loss := metrics.get("loss", math.nan)):
+            tests.risk[domain] = loss
+        if "validation/count" in metrics:
+            tests.aside[domain] = int(metrics["validation/correct"]), int(metrics["validation/count"])
+        tests.sums.append(metrics)
+        tests.tensors[domain] = reply.tensors
+    return tests
