@@ -1,8 +1,8 @@
 """Replicate the paper's Table 1 at its own scale: ResNet18 at full width, 128 pixels, 20 local steps, up to 300 rounds.
 
-python results/replication.py --pacs DIR --lists DIR --office DIR [--runs DIR] [--workers N]
+python results/replication.py --pacs DIR --lists DIR --office DIR [--runs DIR] [--workers N] [--only fedcir-0 ...]
 
-Runs are made one after the other, in the order of `JOBS`. Every 50 rounds the run is published in
+Runs are made one after the other, in the order of `JOBS` or only those of `--only`. Every 50 rounds the run is published in
 `results/<dataset>-paper/<algorithm>-<seed>.json`. An interrupted command continues where its run folders end; without
 the folders it makes the same bits again.
 """
@@ -70,12 +70,13 @@ def main() -> None:
         parser.add_argument(f"--{name}", required=True)
     parser.add_argument("--runs", type=Path, default=Path("runs/replication"))
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--only", nargs="*", choices=sorted({job.name for job in JOBS}), help="ALGORITHM-SEED")
     options = parser.parse_args()
     data = {
         "pacs": ["--data-root", options.pacs, "--set", f"data.lists={options.lists}"],
         "office-caltech-10": ["--data-root", options.office],
     }
-    for job in JOBS:
+    for job in (job for job in JOBS if not options.only or job.name in options.only):
         out = options.runs / job.dataset / job.name
         out.parent.mkdir(parents=True, exist_ok=True)
         job.published.parent.mkdir(exist_ok=True)
