@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 if TYPE_CHECKING:  # so that settings and errors do not wait for it
     import torch
-    from torch import Tensor, nn
+    from torch import Tensor
 
 Tensors = dict[str, "Tensor"]
 """A bag of named tensors, shaped like a state_dict; on the CPU wherever it crosses a boundary."""
@@ -18,8 +18,8 @@ Tensors = dict[str, "Tensor"]
 Groups = dict[str, Tensors]
 """Named bags: "model", "generator", "gaussians", "prototypes"."""
 
-Modules = dict[str, "nn.Module"]
-"""What an algorithm builds once per process; arrays are loaded into it and read out of it."""
+Modules = dict[str, Any]
+"""The networks (nn.Module) that an algorithm builds once per process; tensors are loaded into and read out of them."""
 
 
 @dataclass(frozen=True)

@@ -188,7 +188,7 @@ class Unsettled(fedcir.Algorithm):
     [
         ("FedAvg", "no algorithm 'FedAvg'; did you mean 'fedavg'"),
         ("gone.py", "no algorithm file gone.py"),
-        (3, "algorithm must be an algorithm such as .*, its name or its file, got 3"),
+        (3, "algorithm must be a method such as .*, its name or its file, got 3"),
         (dict, "its name or its file, got <class 'dict'>"),
         (None, "its name or its file, got None"),
         (Unsettled, "give every field of class Unsettled a default; mu has none"),

@@ -1,7 +1,6 @@
 """One file a method: `fedprox.py` holds `FedProx`, which is called "fedprox". There is no list to edit."""
 
 import importlib
-import inspect
 import pkgutil
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, replace
@@ -35,12 +34,10 @@ def resolve_algorithm(algorithm: Algorithm | type[Algorithm] | str | Path) -> tu
     if isinstance(algorithm, str | Path):
         return str(algorithm), find_algorithm(str(algorithm))()
     method: Any = algorithm
-    if isinstance(method, type) and issubclass(method, Algorithm):
+    if _is_algorithm(method):
         method = _check_fields(method, method.__name__)()
     if not isinstance(method, Algorithm):
-        raise InputError(
-            f"algorithm must be an algorithm such as fedcir.FedAvg(), its name or its file, got {method!r}"
-        )
+        raise InputError(f"algorithm must be a method such as fedcir.FedAvg(), its name or its file, got {method!r}")
     return type(method).__name__.lower(), method
 
 
@@ -74,7 +71,7 @@ EXPECTED = "one subclass of fedcir.Algorithm"
 
 
 def _is_algorithm(value: Any) -> bool:
-    return inspect.isclass(value) and issubclass(value, Algorithm)
+    return isinstance(value, type) and issubclass(value, Algorithm)
 
 
 def _import_algorithm(name: str) -> Any:

@@ -5,7 +5,7 @@ A method is a frozen dataclass of hyper-parameters in one file that overrides so
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
@@ -14,7 +14,6 @@ from fedcir.models.tensors import RunningMean, from_second_moments, snapshot, to
 from fedcir.types import ClientReply, Groups, LocalContext, Losses, Modules, ServerContext, ServerState, Tensors
 from fedcir.validation import check_bounds
 
-T = TypeVar("T")
 Batch = tuple[Tensor, Tensor]
 Replies = Iterable[ClientReply]
 
@@ -94,7 +93,7 @@ class Algorithm:
 
     def server_step(self, state: ServerState, replies: Replies, modules: Modules, ctx: ServerContext) -> ServerState:
         """Compute the next state. Replies come once, in client order; `state.private` is a copy that may be changed."""
-        means, _ = self.merge(replies, ctx, keep=lambda reply: None)
+        means, _ = self.merge(replies, ctx)
         return replace(state, round=ctx.round, shared={**state.shared, **means})
 
     def predict(self, modules: Modules, x: Tensor, ctx: LocalContext) -> Tensor:
@@ -105,18 +104,25 @@ class Algorithm:
         logits: Tensor = modules["model"](x)
         return logits
 
-    def merge(self, replies: Replies, ctx: ServerContext, keep: Callable[[ClientReply], T]) -> tuple[Groups, list[T]]:
+    def merge(
+        self, replies: Replies, ctx: ServerContext, keep: Callable[[ClientReply], Any] = lambda reply: None
+    ) -> tuple[Groups, list[Any]]:
         """Combine what clients train by the run's aggregation rule, and collect what `keep` picks out of each reply.
 
         The mean is folded as replies come. Where the rule selects one reply, that one stands for all, also in what is
         collected.
         """
-        start = self._averaged(ctx.broadcast, ctx)
-        aggregator = RunningMean() if ctx.make_aggregator is None else ctx.make_aggregator(start)
+
+        def flatten(groups: Groups) -> Tensors:  # in the form that can be averaged
+            trained = [(index, groups.get(group, {})) for index, group in enumerate(self.trains)]
+            bag = {f"{index}/{name}": tensor for index, group in trained for name, tensor in group.items()}
+            return to_second_moments(bag) if ctx.batchnorm == "pooled" else bag
+
+        aggregator = RunningMean() if ctx.make_aggregator is None else ctx.make_aggregator(flatten(ctx.broadcast))
         collected = []
         for reply in replies:
             weight = float(reply.num_examples) if ctx.weighting == "samples" else 1.0
-            aggregator.add(self._averaged(reply.tensors, ctx), weight)
+            aggregator.add(flatten(reply.tensors), weight)
             collected.append(keep(reply))
         combined = aggregator.value()
         if aggregator.chosen is not None:
@@ -127,11 +133,7 @@ class Algorithm:
             merged[self.trains[int(index)]][name] = tensor
         return merged, collected
 
-    def _averaged(self, groups: Groups, ctx: ServerContext) -> Tensors:
-        """Flatten the groups that clients train, in the form that can be averaged."""
-        bag = {
-            f"{index}/{name}": tensor
-            for index, group in enumerate(self.trains)
-            for name, tensor in groups.get(group, {}).items()
-        }
-        return to_second_moments(bag) if ctx.batchnorm == "pooled" else bag
+
+def get_head(reply: ClientReply) -> tuple[Tensor, Tensor]:
+    """Return weight and bias of the head in a reply."""
+    return reply.tensors["model"]["head.weight"], reply.tensors["model"]["head.bias"]

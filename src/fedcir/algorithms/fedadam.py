@@ -33,13 +33,12 @@ class FedAdam(Algorithm):
 
     def start(self, modules: Modules, ctx: ServerContext) -> ServerState:
         state = super().start(modules, ctx)
-        parameters = {name: state.shared["model"][name] for name, _ in modules["model"].named_parameters()}
-        first = {name: torch.zeros_like(x) for name, x in parameters.items()}
-        second = {name: torch.full_like(x, self.tau**2) for name, x in parameters.items()}
+        first = {name: torch.zeros_like(state.shared["model"][name]) for name, _ in modules["model"].named_parameters()}
+        second = {name: torch.full_like(x, self.tau**2) for name, x in first.items()}
         return ServerState(0, state.shared, {"first": first, "second": second})
 
     def server_step(self, state: ServerState, replies: Replies, modules: Modules, ctx: ServerContext) -> ServerState:
-        means, _ = self.merge(replies, ctx, keep=lambda reply: None)
+        means, _ = self.merge(replies, ctx)
         first, second = state.private["first"], state.private["second"]
         for name, m in first.items():
             x, v = state.shared["model"][name], second[name]

@@ -9,7 +9,7 @@ Classification. 2019. https://arxiv.org/abs/1909.06335
 from dataclasses import dataclass
 
 from fedcir.algorithms.algorithm import Algorithm, Replies
-from fedcir.types import Modules, ServerContext, ServerState, Tensors
+from fedcir.types import Modules, ServerContext, ServerState
 from fedcir.validation import Fraction, LearningRate
 
 
@@ -27,12 +27,10 @@ class FedAvgM(Algorithm):
     ranges = {"momentum": "0,0.7,0.9,0.97"}
 
     def server_step(self, state: ServerState, replies: Replies, modules: Modules, ctx: ServerContext) -> ServerState:
-        means, _ = self.merge(replies, ctx, keep=lambda reply: None)
-        before, after = state.shared["model"], means["model"]
-        past: Tensors = state.private.get("velocity", {})
-        velocity: Tensors = {}
+        means, _ = self.merge(replies, ctx)
+        after, velocity, past = means["model"], {}, state.private.get("velocity", {})
         for name, _ in modules["model"].named_parameters():
-            change = after[name] - before[name]
+            change = after[name] - state.shared["model"][name]
             velocity[name] = v = change + self.momentum * past[name] if past else change
             step = change + self.momentum * v if self.nesterov else v
             after[name] += self.server_lr * step - change  # from the mean, which FedAvg's settings leave as it is

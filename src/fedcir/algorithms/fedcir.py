@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedcir.algorithms.algorithm import Algorithm, Replies
+from fedcir.algorithms.algorithm import Algorithm, Replies, get_head
 from fedcir.errors import InputError
 from fedcir.losses import class_gaussians, gaussian_kl, mixture_nll
 from fedcir.models.classifier import GaussianClassifier, Generator, apply_heads, make_balanced_labels, sample
@@ -58,16 +58,12 @@ class FedCiR(Algorithm):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.sigma_init > self.sigma_floor:
-            raise InputError(
-                f"algorithm.sigma_init must be above sigma_floor={self.sigma_floor}, got {self.sigma_init}"
-            )
+        if self.sigma_init <= (floor := self.sigma_floor):
+            raise InputError(f"algorithm.sigma_init must be above sigma_floor={floor}, got {self.sigma_init}")
 
     def build(self, task: Task) -> Modules:
-        return {
-            "model": task.gaussian_classifier(self.sigma_init, self.sigma_floor),
-            "generator": task.generator(task.latent, self.noise, self.hidden),
-        }
+        model = task.gaussian_classifier(self.sigma_init, self.sigma_floor)
+        return {"model": model, "generator": task.generator(task.latent, self.noise, self.hidden)}
 
     def start(self, modules: Modules, ctx: ServerContext) -> ServerState:
         # The generator is not sent before it has been trained once, so both regularisers are off until then.
@@ -75,9 +71,8 @@ class FedCiR(Algorithm):
         return ServerState(round=0, shared={"model": snapshot(modules["model"])}, private=private)
 
     def local_loss(self, modules: Modules, x: Tensor, y: Tensor, ctx: LocalContext) -> Losses:
-        model, generator = modules["model"], modules["generator"]
-        assert isinstance(model, GaussianClassifier)
-        assert isinstance(generator, Generator)
+        model: GaussianClassifier = modules["model"]
+        generator: Generator = modules["generator"]
         mu, sigma = model.encoder(x)  # each (B, Z)
         total = loss = ctx.cross_entropy(model.head(sample(mu, sigma, ctx.rng)), y)
         terms = {"ce": loss}
@@ -94,20 +89,21 @@ class FedCiR(Algorithm):
         return Losses(total, terms)
 
     def server_step(self, state: ServerState, replies: Replies, modules: Modules, ctx: ServerContext) -> ServerState:
-        means, heads = self.merge(
-            replies,
-            ctx,
-            keep=lambda reply: (reply.tensors["model"]["head.weight"], reply.tensors["model"]["head.bias"]),
-        )
-        generator = modules["generator"]
-        assert isinstance(generator, Generator)
+        means, heads = self.merge(replies, ctx, keep=get_head)
+        generator: Generator = modules["generator"]
         generator.load_state_dict(state.private["generator"])
-        optimizer = self._teach(generator, heads, state.private["optimizer"], ctx)
+        optimizer = Adam(generator.parameters(), self.generator_lr, state.private["optimizer"])
+        for _ in range(self.generator_steps):  # E_g steps on the mixture of the clients' heads
+            labels = torch.randint(ctx.num_classes, (ctx.batch_size,), generator=ctx.rng)
+            z = generator(generator.draw(ctx.batch_size, ctx.rng), labels, "update")  # (B, Z)
+            optimizer.zero_grad()
+            mixture_nll(apply_heads(z, heads), labels).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
         with torch.no_grad():
             labels = make_balanced_labels(ctx.num_classes, self.gaussian_samples)
             z = generator(generator.draw(len(labels), ctx.rng), labels, "batch")
             mean, std = class_gaussians(z.view(ctx.num_classes, self.gaussian_samples, -1), self.gaussian_floor)
-        shared, private = means, {"generator": snapshot(generator), "optimizer": optimizer}
+        shared, private = means, {"generator": snapshot(generator), "optimizer": optimizer.state}
         if self.lambda_reg:
             shared["generator"] = private["generator"]
         if self.lambda_align:
@@ -115,19 +111,5 @@ class FedCiR(Algorithm):
         return ServerState(ctx.round, shared, private)
 
     def predict(self, modules: Modules, x: Tensor, ctx: LocalContext) -> Tensor:
-        model = modules["model"]
-        assert isinstance(model, GaussianClassifier)
+        model: GaussianClassifier = modules["model"]
         return model.predict(x, self.eval_samples, ctx.rng)
-
-    def _teach(
-        self, generator: Generator, heads: list[tuple[Tensor, Tensor]], optimizer_state: Tensors, ctx: ServerContext
-    ) -> Tensors:
-        """E_g steps on the mixture of the clients' heads; gives the optimiser's state after them."""
-        optimizer = Adam(generator.parameters(), self.generator_lr, optimizer_state)
-        for _ in range(self.generator_steps):
-            labels = torch.randint(ctx.num_classes, (ctx.batch_size,), generator=ctx.rng)
-            z = generator(generator.draw(ctx.batch_size, ctx.rng), labels, "update")  # (B, Z)
-            optimizer.zero_grad()
-            mixture_nll(apply_heads(z, heads), labels).backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-        return optimizer.state

@@ -34,6 +34,8 @@ from fedcir.rng import seed_for
 from fedcir.types import ClientReply, Groups, LocalContext, Modules, ServerContext, ServerState, Tensors
 from fedcir.validation import Between
 
+MARGIN = 0.99
+"""Statistics of domains or clients are used only where they lower the error by a hundredth."""
 PENALTIES = tuple(10.0 ** (exponent / 2) for exponent in range(-8, 3))
 """Penalties that are tried, relative to features of variance 1."""
 CANDIDATES = ("domain", "client", "federation")
@@ -70,14 +72,13 @@ class FedCiROne(Algorithm):
         return {"model": Classifier(StandardisedEncoder(model.encoder, task.features), model.head)}
 
     def local_summary(self, modules: Modules, data: Iterable[Batch], ctx: LocalContext) -> Groups:
-        def encode(batches: Iterable[Batch]) -> Tensors:
-            return gram_sums(((encoder(x), y) for x, y in batches), len(whole.mean), ctx.num_classes)
-
-        whole = _encoder(modules)
-        encoder = whole.encoder
-        sums = {f"train_{name}": tensor for name, tensor in encode(data).items()}
-        if ctx.validation is not None:
-            sums |= {f"validation_{name}": tensor for name, tensor in encode(ctx.validation()).items()}
+        encoder: StandardisedEncoder = modules["model"].encoder
+        sums: Tensors = {}
+        for part, batches in (("train", data), ("validation", ctx.validation and ctx.validation())):
+            if batches is not None:
+                rows = ((encoder.encoder(x), y) for x, y in batches)
+                gram = gram_sums(rows, len(encoder.mean), ctx.num_classes)
+                sums |= {f"{part}_{name}": tensor for name, tensor in gram.items()}
         return {"sums": sums}
 
     def find_reply_fault(self, reply: ClientReply, ctx: ServerContext) -> str | None:
@@ -86,29 +87,29 @@ class FedCiROne(Algorithm):
             if f"{part}_high" in sums and not is_gram(sums[f"{part}_high"], sums[f"{part}_low"]):
                 return f"its {part} sums are not those of any examples"
         counted = count_examples(_select(sums, "train"), ctx.num_classes)
-        return (
-            None if counted == reply.num_examples else f"its sums count {counted:g} examples, not {reply.num_examples}"
-        )
+        if counted != reply.num_examples:
+            return f"its sums count {counted:g} examples, not {reply.num_examples}"
+        return None
 
     def server_step(self, state: ServerState, replies: Replies, modules: Modules, ctx: ServerContext) -> ServerState:
         kinds = CANDIDATES if self.standardise == "auto" else (self.standardise,)
-        sites: dict[str, dict[int, tuple[Tensors, Tensors | None]]] = {kind: {} for kind in kinds}
+        sites: dict[str, dict[int, Groups]] = {kind: {} for kind in kinds}
         tested: set[str] = set()
         for reply in replies:
             sums, domain = reply.tensors["sums"], ctx.domain_of(reply.client_id)
-            train = _select(sums, "train")
-            held = None
+            parts = {"train": _select(sums, "train")}
             if "validation_high" in sums and domain not in tested:  # clients of a domain share its validation images
                 tested.add(domain)
-                held = _select(sums, "validation")
+                parts["validation"] = _select(sums, "validation")
             for kind in kinds:
-                _add_site(sites[kind], site_key(kind, domain, reply.client_id), train, held)
+                site = sites[kind].setdefault(site_key(kind, domain, reply.client_id), {})
+                site |= {part: add_sums(site[part], new) if part in site else new for part, new in parts.items()}
         features = state.shared["model"]["head.weight"].shape[1]
         if "client" in kinds and len(sites["client"]) > MAX_SITES:
             if self.standardise == "client":
                 raise InputError(f"algorithm.standardise=client takes {MAX_SITES} clients at most: use domain")
             del sites["client"]
-        fits = [self._fit(kind, groups, features) for kind, groups in sites.items()]
+        fits = [self._fit(kind, of_kind, features) for kind, of_kind in sites.items()]
         best = min(fits, key=lambda fit: fit.error)
         if self.standardise == "auto":
             plain = next(fit for fit in fits if fit.kind == "federation")
@@ -117,18 +118,17 @@ class FedCiROne(Algorithm):
         return replace(state, round=ctx.round, shared={**state.shared, "model": model})
 
     def predict(self, modules: Modules, x: Tensor, ctx: LocalContext) -> Tensor:
-        model, encoder = modules["model"], _encoder(modules)
-        assert isinstance(model, Classifier)
+        model: Classifier = modules["model"]
         keys = [site_key(kind, ctx.domain, ctx.client) for kind in ("client", "domain")]
-        logits: Tensor = model.head(encoder(x, keys))
+        logits: Tensor = model.head(model.encoder(x, keys))
         return logits
 
-    def _fit(self, kind: str, groups: dict[int, tuple[Tensors, Tensors | None]], features: int) -> StandardisedHead:
+    def _fit(self, kind: str, sites: dict[int, Groups], features: int) -> StandardisedHead:
         """Standardise the sums of each site, add them up, and fit the head with the best penalty."""
         statistics: dict[int, tuple[Tensor, Tensor]] = {}
         train, held, pooled = None, None, None
-        for key, (exact, exact_held) in groups.items():
-            sums = FeatureSums.from_exact(exact, features)
+        for key, site in sites.items():
+            sums = FeatureSums.from_exact(site["train"], features)
             if not sums.total:
                 continue
             none = torch.zeros(features, dtype=torch.double), torch.ones(features, dtype=torch.double)
@@ -137,8 +137,8 @@ class FedCiROne(Algorithm):
             part = sums.standardise(*statistics[key]) * weight
             train = part if train is None else train + part
             pooled = sums if pooled is None else pooled + sums
-            if exact_held is not None:
-                other = FeatureSums.from_exact(exact_held, features).standardise(*statistics[key])
+            if "validation" in site:
+                other = FeatureSums.from_exact(site["validation"], features).standardise(*statistics[key])
                 held = other if held is None else held + other
         if train is None or pooled is None:
             raise InputError("no client has an example")
@@ -151,7 +151,7 @@ class FedCiROne(Algorithm):
                 return path.cross_validation_error(penalty)
             return path.fit(penalty).squared_error(held) / held.total
 
-        penalty = min(PENALTIES, key=error) if not self.penalty else self.penalty
+        penalty = self.penalty or min(PENALTIES, key=error)
         if self.head == "lda":
             head = path.fit_discriminant(penalty, uniform=self.balance == "labels")
         else:
@@ -159,39 +159,15 @@ class FedCiROne(Algorithm):
             # Under Gaussian errors of this variance, output / variance is the log-probability up to a constant.
             variance = max(error(penalty) / len(head.bias), 1e-6)
             head = LinearHead(head.weight / variance, head.bias / variance)
-        fallback = next(iter(statistics.values())) if kind in ("federation", "none") else (pooled.mean, pooled.spread)
-        own = {} if kind in ("federation", "none") else statistics
-        return StandardisedHead(kind, error(penalty), head, fallback, own)
-
-
-MARGIN = 0.99
-"""Statistics of domains or clients are used only where they lower the error by a hundredth."""
+        if kind in ("federation", "none"):
+            return StandardisedHead(kind, error(penalty), head, next(iter(statistics.values())), {})
+        return StandardisedHead(kind, error(penalty), head, (pooled.mean, pooled.spread), statistics)
 
 
 def site_key(kind: str, domain: str, client: int) -> int:
     """Key of a site's statistics: one for each domain, for each client, or for all."""
-    match kind:
-        case "domain":
-            return seed_for(0, "domain", domain) >> 1
-        case "client":
-            return seed_for(0, "client", domain, client) >> 1
-        case _:
-            return 0
-
-
-def _add_site(sites: dict[int, tuple[Tensors, Tensors | None]], key: int, train: Tensors, held: Tensors | None) -> None:
-    if key not in sites:
-        sites[key] = train, held
-        return
-    before, before_held = sites[key]
-    both = held if before_held is None else before_held if held is None else add_sums(before_held, held)
-    sites[key] = add_sums(before, train), both
-
-
-def _encoder(modules: Modules) -> StandardisedEncoder:
-    encoder = modules["model"].encoder
-    assert isinstance(encoder, StandardisedEncoder)
-    return encoder
+    paths: dict[str, tuple[str | int, ...]] = {"domain": ("domain", domain), "client": ("client", domain, client)}
+    return seed_for(0, *paths[kind]) >> 1 if kind in paths else 0
 
 
 def _select(sums: Tensors, part: str) -> Tensors:

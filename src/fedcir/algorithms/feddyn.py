@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedcir.algorithms.algorithm import Algorithm, Batch, Replies
 from fedcir.losses import proximal
-from fedcir.types import Groups, LocalContext, Losses, Modules, ServerContext, ServerState, Tensors
+from fedcir.types import Groups, LocalContext, Losses, Modules, ServerContext, ServerState
 from fedcir.validation import Positive
 
 
@@ -35,28 +35,23 @@ class FedDyn(Algorithm):
         trained = dict(modules["model"].named_parameters())
         distance = proximal(trained.values(), (ctx.broadcast["model"][name] for name in trained))
         total = losses.total + self.alpha * distance
-        if "gradient" in ctx.client_state:  # not in the client's first round
-            total = (
-                total
-                - torch.stack([(ctx.client_state["gradient"][name] * p).sum() for name, p in trained.items()]).sum()
-            )
+        if gradient := ctx.client_state.get("gradient"):  # not in the client's first round
+            total = total - torch.stack([(gradient[name] * p).sum() for name, p in trained.items()]).sum()
         return Losses(total, {**losses.terms, "proximal": distance})
 
     def local_finish(self, modules: Modules, data: Iterable[Batch], ctx: LocalContext) -> Groups:
-        moved = {
-            name: self.alpha * (p - ctx.broadcast["model"][name]) for name, p in modules["model"].named_parameters()
-        }
-        old = ctx.client_state.get("gradient", {})
-        return {"gradient": {name: old[name] - change if old else -change for name, change in moved.items()}}
+        gradient, old = {}, ctx.client_state.get("gradient", {})
+        for name, p in modules["model"].named_parameters():
+            moved = self.alpha * (p - ctx.broadcast["model"][name])
+            gradient[name] = old[name] - moved if old else -moved
+        return {"gradient": gradient}
 
     def server_step(self, state: ServerState, replies: Replies, modules: Modules, ctx: ServerContext) -> ServerState:
-        means, replied = self.merge(replies, ctx, keep=lambda reply: None)
-        before, after = state.shared["model"], means["model"]
-        share = len(replied) / ctx.clients
-        past: Tensors = state.private.get("drift", {})
-        drift: Tensors = {}
+        means, replied = self.merge(replies, ctx)
+        after, share = means["model"], len(replied) / ctx.clients
+        drift, past = {}, state.private.get("drift", {})
         for name, _ in modules["model"].named_parameters():
-            moved = share * (after[name] - before[name])
+            moved = share * (after[name] - state.shared["model"][name])
             drift[name] = past[name] + moved if past else moved
             after[name] += drift[name]
         return ServerState(ctx.round, means, {"drift": drift})

@@ -15,8 +15,7 @@ from torch import Tensor
 
 from fedcir.algorithms.algorithm import Algorithm, Batch, Replies
 from fedcir.losses import channel_statistics, replace_statistics, widen_variance
-from fedcir.models.classifier import Classifier
-from fedcir.models.networks import FeatureStatistics, StageStatistics, find_stage_ends, transform_stages
+from fedcir.models.networks import FeatureStatistics, find_stage_ends, transform_stages
 from fedcir.models.task import Task
 from fedcir.models.tensors import snapshot
 from fedcir.types import Groups, LocalContext, Losses, Modules, ServerContext, ServerState
@@ -42,25 +41,20 @@ class FedFA(Algorithm):
         return {"model": model, "statistics": FeatureStatistics(ends)}
 
     def local_loss(self, modules: Modules, x: Tensor, y: Tensor, ctx: LocalContext) -> Losses:
-        model, statistics = modules["model"], modules["statistics"]
-        assert isinstance(model, Classifier)
-        assert isinstance(statistics, FeatureStatistics)
         over_clients = ctx.broadcast.get("feature_variances", {})
 
         def augment_features(stage: int, features: Tensor) -> Tensor:
             if float(torch.rand((), generator=ctx.rng)) >= self.probability:
                 return features
             mean, std = channel_statistics(features)  # each (B, C)
-            running = statistics[stage]
-            assert isinstance(running, StageStatistics)
-            running.update(mean, std, self.momentum)
+            modules["statistics"][stage].update(mean, std, self.momentum)
             drawn = []
             for name, value in (("mean", mean), ("std", std)):
                 noise = torch.randn(value.shape, generator=ctx.rng).to(value.device)
                 drawn.append(value + noise * widen_variance(value, over_clients.get(f"{stage}.{name}")).sqrt())
             return replace_statistics(features, mean, std, *drawn)
 
-        with transform_stages(model.encoder, statistics.places, augment_features):
+        with transform_stages(modules["model"].encoder, modules["statistics"].places, augment_features):
             return super().local_loss(modules, x, y, ctx)
 
     def local_summary(self, modules: Modules, data: Iterable[Batch], ctx: LocalContext) -> Groups:
@@ -68,8 +62,6 @@ class FedFA(Algorithm):
 
     def server_step(self, state: ServerState, replies: Replies, modules: Modules, ctx: ServerContext) -> ServerState:
         means, collected = self.merge(replies, ctx, keep=lambda reply: reply.tensors["feature_statistics"])
-        variances = {
-            name: torch.stack([statistics[name] for statistics in collected]).var(0, correction=0)
-            for name in collected[0]
-        }
+        stacked = {name: torch.stack([statistics[name] for statistics in collected]) for name in collected[0]}
+        variances = {name: values.var(0, correction=0) for name, values in stacked.items()}
         return ServerState(ctx.round, {**means, "feature_variances": variances})

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedcir.algorithms.algorithm import Algorithm, Batch, Replies
+from fedcir.algorithms.algorithm import Algorithm, Batch, Replies, get_head
 from fedcir.losses import class_shares, decay_value, distillation_kl, diversity, teacher_loss
 from fedcir.models.classifier import Classifier, Generator, LabelCounter, apply_heads
 from fedcir.models.optimizers import Adam
@@ -64,27 +64,26 @@ class FedGen(Algorithm):
 
     def build(self, task: Task) -> Modules:
         generator = task.generator(task.features, self.noise, self.hidden)
-        modules: Modules = {"model": task.classifier(), "generator": generator}
-        return {**modules, "counter": LabelCounter(task.num_classes)} if self.label_counts == "batches" else modules
+        counter = {"counter": LabelCounter(task.num_classes)} if self.label_counts == "batches" else {}
+        return {"model": task.classifier(), "generator": generator, **counter}
 
     def start(self, modules: Modules, ctx: ServerContext) -> ServerState:
         private = {"generator": snapshot(modules["generator"]), "optimizer": Tensors()}
         return ServerState(round=0, shared={"model": snapshot(modules["model"])}, private=private)
 
     def local_start(self, modules: Modules, ctx: LocalContext) -> None:
-        if isinstance(counter := modules.get("counter"), LabelCounter):
-            counter.counts.zero_()
+        if "counter" in modules:
+            modules["counter"].counts.zero_()
 
     def local_loss(self, modules: Modules, x: Tensor, y: Tensor, ctx: LocalContext) -> Losses:
-        model, generator = modules["model"], modules["generator"]
-        assert isinstance(model, Classifier)
-        assert isinstance(generator, Generator)
-        if isinstance(counter := modules.get("counter"), LabelCounter):
-            counter.add(y)
+        model: Classifier = modules["model"]
+        generator: Generator = modules["generator"]
+        if "counter" in modules:
+            modules["counter"].add(y)
         logits = model(x)
-        total = ce = ctx.cross_entropy(logits, y)
+        ce = ctx.cross_entropy(logits, y)
         if "generator" not in ctx.broadcast:
-            return Losses(total, {"ce": ce})
+            return Losses(ce, {"ce": ce})
         labels = torch.randint(ctx.num_classes, y.shape, generator=ctx.rng).to(y.device)
         with torch.no_grad():
             any_class = generator(generator.draw(len(y), ctx.rng, self.noise_kind), labels, self.generator_statistics)
@@ -93,28 +92,25 @@ class FedGen(Algorithm):
         kd = distillation_kl(logits, model.head(same_class))
         lambda_reg = decay_value(self.lambda_reg, self.lambda_decay, ctx.round)
         lambda_kd = decay_value(self.lambda_kd, self.lambda_decay, ctx.round)
-        return Losses(total + lambda_reg * reg + lambda_kd * kd, {"ce": ce, "reg": reg, "kd": kd})
+        return Losses(ce + lambda_reg * reg + lambda_kd * kd, {"ce": ce, "reg": reg, "kd": kd})
 
     def local_summary(self, modules: Modules, data: Iterable[Batch], ctx: LocalContext) -> Groups:
-        if isinstance(counter := modules.get("counter"), LabelCounter):
-            return {"label_counts": {"counts": counter.counts.cpu().clone()}}
-        counts = sum(
-            (torch.bincount(y.cpu(), minlength=ctx.num_classes) for _, y in data), torch.zeros(ctx.num_classes)
-        )
+        if "counter" in modules:
+            return {"label_counts": {"counts": modules["counter"].counts.cpu().clone()}}
+        counts = torch.zeros(ctx.num_classes)
+        for _, y in data:
+            counts += torch.bincount(y.cpu(), minlength=ctx.num_classes)
         return {"label_counts": {"counts": counts}}
 
     def server_step(self, state: ServerState, replies: Replies, modules: Modules, ctx: ServerContext) -> ServerState:
-        means, collected = self.merge(
-            replies, ctx, keep=lambda r: (r.tensors["model"], r.tensors["label_counts"]["counts"])
-        )
+        means, collected = self.merge(replies, ctx, lambda r: (get_head(r), r.tensors["label_counts"]["counts"]))
         counts = torch.stack([count for _, count in collected])  # (K, C)
         share = class_shares(counts, extra=1 if self.label_counts == "batches" else 0)  # as the authors' code counts
         classes = torch.arange(ctx.num_classes)
         if self.generator_labels == "active" and (counts > 0).any():
             classes = classes[(counts > 0).any(0)]
-        heads = [(model["head.weight"], model["head.bias"]) for model, _ in collected]
-        generator = modules["generator"]
-        assert isinstance(generator, Generator)
+        heads = [head for head, _ in collected]
+        generator: Generator = modules["generator"]
         generator.load_state_dict(state.private["generator"])
         lr = decay_value(self.generator_lr, self.generator_lr_decay, ctx.round)
         optimizer = Adam(generator.parameters(), lr, state.private["optimizer"], self.generator_weight_decay)
@@ -126,6 +122,5 @@ class FedGen(Algorithm):
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
-        trained = snapshot(generator)
-        private = {"generator": trained, "optimizer": optimizer.state}
-        return ServerState(ctx.round, {**means, "generator": trained}, private)
+        private = {"generator": snapshot(generator), "optimizer": optimizer.state}
+        return ServerState(ctx.round, {**means, "generator": private["generator"]}, private)

@@ -48,8 +48,7 @@ class FedProc(Algorithm):
         return {"model": task.classifier(self.projection, self.normalised_head)}
 
     def local_loss(self, modules: Modules, x: Tensor, y: Tensor, ctx: LocalContext) -> Losses:
-        model = modules["model"]
-        assert isinstance(model, Classifier)
+        model: Classifier = modules["model"]
         features = model.encoder(x)  # (B, Z)
         ce = ctx.cross_entropy(model.head(features), y)
         if "prototypes" not in ctx.broadcast:
@@ -59,8 +58,7 @@ class FedProc(Algorithm):
         return Losses(weight * ce + (1 - weight) * contrast, {"ce": ce, "contrast": contrast})
 
     def local_summary(self, modules: Modules, data: Iterable[Batch], ctx: LocalContext) -> Groups:
-        model = modules["model"]
-        assert isinstance(model, Classifier)
+        model: Classifier = modules["model"]
         sums = sum_by_class(lambda x: F.normalize(model.encoder(x), dim=-1), data, like=model.head.weight)
         return {"prototype_sums": sums}
 

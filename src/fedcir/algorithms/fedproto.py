@@ -40,9 +40,8 @@ class FedProto(Algorithm):
         return {"model": task.classifier(), "prototypes": Prototypes(task.num_classes, task.features)}
 
     def local_loss(self, modules: Modules, x: Tensor, y: Tensor, ctx: LocalContext) -> Losses:
-        model, prototypes = modules["model"], modules["prototypes"]
-        assert isinstance(model, Classifier)
-        assert isinstance(prototypes, Prototypes)
+        model: Classifier = modules["model"]
+        prototypes: Prototypes = modules["prototypes"]
         features = model.encoder(x)  # (B, Z)
         ce = ctx.cross_entropy(model.head(features), y)
         if not self.lambda_proto or not prototypes.known.any():
@@ -51,8 +50,7 @@ class FedProto(Algorithm):
         return Losses(ce + self.lambda_proto * distance, {"ce": ce, "distance": distance})
 
     def local_summary(self, modules: Modules, data: Iterable[Batch], ctx: LocalContext) -> Groups:
-        model = modules["model"]
-        assert isinstance(model, Classifier)
+        model: Classifier = modules["model"]
         sums = sum_by_class(model.encoder, data, like=model.head.weight)
         return {"prototypes": {"mean": mean_by_class(sums), "count": sums["counts"]}}
 
@@ -65,9 +63,8 @@ class FedProto(Algorithm):
         return ServerState(ctx.round, {"prototypes": shared})
 
     def predict(self, modules: Modules, x: Tensor, ctx: LocalContext) -> Tensor:
-        model, prototypes = modules["model"], modules["prototypes"]
-        assert isinstance(model, Classifier)
-        assert isinstance(prototypes, Prototypes)
+        model: Classifier = modules["model"]
+        prototypes: Prototypes = modules["prototypes"]
         features: Tensor = model.encoder(x)
         logits: Tensor = model.head(features)
         if self.inference == "classifier":
@@ -82,10 +79,7 @@ class FedProto(Algorithm):
 def merge_prototypes(local: Iterable[Tensors], by_samples: bool) -> Tensors:
     """The mean over the clients that hold a class, plain or by their numbers of samples of it, and its total count."""
     collected = list(local)
-    means, counts = (
-        torch.stack([prototypes["mean"] for prototypes in collected]),
-        torch.stack([prototypes["count"] for prototypes in collected]),
-    )
+    means, counts = (torch.stack([prototypes[name] for prototypes in collected]) for name in ("mean", "count"))
     weights = counts.clamp_min(0) if by_samples else (counts > 0).float()  # (K, C)
     shares = weights / weights.sum(0).clamp_min(1)
     return {"mean": (shares.unsqueeze(-1) * means).sum(0), "count": counts.clamp_min(0).sum(0)}

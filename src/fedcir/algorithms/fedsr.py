@@ -46,10 +46,8 @@ class FedSR(Algorithm):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.sigma_init > self.sigma_floor:
-            raise InputError(
-                f"algorithm.sigma_init must be above sigma_floor={self.sigma_floor}, got {self.sigma_init}"
-            )
+        if self.sigma_init <= (floor := self.sigma_floor):
+            raise InputError(f"algorithm.sigma_init must be above sigma_floor={floor}, got {self.sigma_init}")
 
     @property
     def trains(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -64,9 +62,8 @@ class FedSR(Algorithm):
         return {"model": model, "reference": Reference(task.num_classes, task.latent)}
 
     def local_loss(self, modules: Modules, x: Tensor, y: Tensor, ctx: LocalContext) -> Losses:
-        model, reference = modules["model"], modules["reference"]
-        assert isinstance(model, GaussianClassifier)
-        assert isinstance(reference, Reference)
+        model: GaussianClassifier = modules["model"]
+        reference: Reference = modules["reference"]
         mu, sigma = model.encoder(x)  # each (B, Z)
         z = sample(mu, sigma, ctx.rng)
         total = ce = ctx.cross_entropy(model.head(z), y)
@@ -81,6 +78,5 @@ class FedSR(Algorithm):
         return Losses(total, terms)
 
     def predict(self, modules: Modules, x: Tensor, ctx: LocalContext) -> Tensor:
-        model = modules["model"]
-        assert isinstance(model, GaussianClassifier)
+        model: GaussianClassifier = modules["model"]
         return model.predict(x, self.eval_samples, ctx.rng)

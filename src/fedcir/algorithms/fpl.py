@@ -37,30 +37,25 @@ class FPL(Algorithm):
     ranges = {"temperature": "0.02,0.05,0.1"}
 
     def local_loss(self, modules: Modules, x: Tensor, y: Tensor, ctx: LocalContext) -> Losses:
-        model = modules["model"]
-        assert isinstance(model, Classifier)
+        model: Classifier = modules["model"]
         features = model.encoder(x)  # (B, Z)
         total = ce = ctx.cross_entropy(model.head(features), y)
         terms = {"ce": ce}
         if "clusters" not in ctx.broadcast:
             return Losses(total, terms)
-        prototypes, classes = ctx.broadcast["clusters"]["prototypes"], ctx.broadcast["clusters"]["classes"]
+        prototypes, classes = (ctx.broadcast["clusters"][name] for name in ("prototypes", "classes"))
         if self.contrast_weight:
             terms["contrast"] = cluster_contrast(features, y, prototypes, classes, self.temperature)
             total = total + self.contrast_weight * terms["contrast"]
         if self.consistency_weight:
-            unbiased, counts = (
-                mean_by_label(classes, prototypes, ctx.num_classes),
-                classes.bincount(minlength=ctx.num_classes),
-            )
-            distance = prototype_distance(features, y, unbiased, counts > 0)
+            unbiased = mean_by_label(classes, prototypes, ctx.num_classes)
+            distance = prototype_distance(features, y, unbiased, classes.bincount(minlength=ctx.num_classes) > 0)
             terms["consistency"] = distance * features.shape[-1] if self.summed else distance
             total = total + self.consistency_weight * terms["consistency"]
         return Losses(total, terms)
 
     def local_summary(self, modules: Modules, data: Iterable[Batch], ctx: LocalContext) -> Groups:
         model = modules["model"]
-        assert isinstance(model, Classifier)
         sums = sum_by_class(model.encoder, data, like=model.head.weight)
         return {"prototypes": {"means": mean_by_class(sums), "held": sums["counts"] > 0}}
 
@@ -72,10 +67,7 @@ class FPL(Algorithm):
 def cluster_prototypes(local: Iterable[Tensors]) -> Tensors:
     """The mean of every cluster of the clients' prototypes of a class (J, Z), and their classes (J,)."""
     collected = list(local)
-    means, is_present = (
-        torch.stack([summary["means"] for summary in collected]),
-        torch.stack([summary["held"] for summary in collected]),
-    )
+    means, is_present = (torch.stack([summary[name] for summary in collected]) for name in ("means", "held"))
     prototypes, classes = [], []
     for label in range(means.shape[1]):
         if is_present[:, label].any():

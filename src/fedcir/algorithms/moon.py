@@ -16,7 +16,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedcir.algorithms.algorithm import Algorithm, Batch
-from fedcir.models.classifier import Classifier
 from fedcir.models.task import Task
 from fedcir.models.tensors import snapshot
 from fedcir.types import Groups, LocalContext, Losses, Modules
@@ -46,16 +45,12 @@ class Moon(Algorithm):
             modules["last"].load_state_dict(ctx.client_state["last"])
 
     def local_loss(self, modules: Modules, x: Tensor, y: Tensor, ctx: LocalContext) -> Losses:
-        model, global_model, last = modules["model"], modules["global"], modules["last"]
-        assert isinstance(model, Classifier)
-        assert isinstance(global_model, Classifier)
-        assert isinstance(last, Classifier)
-        z = model.encoder(x)  # (B, Z)
-        ce = ctx.cross_entropy(model.head(z), y)
+        z = modules["model"].encoder(x)  # (B, Z)
+        ce = ctx.cross_entropy(modules["model"].head(z), y)
         if not self.mu or "last" not in ctx.client_state:
             return Losses(ce, {"ce": ce})
         with torch.no_grad():
-            near, away = global_model.encoder(x), last.encoder(x)
+            near, away = modules["global"].encoder(x), modules["last"].encoder(x)
         similar = torch.stack([F.cosine_similarity(z, near), F.cosine_similarity(z, away)], 1)  # (B, 2)
         contrast = F.cross_entropy(similar / self.temperature, torch.zeros_like(y))
         return Losses(ce + self.mu * contrast, {"ce": ce, "contrast": contrast})

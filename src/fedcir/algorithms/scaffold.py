@@ -45,10 +45,8 @@ class Scaffold(Algorithm):
         return Losses(losses.total + correction, losses.terms)
 
     def local_summary(self, modules: Modules, data: Iterable[Batch], ctx: LocalContext) -> Groups:
-        control = _load_control(ctx)
-        return {
-            "change": {name: (new - control[name]).cpu() for name, new in _compute_next_control(modules, ctx).items()}
-        }
+        control, new = _load_control(ctx), _compute_next_control(modules, ctx)
+        return {"change": {name: (new[name] - control[name]).cpu() for name in new}}
 
     def local_finish(self, modules: Modules, data: Iterable[Batch], ctx: LocalContext) -> Groups:
         return {"control": _compute_next_control(modules, ctx)}
@@ -65,9 +63,9 @@ class Scaffold(Algorithm):
 
 def _load_control(ctx: LocalContext) -> Tensors:
     """c_i, zero before the client's first round."""
-    return ctx.client_state.get("control") or {
-        name: torch.zeros_like(c) for name, c in ctx.broadcast["control"].items()
-    }
+    if "control" in ctx.client_state:
+        return ctx.client_state["control"]
+    return {name: torch.zeros_like(c) for name, c in ctx.broadcast["control"].items()}
 
 
 def _compute_next_control(modules: Modules, ctx: LocalContext) -> Tensors:

@@ -72,7 +72,7 @@ class LocalTrainer:
 
     def __post_init__(self) -> None:
         for module in self.modules.values():
-            module.to(self.device, memory_format=self.layout)  # type: ignore[call-overload]
+            module.to(self.device, memory_format=self.layout)
             use_matmul_conv(module)
         self.initial_state.update(self.get_client_state())
         if twice := {*self.algorithm.remembers} & {*self.algorithm.keeps, BATCHNORM, ROUNDING}:

@@ -62,7 +62,8 @@ class TrainedModel:
 
     @property
     def network(self) -> nn.Module:
-        return self.modules["model"]
+        network: nn.Module = self.modules["model"]
+        return network
 
     @property
     def card(self) -> dict[str, Any]:
@@ -205,7 +206,7 @@ class ExportedModule(nn.Module):
         modules = {name: copy.deepcopy(module) for name, module in trained.modules.items() if name in used}
         for module in modules.values():
             use_standard_conv(module)
-            module.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+            module.to(memory_format=torch.contiguous_format)
         self.network = modules.pop("model")
         self.others = nn.ModuleDict(modules)
         self.algorithm, self.ctx = trained.algorithm, trained.ctx

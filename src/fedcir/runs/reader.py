@@ -132,7 +132,7 @@ class Run:
                 f"{self.path} has no model for all clients: name a domain, "
                 f"as in run.model(domain={self.manifest['clients'][0]['domain']!r})"
             )
-        network = method.build(self.task(arrays, encoder))["model"]
+        network: nn.Module = method.build(self.task(arrays, encoder))["model"]
         network.load_state_dict(self.check_tensors(network, arrays))
         return network.eval()
 
