@@ -207,7 +207,7 @@ def test_usual_methods_that_settings_refuse_are_left_out_in_a_line_each(
         ("--algorithms fedavg,centralized --set privacy.clip=1 --set model.norm=group", "centralized has all data"),
         ("--algorithms fedavg,fedgen,centralized --set privacy.clip=1 --set model.norm=group", "fedgen uploads"),
         ("--algorithms fedavg,fedproto --hold-out wax", "fedproto needs training data at every client"),
-        ("--algorithms fedavg,centralized --set attack.kind=scale", "centralized has all data in one workspace"),
+        ("--algorithms fedavg,centralized --set attack.kind=scale", "centralized has all data in one place"),
         ("--set privacy.clip=1", "fedavg: privacy.clip cannot cover BatchNorm's running statistics"),
         ("--hold-out wax --set model.batchnorm=local", "fedavg: model.batchnorm=local needs training data"),
         ("--set server.aggregation=krum --set server.byzantine=2", "fedavg: server.aggregation=krum needs 7 active"),

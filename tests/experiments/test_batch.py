@@ -24,10 +24,10 @@ SENDING = {"fedgen", "fedproc", "fpl", "fedproto", "fedfa", "scaffold"}
     ("settings", "refused"),
     [
         ([], set()),
-        (["privacy.clip=1", "model.norm=group"], POOLING | SENDING | {"fedbn"}),  # which needs BatchNorm
+        (["privacy.clip=1", "model.norm=group"], POOLING | SENDING | {"fedbn", "fedcirone"}),  # which needs BatchNorm
         (["attack.kind=scale"], POOLING),
-        (["server.aggregation=median"], {"fedproto"}),
-        (["server.upload=int8"], {"fedproto"}),
+        (["server.aggregation=median"], {"fedproto", "fedcirone"}),
+        (["server.upload=int8"], {"fedproto", "fedcirone"}),
         (["partition.hold_out=wax"], {"fedproto", "fedbn"}),
         (["model.batchnorm=local"], set()),
     ],

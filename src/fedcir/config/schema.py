@@ -112,8 +112,8 @@ class ModelConfig:
     """File of weights to start from (.safetensors or .pth), of this network or of one that contains it."""
     freeze: bool = False
     """Leave the encoder as it is: its features are computed once per image, and only what follows them trains."""
-    stages: Annotated[int, Between(0, 64)] = 0
-    """Stages of a frozen encoder whose averaged maps follow its features."""
+    stages: Annotated[int | None, Between(1, 64)] = None
+    """Last stages of a frozen encoder whose averaged maps join its features; none if not given."""
     hidden: Annotated[int | None, Between(1, 16_384)] = None
     """Width of a hidden layer with ReLU between the features of a frozen encoder and the rest; none if not given."""
     mean: Annotated[tuple[float, ...] | None, Between(-1_000, 1_000)] = None
@@ -139,7 +139,7 @@ class ModelConfig:
             raise InputError(f"model.width is for {' and '.join(BUILTIN_MODELS)}, not for {self.name}: leave it out")
         if self.name not in BUILTIN_MODELS and self.norm == "standardised":
             raise InputError(f"model.norm=standardised is for {' and '.join(BUILTIN_MODELS)}, not for {self.name}")
-        if self.stages and not self.freeze:
+        if self.stages is not None and not self.freeze:
             raise InputError(
                 "model.stages pools stages of a frozen encoder: set model.freeze=true too, or leave it out"
             )
