@@ -2,7 +2,6 @@
 
 import os
 import sys
-from typing import Annotated
 
 import typer
 from typer.main import get_command
@@ -11,6 +10,7 @@ from fedcir.cli.algorithms import algorithms, settings
 from fedcir.cli.application import DEBUG, App, catch_signals, fail, ignore_signals
 from fedcir.cli.data import data
 from fedcir.cli.deploy import deploy
+from fedcir.cli.options import option
 from fedcir.cli.output import escape_output
 from fedcir.cli.predict import export, predict
 from fedcir.cli.recommend import init, recommend, tune
@@ -28,21 +28,14 @@ def _print_version(requested: bool) -> None:
         raise typer.Exit
 
 
+# typer would import rich to print the name of the variable, which takes longer than all the rest of --help
+DEBUG_HELP = f"Print the traceback if something fails.  [env var: {DEBUG}]"
+
+
 @app.callback()
 def everywhere(
-    version: Annotated[
-        bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_print_version)
-    ] = False,
-    debug: Annotated[
-        bool,
-        # typer would import rich to print the name of the variable, which takes longer than all the rest of --help
-        typer.Option(
-            "--debug",
-            help=f"Print the traceback if something fails.  [env var: {DEBUG}]",
-            envvar=DEBUG,
-            show_envvar=False,
-        ),
-    ] = False,
+    version: bool = option("Print the version.", False, "--version", is_eager=True, callback=_print_version),
+    debug: bool = option(DEBUG_HELP, False, "--debug", envvar=DEBUG, show_envvar=False),
 ) -> None:
     if debug:
         os.environ[DEBUG] = "1"

@@ -3,19 +3,16 @@
 import json as jsonlib
 import shutil
 import textwrap
-from typing import Annotated
+from dataclasses import asdict
 
-import typer
-
+from fedcir.cli.options import argument, flag
 from fedcir.cli.output import print_table
 
 
 def algorithms(
-    name: Annotated[str | None, typer.Argument(help="Algorithm to show in full.", show_default=False)] = None,
-    check: Annotated[
-        bool, typer.Option("--check", help="Check that NAME keeps the guarantees of every algorithm.")
-    ] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
+    name: str | None = argument("Algorithm to show in full.", None),
+    check: bool = flag("--check", "Check that NAME keeps the guarantees of every algorithm."),
+    json: bool = flag("--json", "Print as JSON."),
 ) -> None:
     """List the algorithms, or show the fields of one. NAME may be a file such as ./mine.py."""
     from fedcir.algorithms import find_algorithm, list_algorithms
@@ -67,12 +64,10 @@ def _check(name: str | None) -> None:
 
 
 def settings(
-    name: Annotated[str | None, typer.Argument(help="A section such as local, or a setting such as local.lr.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
+    name: str | None = argument("A section such as local, or a setting such as local.lr.", None),
+    json: bool = flag("--json", "Print as JSON."),
 ) -> None:
     """List all settings, with their values, defaults and meanings."""
-    from dataclasses import asdict
-
     from fedcir.experiments.reference import list_settings
 
     listed = list_settings(name)

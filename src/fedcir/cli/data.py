@@ -7,12 +7,11 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Any
 
-import typer
-
+from fedcir.cli import options as cli
 from fedcir.cli.application import App
-from fedcir.cli.options import Assignments, option
+from fedcir.cli.options import argument, flag, option, output, take_options
 from fedcir.cli.output import print_json, print_note, print_table
 from fedcir.config import OPTIONS, Config, ConfigRequest
 
@@ -25,11 +24,7 @@ if TYPE_CHECKING:
 
 data = App("List, check, show and prepare datasets.")
 
-Name = Annotated[str, typer.Argument(help=OPTIONS["dataset"].help)]
-Root = Annotated[Path | None, option("data_root")]
-Size = Annotated[int | None, option("image_size")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
-Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+NAME = argument(OPTIONS["dataset"].help)
 
 SHEETS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WEBP", ".pdf": "PDF"}
 """Endings of a contact sheet's name, and what Pillow calls the formats."""
@@ -40,7 +35,7 @@ FEW = 12
 
 
 @data.command("list")
-def list_(json: Json = False) -> None:
+def list_(json: bool = cli.JSON) -> None:
     """List the datasets. Shows what each one is, its size and licence, and where to get it."""
     from fedcir.data.opening import get_source, list_datasets
 
@@ -63,13 +58,13 @@ def list_(json: Json = False) -> None:
 
 
 @data.command()
+@take_options("data_root", "image_size")
 def check(
-    name: Name,
-    data_root: Root = None,
-    image_size: Size = None,
-    quiet: Quiet = False,
-    json: Json = False,
-    set: Assignments = None,
+    name: str = NAME,
+    settings: Any = None,
+    quiet: bool = cli.NO_PROGRESS,
+    json: bool = cli.JSON,
+    set: list[str] | None = cli.SET,
 ) -> None:
     """Check every image and say whether training can start. Lists counts, sizes, copies and damaged files."""
     from dataclasses import fields
@@ -78,7 +73,7 @@ def check(
     from fedcir.data.inspection import inspect_dataset
     from fedcir.errors import InputError
 
-    config = _resolve_config(name, data_root, image_size, set)
+    config = _resolve_config(name, settings, set)
     with Meter("checking images", quiet) as meter:
         inspection = inspect_dataset(config.data, meter.show)
     if json:
@@ -103,20 +98,18 @@ def check(
 
 
 @data.command()
+@take_options("data_root", "image_size")
 def show(
-    name: Name,
-    data_root: Root = None,
-    image_size: Size = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Where to write the picture. [default: NAME.png]")
-    ] = None,
-    quiet: Quiet = False,
-    set: Assignments = None,
+    name: str = NAME,
+    settings: Any = None,
+    out: Path | None = output("Where to write the picture. [default: NAME.png]"),
+    quiet: bool = cli.NO_PROGRESS,
+    set: list[str] | None = cli.SET,
 ) -> None:
     """Draw a contact sheet: domains as rows, classes as columns."""
     from fedcir.data.inspection import MAX_CLASSES, draw_contact_sheet
 
-    config = _resolve_config(name, data_root, image_size, set)
+    config = _resolve_config(name, settings, set)
     path = out or Path(f"{name}.png")
     _check_picture(path, SHEETS)
     domains = _open(config, quiet)
@@ -134,28 +127,26 @@ def show(
 
 
 @data.command()
+@take_options("data_root", "image_size")
 def prepare(
-    name: Name,
-    data_root: Root = None,
-    image_size: Size = None,
-    sha512: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--sha512",
-            metavar="HASH",
-            help="A SHA-512 that you trust, for a file that comes without one; may be repeated.",
-        ),
-    ] = None,
-    quiet: Quiet = False,
-    set: Assignments = None,
+    name: str = NAME,
+    settings: Any = None,
+    sha512: list[str] | None = option(
+        "A SHA-512 that you trust, for a file that comes without one; may be repeated.",
+        None,
+        "--sha512",
+        metavar="HASH",
+    ),
+    quiet: bool = cli.NO_PROGRESS,
+    set: list[str] | None = cli.SET,
 ) -> None:
     """Fetch and decode a dataset before the first run. `fedcir data list` shows which ones can be fetched."""
     from fedcir.data.cache import cache_entries
     from fedcir.data.opening import get_source, has_dataset
 
-    config = _resolve_config(name, data_root, image_size, set)
-    if has_dataset(name) and get_source(name).downloads and data_root is not None:
-        _fetch(name, data_root, sha512 or [], quiet)
+    config = _resolve_config(name, settings, set)
+    if has_dataset(name) and get_source(name).downloads and settings["data_root"] is not None:
+        _fetch(name, settings["data_root"], sha512 or [], quiet)
     domains = _open(config, quiet)
     entry = next((entry for entry in cache_entries() if entry.path.name == f"prepared-{domains.content}"), None)
     if entry is None:
@@ -166,21 +157,15 @@ def prepare(
 
 
 @data.command()
+@take_options("data_root", "image_size", "clients", "beta", "hold_out", "seed")
 def partition(
-    name: Name,
-    data_root: Root = None,
-    image_size: Size = None,
-    clients: Annotated[int | None, option("clients")] = None,
-    beta: Annotated[float | None, option("beta")] = None,
-    hold_out: Annotated[str | None, option("hold_out")] = None,
-    seed: Annotated[int | None, option("seed")] = None,
-    plot: Annotated[bool, typer.Option("--plot", help="Draw which client holds which classes.")] = False,
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Where to write the picture. [default: NAME-clients.png]")
-    ] = None,
-    quiet: Quiet = False,
-    json: Json = False,
-    set: Assignments = None,
+    name: str = NAME,
+    settings: Any = None,
+    plot: bool = flag("--plot", "Draw which client holds which classes."),
+    out: Path | None = output("Where to write the picture. [default: NAME-clients.png]"),
+    quiet: bool = cli.NO_PROGRESS,
+    json: bool = cli.JSON,
+    set: list[str] | None = cli.SET,
 ) -> None:
     """Show which images each client would get. With --json, prints the manifest of such a run."""
     from fedcir.cli.progress import Meter
@@ -194,8 +179,7 @@ def partition(
         _check_picture(path, PLOTS)
     elif out is not None:
         raise InputError(f"--out {out} names the picture that --plot draws: add --plot")
-    more = {"clients": clients, "beta": beta, "hold_out": hold_out, "seed": seed}
-    config = _resolve_config(name, data_root, image_size, set, **more)
+    config = _resolve_config(name, settings, set)
     with Meter("decoding images", quiet) as meter:
         domains, shares = partition_dataset(config, meter.show)
     for note in domains.notes:
@@ -220,9 +204,7 @@ def partition(
 
 
 @data.command()
-def cache(
-    clear: Annotated[bool, typer.Option("--clear", help="Delete all prepared datasets.")] = False,
-) -> None:
+def cache(clear: bool = flag("--clear", "Delete all prepared datasets.")) -> None:
     """Show the prepared datasets and how much disk space they take."""
     from fedcir.data.cache import cache_entries, cache_folder, clear_cache
 
@@ -245,11 +227,8 @@ def cache(
     print(f"{_format_megabytes(sum(entry.bytes for entry in entries))} in {cache_folder()}")
 
 
-def _resolve_config(
-    name: str, data_root: Path | None, image_size: int | None, set: list[str] | None, **more: object
-) -> Config:
-    options = {"dataset": name, "data_root": data_root, "image_size": image_size, **more}
-    return ConfigRequest(options=options, assignments=set or ()).resolve()
+def _resolve_config(name: str, settings: dict[str, Any], set: list[str] | None) -> Config:
+    return ConfigRequest(options={**settings, "dataset": name}, assignments=set or ()).resolve()
 
 
 def _open(config: Config, quiet: bool) -> "Domains":

@@ -2,39 +2,35 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated
 
-import typer
-
+from fedcir.cli import options as cli
 from fedcir.cli.application import App, Interrupted
-from fedcir.cli.options import FromRound, Options, TrustCode, option, with_options
+from fedcir.cli.options import Options, argument, flag, option, output, take_options
 from fedcir.cli.output import print_note
 from fedcir.cli.run import describe_continuation, follow_rounds, print_run
 
 deploy = App("Train across machines with Flower.")
 
 
-@with_options
+@take_options()
 def local(
+    algorithm: str | None = cli.ALGORITHM,
+    seed: int | None = cli.SEED,
+    sites: int | None = option("Number of SuperNodes; one per client by default."),
+    timeout: float | None = option("Seconds that a site may take to answer in a round; 3600 by default."),
+    from_round: int | None = cli.FROM_ROUND,
+    trust_code: bool = cli.TRUST_CODE,
+    *,
     options: Options,
-    algorithm: Annotated[str | None, option("algorithm")] = None,
-    seed: Annotated[int | None, option("seed")] = None,
-    sites: Annotated[int | None, typer.Option(help="Number of SuperNodes; one per client by default.")] = None,
-    timeout: Annotated[
-        float | None, typer.Option(help="Seconds that a site may take to answer in a round; 3600 by default.")
-    ] = None,
-    from_round: FromRound = None,
-    trust_code: TrustCode = False,
 ) -> None:
     """Try a deployment on this machine. Starts a SuperLink and a SuperNode per client, with TLS and authentication."""
     _require_flower()
     from fedcir.cli.progress import Meter
     from fedcir.errors import InputError
     from fedcir.flower.local_federation import run_local_federation
-    from fedcir.runs.tracking import check_tracker, open_tracker
+    from fedcir.runs.tracking import open_tracker
     from fedcir.runtime.run_folder import RunFolder
 
-    check_tracker(options.track)
     if options.profile:
         raise InputError("--profile measures this process, but the sites train in others: use `fedcir run`")
     config, out = options.to_run(algorithm, seed, prefix="flower-", trust_code=trust_code)
@@ -61,14 +57,10 @@ def local(
 
 @deploy.command()
 def certs(
-    hosts: Annotated[
-        list[str] | None, typer.Argument(help="Host names or IP addresses at which sites reach the server.")
-    ] = None,
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the files.")] = Path("certs"),
-    days: Annotated[int, typer.Option(help="Number of days that the server's certificate is valid.")] = 365,
-    renew: Annotated[
-        bool, typer.Option("--renew", help="Give the server a new certificate and key from the same CA.")
-    ] = False,
+    hosts: list[str] | None = argument("Host names or IP addresses at which sites reach the server.", None),
+    out: Path = output("Folder of the files.", Path("certs")),
+    days: int = option("Number of days that the server's certificate is valid.", 365),
+    renew: bool = flag("--renew", "Give the server a new certificate and key from the same CA."),
 ) -> None:
     """Create, renew or show certificates. Makes a CA and the server's certificate; every site needs ca.crt."""
     _require_flower()
@@ -92,17 +84,15 @@ def certs(
 
 @deploy.command()
 def check(
-    config: Annotated[
-        Path | None, typer.Argument(help="A TOML file of a run's settings, which --policy must allow.")
-    ] = None,
-    superlink: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Address of the SuperLink.")] = None,
-    root_certificates: Annotated[Path | None, typer.Option(help="The ca.crt that belongs to the server.")] = None,
-    key: Annotated[Path | None, typer.Option(help="The site's private key.")] = None,
-    data_root: Annotated[Path | None, typer.Option(help="The site's folder of <class>/<image>.")] = None,
-    domain: Annotated[str | None, typer.Option(help="The site's name.")] = None,
-    policy: Annotated[Path | None, typer.Option(help="The site's policy.toml.")] = None,
-    image_size: Annotated[int | None, typer.Option(help="Image width and height in pixels; 128 by default.")] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False,
+    config: Path | None = argument("A TOML file of a run's settings, which --policy must allow.", None),
+    superlink: str | None = option("Address of the SuperLink.", metavar="HOST:PORT"),
+    root_certificates: Path | None = option("The ca.crt that belongs to the server."),
+    key: Path | None = option("The site's private key."),
+    data_root: Path | None = option("The site's folder of <class>/<image>."),
+    domain: str | None = option("The site's name."),
+    policy: Path | None = option("The site's policy.toml."),
+    image_size: int | None = option("Image width and height in pixels; 128 by default."),
+    quiet: bool = cli.NO_PROGRESS,
 ) -> None:
     """Check a site before its first run. Tests its data, policy, certificates, key and connection to the server."""
     _require_flower()
@@ -136,7 +126,7 @@ def check(
 
 
 @deploy.command("app")
-def app_(folder: Annotated[Path, typer.Argument(help="Folder to write the app to.")]) -> None:
+def app_(folder: Path = argument("Folder to write the app to.")) -> None:
     """Write the Flower app that `flwr run` starts."""
     _require_flower()
     from fedcir.flower.local_federation import write_app

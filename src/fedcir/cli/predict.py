@@ -6,11 +6,12 @@ import json as jsonlib
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from fedcir.cli.options import OwnAlgorithm, RunArgument, SiteOption, TrustCode
+from fedcir.cli import options as cli
+from fedcir.cli.options import argument, flag, option, output
 from fedcir.cli.output import get_raw_stream
 from fedcir.text import escape_cell, escape_line
 
@@ -24,15 +25,15 @@ UNREADABLE = 2
 
 
 def predict(
-    run: RunArgument,
-    paths: Annotated[list[str], typer.Argument(help="Images, folders of images, or - for a list on standard input.")],
-    json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
-    csv: Annotated[bool, typer.Option("--csv", help="Print as CSV.")] = False,
-    top: Annotated[int, typer.Option(help="How many classes to list for each image.")] = 3,
-    site: SiteOption = None,
-    device: Annotated[str, typer.Option(help="Where to run: auto, cpu, cuda or mps.")] = "auto",
-    algorithm: OwnAlgorithm = None,
-    trust_code: TrustCode = False,
+    run: Path = cli.RUN,
+    paths: list[str] = argument("Images, folders of images, or - for a list on standard input."),
+    json: bool = flag("--json", "Print as JSON."),
+    csv: bool = flag("--csv", "Print as CSV."),
+    top: int = option("How many classes to list for each image.", 3),
+    site: str | None = cli.SITE,
+    device: str = cli.DEVICE,
+    algorithm: str | None = cli.OWN_ALGORITHM,
+    trust_code: bool = cli.TRUST_CODE,
 ) -> None:
     """Classify images with the model of a run. Names and skips files that cannot be read; exits with 2 then.
 
@@ -131,19 +132,16 @@ def _print_table(answers: "Answers", classes: Sequence[str], top: int) -> None:
 
 
 def export(
-    run: RunArgument,
-    out: Annotated[Path, typer.Option("--out", "-o", help="File to write, such as model.onnx.")],
-    format: Annotated[
-        str | None,
-        typer.Option(
-            help="onnx, torch (a torch.export program, .pt2) or safetensors; by default as the file is called."
-        ),
-    ] = None,
-    site: SiteOption = None,
-    data_root: Annotated[Path | None, typer.Option(help="Folder that holds the run's data, if it has moved.")] = None,
-    algorithm: OwnAlgorithm = None,
-    trust_code: TrustCode = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Print only errors.")] = False,
+    run: Path = cli.RUN,
+    out: Path = output("File to write, such as model.onnx.", ...),
+    format: str | None = option(
+        "onnx, torch (a torch.export program, .pt2) or safetensors; by default as the file is called."
+    ),
+    site: str | None = cli.SITE,
+    data_root: Path | None = option("Folder that holds the run's data, if it has moved."),
+    algorithm: str | None = cli.OWN_ALGORITHM,
+    trust_code: bool = cli.TRUST_CODE,
+    quiet: bool = cli.ONLY_ERRORS,
 ) -> None:
     """Write the model of a run to a file. Checks it against the run first, and writes a MODEL_CARD.md beside it."""
     from fedcir.inference.exporting import export as write

@@ -1,28 +1,25 @@
 """`fedcir init`, `recommend` and `tune`: settings for the user's own data."""
 
 import sys
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
+from fedcir.cli import options as cli
 from fedcir.cli.application import Interrupted
-from fedcir.cli.options import Assignments, Options, option, split_seeds, with_options
+from fedcir.cli.options import Options, argument, flag, option, output, setting, split_seeds, take_options
 from fedcir.cli.output import print_json, print_table
 
 if TYPE_CHECKING:
     from fedcir.experiments.recommendation import CandidateResult
     from fedcir.experiments.tuning import Trial, Tuning
-    from fedcir.runs.statistics import Estimate
 
 
 def init(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Your images, as DIR/<domain>/<class>/<image>.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="File for the settings.")] = Path("fedcir.toml"),
-    dataset: Annotated[str, option("dataset")] = "folders",
-    force: Annotated[bool, typer.Option("--force", help="Write over an older file.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Show nothing.")] = False,
+    folder: Path = argument("Your images, as DIR/<domain>/<class>/<image>.", metavar="DIR"),
+    out: Path = output("File for the settings.", Path("fedcir.toml")),
+    dataset: str = setting("dataset", "folders"),
+    force: bool = flag("--force", "Write over an older file."),
+    quiet: bool = flag("--quiet", "Show nothing."),
 ) -> None:
     """Write settings for your own images. Looks at every image, gives a reason for each setting, and trains nothing."""
     from fedcir.cli.progress import Watch
@@ -43,22 +40,16 @@ def init(
         print(f"\nNext: `fedcir run {out}`, or `fedcir compare {out}` to see what the choice brings.")
 
 
+@take_options("dataset", "data_root", "image_size", "model", "clients", "active", "beta", "workers")
 def recommend(
-    config: Annotated[Path | None, typer.Argument(help="A TOML file of settings.")] = None,
-    dataset: Annotated[str | None, option("dataset")] = None,
-    data_root: Annotated[Path | None, option("data_root")] = None,
-    image_size: Annotated[int | None, option("image_size")] = None,
-    model: Annotated[str | None, option("model")] = None,
-    clients: Annotated[int | None, option("clients")] = None,
-    active: Annotated[int | None, option("active")] = None,
-    beta: Annotated[float | None, option("beta")] = None,
-    workers: Annotated[int | None, option("workers")] = None,
-    pilot_rounds: Annotated[int, typer.Option(help="Rounds to try each candidate for.")] = 20,
-    seeds: Annotated[str, typer.Option(help="Seeds to try each candidate with, at least two.")] = "0,1,2",
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="File for the settings, such as fedcir.toml.")] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
-    set: Assignments = None,
+    config: Path | None = cli.CONFIG,
+    settings: Any = None,
+    pilot_rounds: int = option("Rounds to try each candidate for.", 20),
+    seeds: str = option("Seeds to try each candidate with, at least two.", "0,1,2"),
+    out: Path | None = output("File for the settings, such as fedcir.toml."),
+    quiet: bool = cli.NO_PROGRESS,
+    json: bool = cli.JSON_NUMBERS,
+    set: list[str] | None = cli.SET,
 ) -> None:
     """Find out what to run on your data. Tries each candidate for a few rounds and never looks at a test image."""
     from fedcir.cli.progress import Watch
@@ -68,22 +59,8 @@ def recommend(
     if out is not None and out.exists():
         raise InputError(f"{out} exists: name a new file")
     with Watch(quiet) as watch:
-        result = try_candidates(
-            pilot_rounds=pilot_rounds,
-            seeds=split_seeds(seeds),
-            config=config,
-            set=set or (),
-            on_work=watch.work,
-            on_note=watch.note,
-            dataset=dataset,
-            data_root=data_root,
-            image_size=image_size,
-            model=model,
-            clients=clients,
-            active=active,
-            beta=beta,
-            workers=workers,
-        )
+        keywords = {**settings, "config": config, "set": set or (), "on_work": watch.work, "on_note": watch.note}
+        result = try_candidates(pilot_rounds=pilot_rounds, seeds=split_seeds(seeds) or (), **keywords)
     if out is not None:
         result.save(out)
     if json:
@@ -105,30 +82,26 @@ def recommend(
 
 
 def _format_row(trial: "CandidateResult") -> list[str]:
+    from fedcir.reporting.page import format_percent
+
     difference = ""
     if trial.difference is not None and trial.half_width is not None:
         difference = f"{100 * trial.difference.mean:+.1f} ± {100 * trial.half_width:.1f}"
     candidate = trial.candidate
-    return [candidate.name, candidate.about, _format_percent(trial.mean), _format_percent(trial.worst), difference]
+    return [candidate.name, candidate.about, format_percent(trial.mean), format_percent(trial.worst), difference]
 
 
-def _format_percent(estimate: "Estimate") -> str:
-    return f"{100 * estimate.mean:.1f}" + ("" if estimate.std is None else f" ± {100 * estimate.std:.1f}")
-
-
-@partial(with_options, without=("report", "track", "profile"))
+@take_options(without=("report", "track", "profile"))
 def tune(
+    algorithm: str | None = cli.ALGORITHM,
+    seed: int | None = cli.SEED,
+    trials: int | None = option("Trials in all, each a run. [default: 12]"),
+    space: list[str] | None = option(
+        "What to try, such as local.lr=1e-3..1e-1 or algorithm.mu=0.1,0.5; may be repeated.",
+        metavar="SECTION.FIELD=VALUES",
+    ),
+    *,
     options: Options,
-    algorithm: Annotated[str | None, option("algorithm")] = None,
-    seed: Annotated[int | None, option("seed")] = None,
-    trials: Annotated[int | None, typer.Option(help="Trials in all, each a run. [default: 12]")] = None,
-    space: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="SECTION.FIELD=VALUES",
-            help="What to try, such as local.lr=1e-3..1e-1 or algorithm.mu=0.1,0.5; may be repeated.",
-        ),
-    ] = None,
 ) -> None:
     """Search for good settings of one algorithm. Judges them on validation images and never looks at a test image."""
     from fedcir.cli.progress import Watch
@@ -147,17 +120,15 @@ def tune(
                 settings = ", ".join(f"{name}={value}" for name, value in trial.settings.items())
                 print(f"trial {trial.number}: {_describe_result(trial)}  {settings}", file=sys.stderr)
 
-        keywords = {name: value for name, value in options.keywords().items() if name not in ("report", "track")}
-        search_options: dict[str, Any] = {**keywords, "algorithm": algorithm, "seed": seed, "trials": trials}
+        keywords = {**options.keywords(), "algorithm": algorithm, "seed": seed, "trials": trials}
         try:
-            tuning = search(space=space or (), on_work=watch.work, on_note=note, on_trial=show, **search_options)
+            tuning = search(space=space or (), on_work=watch.work, on_note=note, on_trial=show, **keywords)
         except KeyboardInterrupt:
             if not notes:  # no trial has started
                 raise
             raise Interrupted("finished trials are saved; continue with the same command and --resume") from None
     if options.json:
-        values = {"trials": tuning.to_rows(), "importances": tuning.importances, "out": str(tuning.out)}
-        print_json(values)
+        print_json({"trials": tuning.to_rows(), "importances": tuning.importances, "out": str(tuning.out)})
     elif not options.quiet:
         _print_tuning(tuning)
 

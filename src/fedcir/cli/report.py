@@ -2,12 +2,11 @@
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Any
 
-import typer
-
+from fedcir.cli import options as cli
 from fedcir.cli.application import name_options
-from fedcir.cli.options import Assignments, OwnAlgorithm, RunArgument, SiteOption, TrustCode, option
+from fedcir.cli.options import argument, flag, option, output, take_options
 from fedcir.cli.output import print_json, print_note, print_table
 
 if TYPE_CHECKING:
@@ -17,35 +16,24 @@ WIDE = 10
 """The most domains whose distances are printed as a matrix."""
 LONG = 20
 """The most classes that are printed one by one."""
-Quiet = Annotated[bool, typer.Option("--quiet", help="Print only errors and what --json asks for.")]
-Json = Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")]
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="Finished runs, or folders of runs.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="File to write the page to.")] = Path("report.html"),
-    target: Annotated[
-        float | None, typer.Option(help="Accuracy to reach, such as 0.9. [default: FedAvg's last]")
-    ] = None,
-    samples: Annotated[int, typer.Option(help="Test images per domain to measure distances on; 0 skips them.")] = 250,
-    data_root: Annotated[Path | None, typer.Option(help="Folder that holds the dataset, if it has moved.")] = None,
-    trust_code: TrustCode = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Print only errors.")] = False,
+    runs: list[Path] = argument("Finished runs, or folders of runs."),
+    out: Path = output("File to write the page to.", Path("report.html")),
+    target: float | None = cli.TARGET,
+    samples: int = option("Test images per domain to measure distances on; 0 skips them.", 250),
+    data_root: Path | None = option("Folder that holds the dataset, if it has moved."),
+    trust_code: bool = cli.TRUST_CODE,
+    quiet: bool = cli.ONLY_ERRORS,
 ) -> None:
     """Write one page about finished runs. Has accuracies, curves, distances, costs and settings; opens offline."""
     from fedcir.cli.progress import Watch
     from fedcir.reporting.run_report import report as write_report
 
     with Watch(quiet) as watch:
-        page = write_report(
-            runs,
-            out=out,
-            target=target,
-            samples=samples,
-            data_root=data_root,
-            trust_code=trust_code,
-            on_work=watch.work,
-        )
+        keywords: dict[str, Any] = {"target": target, "samples": samples, "data_root": data_root}
+        page = write_report(runs, out=out, trust_code=trust_code, on_work=watch.work, **keywords)
     for note in page.notes:
         print_note(name_options(note))
     if not quiet:
@@ -53,45 +41,28 @@ def report(
 
 
 def evaluate(
-    run: RunArgument,
-    dataset: Annotated[str | None, typer.Option(help="Dataset to test on. [default: the run's own]")] = None,
-    data_root: Annotated[Path | None, typer.Option(help="Folder that holds it.")] = None,
-    split: Annotated[
-        str, typer.Option(help="test, val, train, or all images; test and all leave out what the run has seen.")
-    ] = "test",
-    adapt: Annotated[
-        bool, typer.Option("--adapt", help="First take BatchNorm statistics from the images, without labels.")
-    ] = False,
-    site: SiteOption = None,
-    device: Annotated[str, typer.Option(help="Where to run: auto, cpu, cuda or mps.")] = "auto",
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Folder for the page and the numbers. [default: RUN/evaluation]")
-    ] = None,
-    quiet: Quiet = False,
-    json: Json = False,
-    algorithm: OwnAlgorithm = None,
-    trust_code: TrustCode = False,
-    set: Assignments = None,
+    run: Path = cli.RUN,
+    dataset: str | None = option("Dataset to test on. [default: the run's own]"),
+    data_root: Path | None = option("Folder that holds it."),
+    split: str = option("test, val, train, or all images; test and all leave out what the run has seen.", "test"),
+    adapt: bool = flag("--adapt", "First take BatchNorm statistics from the images, without labels."),
+    site: str | None = cli.SITE,
+    device: str = cli.DEVICE,
+    out: Path | None = output("Folder for the page and the numbers. [default: RUN/evaluation]"),
+    quiet: bool = cli.QUIET,
+    json: bool = cli.JSON_NUMBERS,
+    algorithm: str | None = cli.OWN_ALGORITHM,
+    trust_code: bool = cli.TRUST_CODE,
+    set: list[str] | None = cli.SET,
 ) -> None:
     """Test the model of a run on any labelled images. Shows accuracy, calibration and mistakes; writes a page."""
     from fedcir.cli.progress import Watch
     from fedcir.reporting import evaluation_report
 
     with Watch(quiet) as watch:
-        result = evaluation_report.evaluate(
-            run,
-            dataset=dataset,
-            data_root=data_root,
-            split=cast(Any, split),
-            adapt=adapt,
-            site=site,
-            algorithm=algorithm,
-            device=device,
-            out=out or run / "evaluation",
-            set=set or (),
-            trust_code=trust_code,
-            on_work=watch.work,
-        )
+        keywords: dict[str, Any] = {"dataset": dataset, "data_root": data_root, "split": split, "set": set or ()}
+        keywords |= {"adapt": adapt, "site": site, "device": device, "algorithm": algorithm, "trust_code": trust_code}
+        result = evaluation_report.evaluate(run, out=out or run / "evaluation", on_work=watch.work, **keywords)
     if not quiet:
         for note in result.notes:
             print_note(note)
@@ -106,33 +77,24 @@ def evaluate(
 
 
 def audit(
-    run: RunArgument,
-    data_root: Annotated[Path | None, typer.Option(help="Folder of the run's data, if it has moved.")] = None,
-    samples: Annotated[int, typer.Option(help="Training images per domain to test for membership.")] = 1000,
-    images: Annotated[int, typer.Option(help="Images of the batch to reconstruct.")] = 1,
-    steps: Annotated[int, typer.Option(help="Steps of the reconstruction; 0 leaves it out.")] = 300,
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Folder for page, picture and numbers. [default: RUN/audit]")
-    ] = None,
-    quiet: Quiet = False,
-    json: Json = False,
-    trust_code: TrustCode = False,
+    run: Path = cli.RUN,
+    data_root: Path | None = option("Folder of the run's data, if it has moved."),
+    samples: int = option("Training images per domain to test for membership.", 1000),
+    images: int = option("Images of the batch to reconstruct.", 1),
+    steps: int = option("Steps of the reconstruction; 0 leaves it out.", 300),
+    out: Path | None = output("Folder for page, picture and numbers. [default: RUN/audit]"),
+    quiet: bool = cli.QUIET,
+    json: bool = cli.JSON_NUMBERS,
+    trust_code: bool = cli.TRUST_CODE,
 ) -> None:
     """Attack a run to see what it reveals. Tests for membership, reconstructs an image, lists what left clients."""
     from fedcir.cli.progress import Watch
     from fedcir.reporting import leakage_report
 
     with Watch(quiet) as watch:
-        result = leakage_report.audit(
-            run,
-            data_root=data_root,
-            samples=samples,
-            images=images,
-            steps=steps,
-            out=out or run / "audit",
-            trust_code=trust_code,
-            on_work=watch.work,
-        )
+        keywords: dict[str, Any] = {"samples": samples, "images": images, "steps": steps, "data_root": data_root}
+        keywords |= {"out": out or run / "audit", "trust_code": trust_code}
+        result = leakage_report.audit(run, on_work=watch.work, **keywords)
     if json:
         print_json(result.to_json())
     elif not quiet:
@@ -152,44 +114,27 @@ def audit(
         print(f"\nwrote {', '.join(str(path) for path in (result.page, result.picture, result.numbers) if path)}")
 
 
+@take_options("data_root", "image_size", "clients", "beta", "seed")
 def diagnose(
-    runs: Annotated[list[Path] | None, typer.Argument(help="One finished run, or two to compare.")] = None,
-    dataset: Annotated[str | None, typer.Option(help="Dataset to measure before any training.")] = None,
-    data_root: Annotated[Path | None, option("data_root")] = None,
-    image_size: Annotated[int | None, option("image_size")] = None,
-    model: Annotated[str | None, typer.Option(help="Network whose features are measured: cnn or resnet18.")] = None,
-    clients: Annotated[int | None, option("clients")] = None,
-    beta: Annotated[float | None, option("beta")] = None,
-    seed: Annotated[int | None, option("seed")] = None,
-    samples: Annotated[int, typer.Option(help="Images per domain to measure distances on.")] = 1000,
-    projection: Annotated[str, typer.Option(help="How to draw features in two dimensions: pca, tsne or umap.")] = "pca",
-    out: Annotated[Path, typer.Option("--out", "-o", help="File to write the picture to.")] = Path("diagnosis.png"),
-    trust_code: TrustCode = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
-    set: Assignments = None,
+    runs: list[Path] | None = argument("One finished run, or two to compare.", None),
+    dataset: str | None = option("Dataset to measure before any training."),
+    settings: Any = None,
+    model: str | None = option("Network whose features are measured: cnn or resnet18."),
+    samples: int = option("Images per domain to measure distances on.", 1000),
+    projection: str = option("How to draw features in two dimensions: pca, tsne or umap.", "pca"),
+    out: Path = output("File to write the picture to.", Path("diagnosis.png")),
+    trust_code: bool = cli.TRUST_CODE,
+    quiet: bool = cli.NO_PROGRESS,
+    json: bool = cli.JSON_NUMBERS,
+    set: list[str] | None = cli.SET,
 ) -> None:
     """Measure how far apart clients are, in data or in runs. Takes a dataset before any training, one run, or two."""
     from fedcir.cli.progress import Watch
     from fedcir.reporting import diagnosis_report
 
     with Watch(quiet) as watch:
-        result = diagnosis_report.diagnose(
-            runs or (),
-            data_root=data_root,
-            samples=samples,
-            projection=projection,
-            out=out,
-            set=set or (),
-            trust_code=trust_code,
-            on_work=watch.work,
-            dataset=dataset,
-            image_size=image_size,
-            model=model,
-            clients=clients,
-            beta=beta,
-            seed=seed,
-        )
+        settings |= {"dataset": dataset, "model": model, "set": set or (), "samples": samples, "projection": projection}
+        result = diagnosis_report.diagnose(runs or (), out=out, trust_code=trust_code, on_work=watch.work, **settings)
     if json:
         print_json(result.to_rows())
         return

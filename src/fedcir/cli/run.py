@@ -1,49 +1,53 @@
 """`fedcir run`, `fedcir compare` and `fedcir reproduce`."""
 
-import json as jsonlib
+import json
 import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
+from fedcir.cli import options as cli
 from fedcir.cli.application import Interrupted
-from fedcir.cli.options import FromRound, Options, TrustCode, option, split_names, split_seeds, with_options
+from fedcir.cli.options import Options, argument, flag, option, split_names, split_seeds, take_options
 from fedcir.cli.output import print_note, print_table
 from fedcir.config import DEFAULT_COMPARISON, Config
 
 if TYPE_CHECKING:
+    from fedcir.experiments.comparison import Comparison
+    from fedcir.experiments.reproduction import Reproduction
     from fedcir.types import RoundRecord
 
 IDS = (
     "table1, table2, table3, fig-clients, fig-convergence, fig-divergence, fig-heterogeneity, fig-local-steps "
     "or fig-risk."
 )
+METHODS = (
+    f"Algorithms, separated by commas, or all. [default: {','.join(DEFAULT_COMPARISON)}; "
+    "fedavg,NAME,centralized if a file names the algorithm NAME]"
+)
+SCALES = "smoke: a minute; small: hours on 2 cores; paper: the paper's own settings, days. [default: small]"
 
 
-@with_options
+@take_options()
 def run(
+    algorithm: str | None = cli.ALGORITHM,
+    seed: int | None = cli.SEED,
+    from_round: int | None = cli.FROM_ROUND,
+    trust_code: bool = cli.TRUST_CODE,
+    *,
     options: Options,
-    algorithm: Annotated[str | None, option("algorithm")] = None,
-    seed: Annotated[int | None, option("seed")] = None,
-    from_round: FromRound = None,
-    trust_code: TrustCode = False,
 ) -> None:
     """Train one algorithm. Without arguments, trains FedCiRPlus on an embedded dataset of digits."""
     if options.profile:
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler logs to the terminal; read as torch loads
     from fedcir.cli.progress import Meter
-    from fedcir.runs.tracking import check_tracker
+    from fedcir.client.cost import Profiler
     from fedcir.runtime.simulation import open_run
 
-    check_tracker(options.track)
-    if options.profile:
-        from fedcir.client.cost import Profiler
-
     config, out = options.to_run(algorithm, seed, trust_code=trust_code)
+    profiler = Profiler() if options.profile else None
     with (
         Meter("preparing images", options.quiet) as meter,
         open_run(config, out, options.resume, meter.show, from_round) as (session, rounds),
@@ -54,7 +58,6 @@ def run(
                 print(f"note: {note}", file=sys.stderr)
             if session.finished:
                 print(f"{out} is already finished, after round {session.state.round}", file=sys.stderr)
-        profiler = Profiler() if options.profile else None
         remaining = session.config.server.rounds - session.state.round
         watched = rounds if profiler is None else profiler.watch(rounds, remaining)
         try:
@@ -103,7 +106,7 @@ def print_run(summary: dict[str, Any], options: Options, out: Path, profile: Ite
         with Watch(options.quiet) as watch:
             try_report([out], out / "report.html", on_work=watch.work, on_note=watch.note)
     if options.json:
-        print(jsonlib.dumps(summary))
+        print(json.dumps(summary))
     elif not options.quiet:
         from fedcir.runs.reader import describe_saved_model
 
@@ -116,79 +119,51 @@ def print_run(summary: dict[str, Any], options: Options, out: Path, profile: Ite
         print(f"saved in {out}{', with a report.html to open' if (out / 'report.html').exists() else ''}")
 
 
-@with_options
+@take_options()
 def compare(
+    algorithms: str | None = option(METHODS),
+    seeds: str | None = option("Seeds, separated by commas. [default: 0]"),
+    target: float | None = cli.TARGET,
+    *,
     options: Options,
-    algorithms: Annotated[
-        str | None,
-        typer.Option(
-            help=f"Algorithms, separated by commas, or all. [default: {','.join(DEFAULT_COMPARISON)}; "
-            "fedavg,NAME,centralized if a file names the algorithm NAME]"
-        ),
-    ] = None,
-    seeds: Annotated[str | None, typer.Option(help="Seeds, separated by commas. [default: 0]")] = None,
-    target: Annotated[
-        float | None, typer.Option(help="Accuracy to reach, such as 0.9. [default: FedAvg's last]")
-    ] = None,
 ) -> None:
     """Train several algorithms on the same data and compare them. Clients, splits and batches are the same too."""
     from fedcir.cli.progress import Watch
-    from fedcir.errors import RunError
     from fedcir.experiments.comparison import compare as compare_methods
 
     with Watch(options.quiet) as watch:
+        keywords = {**options.keywords("report", "track"), **watch.callbacks()}
         comparison = compare_methods(
-            algorithms=None if algorithms is None else split_names(algorithms),
-            seeds=None if seeds is None else split_seeds(seeds),
-            target=target,
-            **options.keywords(),
-            **watch.callbacks(),
+            algorithms=split_names(algorithms), seeds=split_seeds(seeds), target=target, **keywords
         )
-    out = comparison.out
+    count = len(comparison.seeds)
+    title = f"test accuracy after the last round (%), {count} seed{'s' * (count > 1)}"
     if options.json:
-        print((out / "comparison.json").read_text(encoding="utf-8"), end="")
-    elif not options.quiet:
-        count = len(comparison.seeds)
-        print_table(comparison.table(), f"test accuracy after the last round (%), {count} seed{'s' * (count > 1)}")
-        for sentence in comparison.advice():
-            print(sentence)
-        first = f"{comparison.page.name}, " if comparison.page else ""
-        print(f"\n{out} holds {first}curves.png, comparison.md, .csv, .tex and .json, and the runs")
-    if comparison.failed:
-        raise RunError(comparison.failed)
+        print((comparison.out / "comparison.json").read_text(encoding="utf-8"), end="")
+    files = "curves.png, comparison.md, .csv, .tex and .json"
+    _print_batch(comparison, options, title, comparison.table(), comparison.advice(), files)
 
 
-@with_options
+@take_options()
 def reproduce(
+    id: str = argument(IDS, metavar="ID"),
+    scale: str | None = option(SCALES),
+    algorithms: str | None = option("Algorithms, separated by commas, or all. [default: the paper's]"),
+    seeds: str | None = option("Seeds, separated by commas. [default: 0,1,2; 0 in sweeps]"),
+    target: float | None = option("Accuracy to reach, such as 0.9 (table3 only)."),
+    plan: bool = flag("--plan", "Show which runs are needed and how long they take, then stop; --json lists them."),
+    *,
     options: Options,
-    id: Annotated[str, typer.Argument(help=IDS, metavar="ID")],
-    scale: Annotated[
-        str | None,
-        typer.Option(
-            help="smoke: a minute; small: hours on 2 cores; paper: the paper's own settings, days. [default: small]"
-        ),
-    ] = None,
-    algorithms: Annotated[
-        str | None, typer.Option(help="Algorithms, separated by commas, or all. [default: the paper's]")
-    ] = None,
-    seeds: Annotated[str | None, typer.Option(help="Seeds, separated by commas. [default: 0,1,2; 0 in sweeps]")] = None,
-    target: Annotated[float | None, typer.Option(help="Accuracy to reach, such as 0.9 (table3 only).")] = None,
-    plan: Annotated[
-        bool,
-        typer.Option("--plan", help="Show which runs are needed and how long they take, then stop; --json lists them."),
-    ] = False,
 ) -> None:
     """Reproduce a table or figure of the paper. Plans the runs, does those that are missing and writes the result."""
     from fedcir.cli.progress import Watch
-    from fedcir.errors import RunError
     from fedcir.experiments.reproduction import plan_reproduction
 
-    keywords = {**options.keywords(), "preview": plan}
-    report = keywords.pop("report")
-    keywords |= {"algorithms": None if algorithms is None else split_names(algorithms)}
-    keywords |= {"seeds": None if seeds is None else split_seeds(seeds)}
+    methods, seed_numbers = split_names(algorithms), split_seeds(seeds)
+    keywords: dict[str, Any] = {**options.keywords("track"), "scale": scale, "target": target, "preview": plan}
     with Watch(options.quiet) as watch:
-        planned = plan_reproduction(id, scale=scale, target=target, on_work=watch.work, on_note=watch.note, **keywords)
+        keywords |= {"on_work": watch.work, "on_note": watch.note}
+        planned = plan_reproduction(id, algorithms=methods, seeds=seed_numbers, **keywords)
         if not options.quiet or plan:
             watch.close()
             remaining = len(planned.unfinished)
@@ -201,38 +176,50 @@ def reproduce(
                 print(f"about {time} for the rest, {rest}", file=sys.stderr)
         if plan:
             if options.json:
-                print(jsonlib.dumps(planned.write_commands(), indent=1))
+                print(json.dumps(planned.write_commands(), indent=1))
             return
-        done = planned.run(report, **watch.callbacks())
+        done = planned.run(options.report, **watch.callbacks())
+    outcome = done.outcome
     if options.json:
-        print(jsonlib.dumps({"id": id, "title": done.title, "rows": done.outcome.numbers, "notes": done.outcome.notes}))
-    elif not options.quiet:
-        print_table(done.outcome.rows, f"{id}: {done.title}")
-        for note in done.outcome.notes:
+        print(json.dumps({"id": id, "title": done.title, "rows": outcome.numbers, "notes": outcome.notes}))
+    files = f"{id}.md, .csv, .tex, .png, .pdf and .svg"
+    _print_batch(done, options, f"{id}: {done.title}", outcome.rows, outcome.notes, files)
+
+
+def _print_batch(
+    batch: "Comparison | Reproduction",
+    options: Options,
+    title: str,
+    rows: list[list[str]],
+    notes: Iterable[str],
+    files: str,
+) -> None:
+    """Print the table of several runs, and fail if some of them did."""
+    from fedcir.errors import RunError
+
+    if not options.json and not options.quiet:
+        print_table(rows, title)
+        for note in notes:
             print(note)
-        first = f"{done.page.name}, " if done.page else ""
-        print(f"\n{done.out} holds {first}{id}.md, .csv, .tex, .png, .pdf and .svg, and the runs")
-    if done.failed:
-        raise RunError(done.failed)
+        page = f"{batch.page.name}, " if batch.page else ""
+        print(f"\n{batch.out} holds {page}{files}, and the runs")
+    if batch.failed:
+        raise RunError(batch.failed)
 
 
 def _print_summary(summary: dict[str, Any]) -> None:
-    from fedcir.reporting.page import UNSEEN
+    from fedcir.reporting.page import mark_unseen
 
     final, best = summary["final"], summary["best"]
+    about = f"{summary['algorithm']} on {summary['dataset']}"
     if final is None:
-        print(f"{summary['algorithm']} on {summary['dataset']}: no round was evaluated")
+        print(f"{about}: no round was evaluated")
         return
     unseen = final.get("unseen", [])
-    domains = list(final["accuracy"])
     means = {"accuracy_mean": "seen mean" if unseen else "mean", "accuracy_weighted": "weighted"}
     means |= {"accuracy_worst": "worst"} | ({"accuracy_unseen": "unseen mean"} if unseen else {})
-    rows = [["", *(f"{name} ({UNSEEN})" if name in unseen else name for name in domains), *means.values()]]
+    rows = [["", *(mark_unseen(name, name in unseen) for name in final["accuracy"]), *means.values()]]
     for title, scores in ((f"last round, {final['round']}", final), (f"best round, {best['round']}", best)):
-        values = [*(scores["accuracy"].get(name) for name in domains), *(scores.get(name) for name in means)]
+        values = [*(scores["accuracy"].get(name) for name in final["accuracy"]), *(scores.get(name) for name in means)]
         rows.append([title, *("-" if value is None else f"{100 * value:.1f}" for value in values)])
-    print_table(
-        rows,
-        f"{summary['algorithm']} on {summary['dataset']}, test accuracy (%); "
-        f"the best round is picked on {best['picked_on']} data",
-    )
+    print_table(rows, f"{about}, test accuracy (%); the best round is picked on {best['picked_on']} data")
