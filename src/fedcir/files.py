@@ -13,7 +13,7 @@ import secrets
 import stat
 import time
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, TypedDict
 
@@ -89,6 +89,17 @@ def check_output_folder(folder: Path) -> None:
         raise InputError(f"{existing} is a file: choose another folder")
     if not os.access(existing, os.W_OK):
         raise InputError(f"the folder {existing} cannot be written to: choose another")
+
+
+def check_output_file(path: Path, endings: Collection[str] = ()) -> None:
+    """Check before long work that a file can be written at `path`, and that its name has one of the `endings`."""
+    if path.is_dir():
+        raise InputError(f"{path} is a folder: name a file in it")
+    if endings and path.suffix.lower() not in endings:
+        raise InputError(f"the name of the file must end in {', '.join(endings)}, got {str(path)!r}")
+    if not path.parent.is_dir():
+        raise InputError(f"{path}: there is no folder {path.parent}: create it, or choose another")
+    check_output_folder(path.parent)
 
 
 def make_private_folder(path: Path) -> None:

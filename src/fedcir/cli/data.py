@@ -4,7 +4,7 @@ import json as jsonlib
 import re
 import sys
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -108,10 +108,11 @@ def show(
 ) -> None:
     """Draw a contact sheet: domains as rows, classes as columns."""
     from fedcir.data.inspection import MAX_CLASSES, draw_contact_sheet
+    from fedcir.files import check_output_file
 
     config = _resolve_config(name, settings, set)
     path = out or Path(f"{name}.png")
-    _check_picture(path, SHEETS)
+    check_output_file(path, SHEETS)
     domains = _open(config, quiet)
     _save(draw_contact_sheet(domains), path)
     aside = any(domain.validation is not None for domain in domains)
@@ -172,11 +173,12 @@ def partition(
     from fedcir.data.federation import partition_dataset
     from fedcir.data.manifest import build_manifest, to_json
     from fedcir.errors import InputError
+    from fedcir.files import check_output_file
     from fedcir.reporting.charts import draw_partition
 
     path = out or Path(f"{name}-clients.png")
     if plot:
-        _check_picture(path, PLOTS)
+        check_output_file(path, PLOTS)
     elif out is not None:
         raise InputError(f"--out {out} names the picture that --plot draws: add --plot")
     config = _resolve_config(name, settings, set)
@@ -264,18 +266,6 @@ def _fetch(name: str, root: Path, trusted: Sequence[str], quiet: bool) -> None:
                 raise DownloadError(f"{error}. Try again, or get the files yourself: {source.where}") from error
         if unknown is not None:
             print_note(f"{download.url} is not verified, as nobody published a hash of it. Its SHA-512 is {unknown}")
-
-
-def _check_picture(path: Path, endings: Collection[str]) -> None:
-    """Check that a picture can be written there, before it is drawn."""
-    from fedcir.errors import InputError
-
-    if path.is_dir():
-        raise InputError(f"--out {path} is a folder: name a file in it, such as {path / 'picture.png'}")
-    if path.suffix.lower() not in endings:
-        raise InputError(f"--out {path} is not the name of a picture: end it in {', '.join(endings)}")
-    if not path.parent.is_dir():
-        raise InputError(f"--out {path}: there is no folder {path.parent}: create it, or choose another")
 
 
 def _save(picture: "Image.Image", path: Path) -> None:

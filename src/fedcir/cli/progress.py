@@ -3,6 +3,7 @@
 import sys
 import time
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any, Self
 
 from rich.console import Console
@@ -86,7 +87,22 @@ class Meter(AbstractContextManager["Meter"]):
         self._bars.update(self._bars.task_ids[0], completed=done, total=total, description=label)
 
 
-class Display:
+@dataclass
+class RunState:
+    """Progress of one run in a Display."""
+
+    task: TaskID
+    total: int
+    """Number of its rounds."""
+    started: float | None = None
+    """When the first round that was seen began; an earlier process may have done those before it."""
+    before: int = 0
+    """Rounds before that one."""
+    share: float = 0.0
+    accuracy: str = ""
+
+
+class Display(AbstractContextManager["Display"]):
     """Progress of runs by name; nothing with `quiet`.
 
     In a log, it prints a line for each round that was evaluated or had failures, or for `every` round. With more than
@@ -96,89 +112,68 @@ class Display:
     MANY = 8
 
     def __init__(self, quiet: bool, every: bool = False, runs: int = 1) -> None:
-        self._every = every
-        self._runs, self._done, self._worked = runs, 0, 0
-        self._share: dict[str, float] = {}
+        self._every, self._count, self._many = every, runs, runs > self.MANY
+        self._runs: dict[str, RunState] = {}
+        self._ended = self._worked = 0
         self._started = time.monotonic()
         console = make_console(sys.stderr)
         self._lines = not quiet and not console.is_terminal
-        self._bars = Progress(
-            PlainColumn("{task.description}"),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            PlainColumn("{task.fields[state]}"),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-            console=console,
-            disable=quiet or not console.is_terminal,
-        )
-        self._tasks: dict[str, TaskID] = {}
-        self._first: dict[str, tuple[float, int]] = {}
-        self._totals: dict[str, int] = {}
-        self._accuracy: dict[str, str] = {}
+        bar = (PlainColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn())
+        state = (PlainColumn("{task.fields[state]}"), TimeElapsedColumn(), TimeRemainingColumn())
+        self._bars = Progress(*bar, *state, console=console, disable=quiet or not console.is_terminal)
+        self._all = self._bars.add_task("all runs", total=runs, state="", visible=self._many)
 
     def __enter__(self) -> Self:
         self._bars.start()
-        if self._many:
-            self._all = self._bars.add_task("all runs", total=self._runs, state="")
         return self
 
     def __exit__(self, *error: object) -> None:
         self._bars.stop()
 
-    @property
-    def _many(self) -> bool:
-        return self._runs > self.MANY
-
     def begin(self, name: str, total: int) -> None:
         """Announce a run."""
-        self._totals[name] = total
-        self._tasks[name] = self._bars.add_task(name, total=total, state="starting")
+        self._runs[name] = RunState(self._bars.add_task(name, total=total, state="starting"), total)
 
     def show(self, name: str, record: RoundRecord) -> None:
-        # The time left is measured from the first round seen: an earlier process may have done those before it.
-        # Loading happens once, in the first round, and says nothing of the others.
-        took = record.seconds["total"] - record.seconds.get("load", 0.0)
-        self._first.setdefault(name, (time.monotonic() - took, record.round - 1))
+        run = self._runs[name]
+        if run.started is None:  # loading happens once, in the first round, and says nothing of the others
+            took = record.seconds["total"] - record.seconds.get("load", 0.0)
+            run.started, run.before = time.monotonic() - took, record.round - 1
         if record.accuracy_mean is not None:
             unseen = "" if record.accuracy_unseen is None else f", unseen {record.accuracy_unseen:.1%}"
-            self._accuracy[name] = f"acc {record.accuracy_mean:.1%}, worst {record.accuracy_worst:.1%}{unseen}"
+            run.accuracy = f"acc {record.accuracy_mean:.1%}, worst {record.accuracy_worst:.1%}{unseen}"
         losses = " ".join(f"{loss} {value:.3g}" for loss, value in record.losses.items())
         epsilon = "" if record.epsilon is None else f"epsilon {record.epsilon:.3g}"
         dropped = "; ".join(f"client {client} dropped: {reason}" for client, reason in record.dropped.items())
-        state = "  ".join(filter(None, [losses, self._accuracy.get(name), epsilon, dropped]))
-        self._bars.update(self._tasks[name], completed=record.round, state=state)
-        self._share[name] = record.round / self._totals[name]
+        state = "  ".join(filter(None, [losses, run.accuracy, epsilon, dropped]))
+        run.share = record.round / run.total
+        self._bars.update(run.task, completed=record.round, state=state)
         self._advance()
         if self._lines and not self._many and (self._every or record.accuracy_mean is not None or record.dropped):
-            started, done = self._first[name]
-            total = self._totals[name]
-            remaining = (time.monotonic() - started) / max(1, record.round - done) * (total - record.round)
-            print(f"{name}: round {record.round}/{total}  {state}  {_format_clock(remaining)} left", file=sys.stderr)
+            left = (time.monotonic() - run.started) / max(1, record.round - run.before) * (run.total - record.round)
+            print(f"{name}: round {record.round}/{run.total}  {state}  {_format_clock(left)} left", file=sys.stderr)
 
     def end(self, name: str, failure: str = "") -> None:
         """Mark one of several runs as done or failed."""
-        self._done += 1
-        started = name in self._tasks
-        self._worked += started
-        result = f"failed: {failure}" if failure else self._accuracy.get(name, "done")
-        self._share.pop(name, None)
+        run = self._runs.pop(name, None)
+        self._ended += 1
+        self._worked += run is not None
         self._advance()
-        if self._many:
-            if started:
-                self._bars.remove_task(self._tasks.pop(name))
-            if self._lines and started:
-                remaining = (time.monotonic() - self._started) / self._worked * (self._runs - self._done)
-                print(f"{self._done}/{self._runs} {name}: {result}  {_format_clock(remaining)} left", file=sys.stderr)
-        elif failure and self._lines:
+        result = f"failed: {failure}" if failure else (run and run.accuracy) or "done"
+        if run is not None and self._many:
+            self._bars.remove_task(run.task)
+            if self._lines:
+                left = (time.monotonic() - self._started) / self._worked * (self._count - self._ended)
+                done = f"{self._ended}/{self._count}"
+                print(f"{done} {name}: {result}  {_format_clock(left)} left", file=sys.stderr)
+        elif failure and self._lines and not self._many:
             print(f"{name}: {result}", file=sys.stderr)
-        elif failure:
-            self._bars.update(self._tasks[name], state=result)
+        elif failure and run is not None:
+            self._bars.update(run.task, state=result)
 
     def _advance(self) -> None:
         """Update the bar of all runs; runs in progress count by their rounds."""
-        if self._many:
-            self._bars.update(self._all, completed=self._done + sum(self._share.values()))
+        self._bars.update(self._all, completed=self._ended + sum(run.share for run in self._runs.values()))
 
 
 class Watch(AbstractContextManager["Watch"]):

@@ -18,7 +18,7 @@ from fedcir.config import DEFAULT_ALGORITHM, Config, DataConfig, RunConfig, dump
 from fedcir.data.inspection import Inspection, inspect_dataset
 from fedcir.data.opening import find_dataset
 from fedcir.errors import InputError
-from fedcir.files import write_file
+from fedcir.files import check_output_file, write_file
 from fedcir.runtime.devices import pick_device
 from fedcir.types import OnProgress, ignore_progress
 
@@ -198,12 +198,9 @@ def choose_settings(profile: DatasetProfile) -> list[Choice]:
 
 def check_output_path(path: Path, data: DataConfig, force: bool) -> None:
     """Refuse to overwrite a file, or to write into the data."""
-    if path.is_dir():
-        raise InputError(f"{path} is a folder: name a file, such as {path / 'fedcir.toml'}")
+    check_output_file(path)
     if path.exists() and not force:
         raise InputError(f"{path} exists: name another file, or write over it with force")
-    if not path.parent.is_dir():
-        raise InputError(f"there is no folder {path.parent}: create it, or choose another")
     if Path(data.root or "").resolve() in path.resolve().parents:
         raise InputError(f"{path} would lie among the data in {data.root}: choose another place")
 

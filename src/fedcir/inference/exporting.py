@@ -4,7 +4,6 @@ import copy
 import io
 import json
 import logging
-import os
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -22,7 +21,7 @@ from torch.export import Dim, ExportedProgram
 from fedcir.client.calibration import Calibration
 from fedcir.data.domains import Domains, Split
 from fedcir.errors import InputError, RunError, suggest_name
-from fedcir.files import write_file
+from fedcir.files import check_output_file, write_file
 from fedcir.inference.model import AlgorithmChoice, ExportedModule, TrainedModel, open_model
 from fedcir.inference.model_card import CARD, OWN_LAYERS, guarantee_of, model_card
 from fedcir.rng import numpy_rng
@@ -77,12 +76,7 @@ def export(
     path = Path(out)
     if format is not None and format not in get_args(Format):
         raise InputError(f"there is no format {format!r}; {suggest_name(str(format), get_args(Format))}")
-    if path.is_dir():
-        raise InputError(f"{path} is a folder: name a file, such as {path / 'model.onnx'}")
-    if not path.parent.is_dir():
-        raise InputError(f"{path}: there is no folder {path.parent}")
-    if not os.access(path.parent, os.W_OK):
-        raise InputError(f"{path}: the folder {path.parent} cannot be written to")
+    check_output_file(path)
     format = _choose_format(path, format)
     if format == "onnx" and (
         missing := next((p for p in ("onnx", "onnxscript", "onnxruntime") if not find_spec(p)), "")

@@ -15,6 +15,7 @@ from fedcir.analysis.diagnosis import Diagnosis, diagnose_data, diagnose_run
 from fedcir.analysis.findings import verdict
 from fedcir.config import ConfigRequest
 from fedcir.errors import InputError
+from fedcir.files import check_output_file
 from fedcir.inference.evaluation import DomainPredictions
 from fedcir.reporting.charts import OMITTED_METADATA, escape_math, save_figure
 from fedcir.rng import numpy_rng
@@ -102,10 +103,7 @@ def check_picture(path: Path, method: str) -> None:
         raise InputError(f"projection must be one of {', '.join(PROJECTIONS)}, got {method!r}")
     if method == "umap" and importlib.util.find_spec("umap") is None:
         raise InputError("projection umap needs a package: pip install umap-learn, or use pca or tsne")
-    if path.suffix.lower() not in OMITTED_METADATA:
-        raise InputError(f"the name of a picture must end in {', '.join(OMITTED_METADATA)}, got {str(path)!r}")
-    if not path.parent.is_dir():
-        raise InputError(f"{path}: there is no folder {path.parent}")
+    check_output_file(path, OMITTED_METADATA)
 
 
 def draw_diagnosis(diagnoses: Sequence[Diagnosis], path: Path, method: str = "pca") -> None:

@@ -22,7 +22,7 @@ from fedcir.data.examples import Examples
 from fedcir.data.federation import Client, build_federation
 from fedcir.data.opening import open_dataset
 from fedcir.errors import InputError, suggest_name
-from fedcir.files import write_file
+from fedcir.files import check_output_folder, write_file
 from fedcir.inference.evaluation import DomainPredictions, Evaluation, collect_predictions
 from fedcir.inference.model import BATCH, UNCALIBRATED, AlgorithmChoice, TrainedModel, has_client_parts, open_model
 from fedcir.machine import use_threads
@@ -34,7 +34,6 @@ from fedcir.reporting.page import (
     Section,
     Sentences,
     Table,
-    check_output_folder,
     mark_unseen,
     render_page,
     to_sentence,
@@ -74,7 +73,9 @@ def evaluate(
     """
     if split not in get_args(SplitName):
         raise InputError(f"split cannot be {split!r}; {suggest_name(str(split), get_args(SplitName))}")
-    folder = None if out is None else check_output_folder(Path(out))
+    folder = None if out is None else Path(out)
+    if folder is not None:
+        check_output_folder(folder)
     run = to_run(run, trust_code)
     per_client = has_client_parts(run, run.method(algorithm)) and site is None
     trained_domains = {client["domain"] for client in run.manifest["clients"] if client.get("train")}

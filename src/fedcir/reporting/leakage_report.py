@@ -21,9 +21,9 @@ from fedcir.analysis.leakage import (
 )
 from fedcir.data.federation import build_federation
 from fedcir.errors import InputError
-from fedcir.files import write_file
+from fedcir.files import check_output_folder, write_file
 from fedcir.reporting.charts import Bars, Series, escape_math, save_figure
-from fedcir.reporting.page import Figure, Rows, Section, Sentences, Table, check_output_folder, render_page, to_sentence
+from fedcir.reporting.page import Figure, Rows, Section, Sentences, Table, render_page, to_sentence
 from fedcir.runs.evaluation_data import exclude_seen_images, open_run_data
 from fedcir.runs.reader import RunSource, to_run
 from fedcir.runtime.resume import use_saved_code
@@ -63,7 +63,9 @@ def audit(
     for name, value, least in (("samples", samples, 10), ("images", images, 1), ("steps", steps, 0)):
         if value < least:
             raise InputError(f"{name} must be at least {least}, got {value}")
-    folder = None if out is None else check_output_folder(Path(out))
+    folder = None if out is None else Path(out)
+    if folder is not None:
+        check_output_folder(folder)
     audited = to_run(run, trust_code)
     method = Path(audited.config.algorithm.name).stem
     audited = replace(audited, config=use_saved_code(audited.config, audited.path, audited.trust_code))

@@ -4,17 +4,14 @@ import csv
 import io
 import itertools
 import json
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from html import escape
 from importlib.resources import files
-from pathlib import Path
 from typing import Any
 
 from fedcir.algorithms import PAPER_METHODS
-from fedcir.errors import InputError
 from fedcir.reporting.charts import Chart
 from fedcir.runs.statistics import COVERS, Estimate, MethodResult
 from fedcir.text import escape_cell, escape_markdown, format_bytes, format_flops
@@ -226,16 +223,6 @@ def assign_colours(methods: Sequence[str]) -> list[int]:
             numbers[name] = COLOURS.index(usual)
     free = (number for number in itertools.count() if number not in numbers.values())
     return [numbers[name] if name in numbers else numbers.setdefault(name, next(free)) for name in methods]
-
-
-def check_output_folder(folder: Path) -> Path:
-    """Raise InputError, before any work, if a folder cannot be created or written to."""
-    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    if not existing.is_dir():
-        raise InputError(f"{existing} is a file: name a folder")
-    if not os.access(existing, os.W_OK):
-        raise InputError(f"the folder {existing} cannot be written to: name another one")
-    return folder
 
 
 def _read_asset(name: str) -> str:

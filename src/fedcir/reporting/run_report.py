@@ -8,7 +8,7 @@ from typing import Any
 
 from fedcir.analysis.diagnosis import Diagnosis, diagnose_run
 from fedcir.errors import InputError
-from fedcir.files import write_file
+from fedcir.files import check_output_file, write_file
 from fedcir.reporting import client_sections, sections
 from fedcir.reporting.advice import advice
 from fedcir.reporting.page import Section, Sentences, render_page, to_sentence
@@ -53,10 +53,7 @@ def report(
     path = Path(out)
     if samples and samples < 8:
         raise InputError(f"samples must be at least 8, or 0 for none, got {samples}")
-    if path.is_dir():
-        raise InputError(f"{path} is a folder: name a file, such as {path / 'report.html'}")
-    if not path.parent.is_dir():
-        raise InputError(f"{path}: there is no folder {path.parent}")
+    check_output_file(path)
     paths = [Path(run) for run in ([runs] if isinstance(runs, str | Path) else runs)]
     folders = list({folder.resolve(): folder for folder in find_runs(paths)}.values())
     keywords: dict[str, Any] = {"target": target, "samples": samples, "trust_code": trust_code}
