@@ -2,9 +2,9 @@
 
 python results/replication.py --pacs DIR --lists DIR --office DIR [--runs DIR] [--workers N] [--only fedcir-0 ...]
 
-Runs are made one after the other, in the order of `JOBS` or only those of `--only`. Every 50 rounds the run is published
-in `results/<dataset>-paper/<algorithm>-<seed>.json`. An interrupted command continues where its run folders end; without
-the folders it makes the same bits again.
+Runs are made one after the other, in the order of `JOBS`, or only those of `--only`. Every 50 rounds the run is
+published in `results/<dataset>-paper/<algorithm>-<seed>.json`. An interrupted command continues where its run folders
+end; without the folders it makes the same bits again.
 """
 
 import argparse
