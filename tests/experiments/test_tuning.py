@@ -18,18 +18,19 @@ import pytest
 from fedcir.algorithms import find_algorithm, list_algorithms, resolve_config
 from fedcir.config import Config, ConfigRequest, NumberRange
 from fedcir.errors import InputError, RunError
-from fedcir.experiments.search import (
+from fedcir.experiments.tuning import (
+    Tuning,
     current_settings,
     list_combinations,
     open_study,
     parse_space,
-    propose_trial,
-    store_trial,
+    prepare_trial,
+    suggest_settings,
+    tune,
 )
-from fedcir.experiments.tuning import Tuning, tune
 from fedcir.runtime.simulation import open_run
 
-pytest.importorskip("optuna")
+optuna = pytest.importorskip("optuna")
 
 TINY: dict[str, Any] = {"dataset": "arrays", "algorithm": "fedprox", "rounds": 2, "local_steps": 2, "batch_size": 8}
 SET = {"data.val_fraction": 0.4, "model.width": 2, "run.device": "cpu"}
@@ -158,13 +159,22 @@ def tuning(data_root: Path, tmp_path: Path) -> Tuning:
 
 
 def add(tuning: Tuning, number: int, accuracy: list[float], mu: float = 0.1) -> None:
-    settings = {"local.lr": 0.02 * number, "algorithm.mu": mu}
-    result = {"state": "done", "worst": min(accuracy), "error": ""}
-    store_trial(tuning.study, tuning.space, settings, dict(enumerate(accuracy, start=1)), result)
+    """Add a finished trial."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tuning.study, "sampler", optuna.samplers.RandomSampler(seed=0))
+        tuning.study.enqueue_trial({"local.lr": 0.02 * number, "algorithm.mu": mu})
+        trial = tuning.study.ask()
+        suggest_settings(trial, tuning.space)
+        for round, value in enumerate(accuracy, start=1):
+            trial.report(value, round)
+        tuning.study.tell(trial, accuracy[-1])
 
 
 def propose(tuning: Tuning) -> Any:
-    return propose_trial(tuning.study, tuning.config, tuning.space)
+    """A trial that nobody finishes, and its settings."""
+    assert prepare_trial(tuning.study, tuning.config, tuning.space)
+    trial = tuning.study.ask()
+    return trial, suggest_settings(trial, tuning.space)
 
 
 def _config(root: Path, algorithm: str = "fedprox") -> Config:
@@ -190,11 +200,12 @@ def test_a_trial_below_the_median_is_pruned_after_a_quarter_of_the_rounds(tuning
 def test_proposals_depend_on_the_finished_trials_and_the_seed_alone(tuning: Tuning) -> None:
     for number in range(1, 8):
         add(tuning, number, [0.1 * number])
-    (_, first), (_, again) = propose(tuning), propose(tuning)
-    other = replace(tuning.config, run=replace(tuning.config.run, seed=1))
-    proposal = propose_trial(tuning.study, other, tuning.space)
-    assert proposal is not None
-    assert first == again != proposal[1]
+    config = replace(tuning.config, run=replace(tuning.config.run, seed=1))
+
+    def propose_anew(config: Config) -> Any:  # as a process that was killed leaves its trial
+        return propose(replace(tuning, config=config, study=open_study(tuning.out)))[1]
+
+    assert propose_anew(tuning.config) == propose_anew(tuning.config) != propose_anew(config)
 
 
 def test_importances_are_those_of_the_settings_that_accuracy_follows(tuning: Tuning) -> None:

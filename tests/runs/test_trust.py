@@ -13,7 +13,7 @@ import pytest
 import fedcir
 from fedcir.config import AlgorithmConfig, Config, ModelConfig, dump_toml
 from fedcir.errors import InputError
-from fedcir.experiments.search import SearchPlan
+from fedcir.experiments.tuning import SearchPlan
 
 Said = Callable[..., Any]
 HEAD = "import os\nfrom pathlib import Path\n\nPath(os.environ['RAN']).touch()\n\n"

@@ -85,8 +85,8 @@ def _format_row(trial: "CandidateResult") -> list[str]:
     from fedcir.reporting.page import format_percent
 
     difference = ""
-    if trial.difference is not None and trial.half_width is not None:
-        difference = f"{100 * trial.difference.mean:+.1f} ± {100 * trial.half_width:.1f}"
+    if trial.difference is not None and (half_width := trial.difference.half_width) is not None:
+        difference = f"{100 * trial.difference.mean:+.1f} ± {100 * half_width:.1f}"
     candidate = trial.candidate
     return [candidate.name, candidate.about, format_percent(trial.mean), format_percent(trial.worst), difference]
 

@@ -129,13 +129,19 @@ def run_name(config: Config) -> str:
     return f"{config.data.name}-{Path(config.algorithm.name).stem}-{config.run.seed}"
 
 
-def choose_folder(out: str | Path | None, default: Path, resume: bool) -> Path:
+def choose_folder(
+    out: str | Path | None,
+    default: Path,
+    resume: bool,
+    content: str = "runs",
+    has_content: Callable[[Path], bool] = _holds_runs,
+) -> Path:
     """The requested folder for runs, else the default one: a new one, or the latest to resume."""
     folder = Path(out) if out is not None else latest_path(default) if resume else unused_path(default)
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder} is a file: choose another folder")
-    if folder.is_dir() and any(folder.iterdir()) and not _holds_runs(folder):
-        raise InputError(f"{folder} holds other files and no runs: choose another folder")
+    if folder.is_dir() and any(path.name[0] != "." for path in folder.iterdir()) and not has_content(folder):
+        raise InputError(f"{folder} holds other files and no {content}: choose another folder")
     check_no_links(folder)
     return folder
 

@@ -22,11 +22,12 @@ from fedcir.runtime.simulation import check_run, open_rounds
 from fedcir.types import OnNote, OnProgress, ignore_progress
 from fedcir.validation import Between
 
+TOO_FEW_IMAGES = "There are too few images to measure how far the domains are apart."
 VALIDATION = 0.2
 """Share of training images that pilots are judged on, where the settings name none."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Candidate:
     """An algorithm and its settings to try."""
 
@@ -65,11 +66,6 @@ class CandidateResult:
         """Whether it is above the first candidate by more than chance, over at least three seeds."""
         return self.difference is not None and self.difference.is_beyond_chance and self.difference.mean > 0
 
-    @property
-    def half_width(self) -> float | None:
-        """Half of the difference's 95 % interval."""
-        return None if self.difference is None else self.difference.half_width
-
 
 @dataclass(frozen=True)
 class Recommendation:
@@ -97,12 +93,12 @@ class Recommendation:
                 f"No recommendation: {len(self.seeds)} seeds cannot tell a gain from chance, try `--seeds 0,1,2`. "
                 f"The settings are those of {first}, the simplest candidate."
             )
-        if chosen.difference is None or chosen.half_width is None:
+        if chosen.difference is None:
             return (
                 f"Use {first}: no other candidate beats it by more than chance, and it is the simplest. "
                 "Where `fedcir init` names another method, it goes by the data alone; this pilot has tried both."
             )
-        gain, half = 100 * chosen.difference.mean, 100 * chosen.half_width
+        gain, half = 100 * chosen.difference.mean, 100 * (chosen.difference.half_width or 0)
         return (
             f"Use {chosen.candidate.name}: it beats {first} by {gain:.1f} points "
             f"(95 % interval {gain - half:+.1f} to {gain + half:+.1f}) on validation images."
@@ -118,23 +114,19 @@ class Recommendation:
                 "mean": trial.mean.mean,
                 "std": trial.mean.std,
                 "worst": trial.worst.mean,
-                "difference": None if trial.difference is None else trial.difference.mean,
-                "half_width": trial.half_width,
+                "difference": trial.difference and trial.difference.mean,
+                "half_width": trial.difference and trial.difference.half_width,
                 "chosen": trial is self.choice,
             }
             for trial in self.trials
         ]
 
-    def toml(self) -> str:
-        """A settings file for `fedcir run`, with the reason in comments."""
-        lines = [self.reason, *self.findings, f"Pilot: {self.rounds} rounds, seeds {', '.join(map(str, self.seeds))}."]
-        return "".join(f"# {line}\n" for line in lines) + "\n" + dump_toml(self.tables)
-
     def save(self, path: str | Path) -> None:
-        """Write the settings to a new file."""
+        """Write the settings to a new file for `fedcir run`, with the reason in comments."""
         if Path(path).exists():
             raise InputError(f"{path} exists: name a new file")
-        write_file(Path(path), self.toml())
+        lines = [self.reason, *self.findings, f"Pilot: {self.rounds} rounds, seeds {', '.join(map(str, self.seeds))}."]
+        write_file(Path(path), "".join(f"# {line}\n" for line in lines) + "\n" + dump_toml(self.tables))
 
 
 def recommend(
@@ -160,38 +152,33 @@ def recommend(
     request = ConfigRequest.from_options(options, preset, config, set, without=("algorithm", "seed", "norm", "prior"))
     candidates = _list_candidates(request)
     test_seed = request.resolve().run.seed  # of the run that follows: no pilot uses its test images
-    scores: dict[str, list[RunAccuracy]] = {}
     diagnosis: Diagnosis | None = None
+    scores: dict[str, list[RunAccuracy]] = {}
     done = 0
     for seed in seeds:
-        first = _pilot_config(request, candidates[0], seed, pilot_rounds)  # all candidates have the same data
+        pilots = {candidate: _pilot_config(request, candidate, seed, pilot_rounds) for candidate in candidates}
+        first = pilots[candidates[0]]  # all candidates have the same data
         domains, clients = use_validation_images(*partition_dataset(first, test_seed=test_seed))
         if seed == seeds[0]:
-            pilots = [(candidate, _pilot_config(request, candidate, seed, pilot_rounds)) for candidate in candidates]
-            candidates = _exclude_refused(pilots, domains, clients, on_note)
             with suppress(InputError):  # one domain, or too few images
-                following = replace(first, run=replace(first.run, seed=test_seed))
-                on_distance = partial(on_work, what="measuring distances")
-                diagnosis = diagnose_data(shift_config(following), on_distance=on_distance)
+                following = shift_config(replace(first, run=replace(first.run, seed=test_seed)))
+                diagnosis = diagnose_data(following, on_distance=partial(on_work, what="measuring distances"))
+            candidates = _exclude_refused(pilots, domains, clients, on_note)
         for candidate in candidates:
-            pilot = _pilot_config(request, candidate, seed, pilot_rounds)
+            pilot = pilots[candidate]
             federation, algorithm = build_federation(pilot, domains, clients), make_algorithm(pilot.algorithm)
             with open_rounds(pilot, algorithm, federation, None, False) as (session, rounds):
                 for _ in rounds:
                     done += 1
                     on_work(done, len(candidates) * len(seeds) * pilot_rounds, f"trying {candidate.name}")
-            accuracy = session.records[-1].accuracy
+            accuracy, names = session.records[-1].accuracy, federation.manifest["test"]
             assert accuracy is not None
             hits = {} if session.hits is None else {name: d.correct for name, d in session.hits.domains.items()}
-            names = federation.manifest["test"]
-            images = {name: len(ids) for name, ids in names.items()}
-            score = RunAccuracy(accuracy, images, hash_test_set(names), hits)
+            score = RunAccuracy(accuracy, {name: len(ids) for name, ids in names.items()}, hash_test_set(names), hits)
             scores.setdefault(candidate.name, []).append(score)
     trials = compare_candidates(candidates, scores)
     choice = max((trial for trial in trials if trial.better), key=lambda trial: trial.mean.mean, default=trials[0])
-    findings = ["There are too few images to measure how far the domains are apart."]
-    if diagnosis is not None:
-        findings = verdict(diagnosis)
+    findings = [TOO_FEW_IMAGES] if diagnosis is None else verdict(diagnosis)
     chosen = choice.candidate
     tables = merge_tables(request.with_options(algorithm=chosen.algorithm).tables(), nest_settings(chosen.settings))
     return Recommendation(trials, choice, diagnosis, findings, tables, pilot_rounds, seeds)
@@ -221,30 +208,29 @@ def _pilot_config(request: ConfigRequest, candidate: Candidate, seed: int, round
 
 def _list_candidates(request: ConfigRequest) -> list[Candidate]:
     """The candidates that the encoder allows: the norms of a frozen one cannot be replaced."""
-    keeps_norm, norm = request.resolve().model.keeps_norm, request.tables().get("model", {}).get("norm")
-    if keeps_norm:
+    if request.resolve().model.keeps_norm:
         allowed = [candidate for candidate in CANDIDATES if candidate.settings.get("model.norm", "batch") == "batch"]
         return [replace(candidate, about=ON_FROZEN.get(candidate.name, candidate.about)) for candidate in allowed]
-    if norm is not None:
+    if (norm := request.tables().get("model", {}).get("norm")) is not None:
         raise InputError(f"recommend tries several norms, and model.norm={norm} leaves one: leave model.norm out")
     return list(CANDIDATES)
 
 
 def _exclude_refused(
-    pilots: Sequence[tuple[Candidate, Config]], domains: Domains, clients: Sequence[ClientPartition], on_note: OnNote
+    pilots: Mapping[Candidate, Config], domains: Domains, clients: Sequence[ClientPartition], on_note: OnNote
 ) -> list[Candidate]:
     """The candidates that can run with the other settings, such as privacy; a note says why one is left out."""
-    refused: dict[str, InputError] = {}
-    for candidate, pilot in pilots:
+    refused: dict[Candidate, InputError] = {}
+    for candidate, pilot in pilots.items():
         try:
             check_run(pilot, make_algorithm(pilot.algorithm), build_federation(pilot, domains, clients))
         except InputError as error:
-            refused[candidate.name] = error
+            refused[candidate] = error
     if len(refused) == len(pilots):
         raise next(iter(refused.values()))
-    for name, reason in refused.items():
-        on_note(f"left out: {name}: {reason}")
-    return [candidate for candidate, _ in pilots if candidate.name not in refused]
+    for candidate, reason in refused.items():
+        on_note(f"left out: {candidate.name}: {reason}")
+    return [candidate for candidate in pilots if candidate not in refused]
 
 
 def compare_candidates(
@@ -252,11 +238,12 @@ def compare_candidates(
 ) -> list[CandidateResult]:
     """Compare every candidate with the first, seed by seed."""
     first = scores[candidates[0].name]
-    results = []
-    for candidate in candidates:
-        by_seed = scores[candidate.name]
-        mean = Estimate.of([score.mean for score in by_seed])
-        worst = Estimate.of([min(score.accuracy.values()) for score in by_seed])
-        difference = None if candidate is candidates[0] else mean_interval(by_seed, first)
-        results.append(CandidateResult(candidate, mean, worst, difference))
-    return results
+    return [
+        CandidateResult(
+            candidate,
+            Estimate.of([score.mean for score in scores[candidate.name]]),
+            Estimate.of([min(score.accuracy.values()) for score in scores[candidate.name]]),
+            None if candidate is candidates[0] else mean_interval(scores[candidate.name], first),
+        )
+        for candidate in candidates
+    ]
