@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fedcir.experiments.reproduction import EXPERIMENTS
+from fedcir.experiments.paper import EXPERIMENTS
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"

@@ -13,7 +13,7 @@ from user_files import Command
 from fedcir import __version__
 from fedcir.cli import app
 from fedcir.cli.run import IDS
-from fedcir.experiments.reproduction import EXPERIMENTS
+from fedcir.experiments.paper import EXPERIMENTS
 
 
 def commands(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:

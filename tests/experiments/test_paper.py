@@ -12,8 +12,8 @@ from fedcir.client.prediction import DomainHits, Hits
 from fedcir.config import Config
 from fedcir.errors import InputError
 from fedcir.experiments.experiment import Case, Point, Results
-from fedcir.experiments.paper_tables import PAPER_DATASETS, published_accuracy
-from fedcir.experiments.reproduction import EXPERIMENTS, find_dataset_folders, find_experiment
+from fedcir.experiments.paper import EXPERIMENTS, PAPER_DATASETS, published_accuracy
+from fedcir.experiments.reproduction import find_dataset_folders, find_experiment
 from fedcir.reporting.charts import Lines
 from fedcir.runs.reader import Run
 from fedcir.types import RoundRecord

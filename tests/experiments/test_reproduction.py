@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from fedcir.experiments.reproduction import EXPERIMENTS
+from fedcir.experiments.paper import EXPERIMENTS
 from fedcir.runtime.run_folder import RunFolder
 
 Command = Callable[..., Any]

@@ -6,7 +6,7 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from fedcir.algorithms import find_algorithm, list_algorithms, make_algorithm
 from fedcir.algorithms.algorithm import Algorithm
@@ -29,6 +29,12 @@ from fedcir.validation import check_type
 BASELINE = "fedavg"
 """The method that others are compared with; it is never left out."""
 
+CODE_SETTINGS = (
+    ("algorithms", "algorithm", "name"),
+    ("model", "model", "name"),
+    ("server.aggregation", "server", "aggregation"),
+)
+"""Options that may name code to run, with their sections and fields."""
 OnRunProgress = Callable[[RunProgress], None]
 """Receives the start of every run, each of its rounds, and its end."""
 
@@ -48,16 +54,11 @@ class BatchRequest:
         """Write the request into the folder of its runs."""
         tables = make_paths_absolute(self.config.tables())
         tables["run"] = {key: value for key, value in tables.get("run", {}).items() if key != "workers"}
-        values: dict[str, Any] = {
-            "algorithms": self.algorithms,
-            "seeds": self.seeds,
-            "target": self.target,
-            "preset": self.config.preset,
-            "more": self.extra or None,
-        }
+        values: dict[str, Any] = {"algorithms": self.algorithms, "seeds": self.seeds, "target": self.target}
+        values |= {"preset": self.config.preset, "more": self.extra or None}
+        given = {key: value for key, value in values.items() if value is not None}
         path = request_path(folder, name)
         path.parent.mkdir(parents=True, exist_ok=True)
-        given = {key: value for key, value in values.items() if value is not None}
         write_file(path, dump_toml({"request": given, "settings": tables}))
 
     def resume(self, folder: Path, name: str) -> "BatchRequest":
@@ -80,15 +81,14 @@ class BatchRequest:
             )
             settings = check_type(tables.get("settings"), dict[str, dict], "settings")  # type: ignore[type-arg]
         given = self.config.tables()
-        if self.algorithms is None:
-            _refuse_code(folder, "algorithms", saved.algorithms or ())
-            name_given, saved_name = _name(given, "algorithm"), _name(settings, "algorithm")
-            _refuse_code(folder, "algorithms", [saved_name] if name_given is None and saved_name is not None else ())
-        if _name(given, "model") is None and (model := _name(settings, "model")) is not None:
-            _refuse_code(folder, "model", [model])
-        rule = settings.get("server", {}).get("aggregation", "mean")
-        if "aggregation" not in given.get("server", {}) and isinstance(rule, str):
-            _refuse_code(folder, "server.aggregation", [rule])
+        code = [] if self.algorithms is not None else [("algorithms", name) for name in saved.algorithms or ()]
+        for setting, section, key in CODE_SETTINGS:
+            if given.get(section, {}).get(key) is None and (setting != "algorithms" or self.algorithms is None):
+                code.append((setting, str(settings.get(section, {}).get(key, ""))))
+        for setting, value in code:
+            if value.endswith(".py") or ":" in value:
+                reason = f"names code of its own, {value}, which was not run"
+                raise InputError(f"{folder} {reason}: if it is yours, give {setting} again")
         return BatchRequest(
             replace(self.config, preset=self.config.preset or saved.config.preset, saved=settings),
             saved.algorithms if self.algorithms is None else self.algorithms,
@@ -110,19 +110,6 @@ def require_runs(folder: Path, what: str) -> None:
 
 def _holds_runs(folder: Path) -> bool:
     return (folder / SETTINGS).is_dir() or any(folder.glob("*/config.toml"))
-
-
-def _name(tables: Mapping[str, Any], section: str) -> str | None:
-    name: str | None = check_type(tables.get(section, {}).get("name"), str | None, f"{section}.name")
-    return name
-
-
-def _refuse_code(folder: Path, setting: str, names: Sequence[str]) -> None:
-    """Refuse names of files and callables: the user must name code again to run it."""
-    if code := next((name for name in names if name.endswith(".py") or ":" in name), None):
-        raise InputError(
-            f"{folder} names code of its own, {code}, which was not run: if it is yours, give {setting} again"
-        )
 
 
 def run_name(config: Config) -> str:
@@ -148,19 +135,22 @@ def choose_folder(
 
 def unused_path(path: Path) -> Path:
     """The path, or the first with a number appended, that does not exist or is an empty folder."""
-    numbered = (path.with_name(f"{path.name}-{number}") for number in itertools.count(2))
-    return next(candidate for candidate in itertools.chain([path], numbered) if not _is_used(candidate))
+    return _list_used(path)[1]
 
 
 def latest_path(path: Path) -> Path:
     """The last path in use of those that `unused_path` returns, or the path itself."""
-    unused = unused_path(path)
-    number = int(unused.name.removeprefix(f"{path.name}-")) if unused != path else 2
-    return path if number <= 2 else path.with_name(f"{path.name}-{number - 1}")
+    return _list_used(path)[0]
 
 
-def _is_used(path: Path) -> bool:
-    return path.exists() and not (path.is_dir() and not any(path.iterdir()))
+def _list_used(path: Path) -> tuple[Path, Path]:
+    """The last path in use of the path and those with a number appended, and the first that is not."""
+    latest = candidate = path
+    for number in itertools.count(2):
+        if not candidate.exists() or (candidate.is_dir() and not any(candidate.iterdir())):
+            break
+        latest, candidate = candidate, path.with_name(f"{path.name}-{number}")
+    return latest, candidate
 
 
 def check_algorithms(requested: Sequence[str | Path]) -> list[str]:
@@ -172,9 +162,7 @@ def check_algorithms(requested: Sequence[str | Path]) -> list[str]:
         find_algorithm(name)
     if not algorithms:
         raise InputError("algorithms is empty: name at least one, or all")
-    stems = [Path(name).stem for name in algorithms]
-    if duplicate := next((stem for stem in stems if stems.count(stem) > 1), None):
-        raise InputError(f"algorithms names {duplicate!r} twice: name it once")
+    _check_unique("algorithms", [Path(name).stem for name in algorithms])
     return algorithms
 
 
@@ -187,18 +175,13 @@ def check_seeds(requested: Sequence[int]) -> list[int]:
     seeds = sorted(requested)
     if not seeds or any(type(seed) is not int for seed in seeds):
         raise InputError(f"seeds takes whole numbers such as 0, 1, 2, got {list(requested)}")
-    if duplicate := next((str(seed) for seed in seeds if seeds.count(seed) > 1), ""):
-        raise InputError(f"seeds names {duplicate} twice: name it once")
+    _check_unique("seeds", seeds)
     return seeds
 
 
-class Preparation(NamedTuple):
-    """Result of the checks before any run starts."""
-
-    data: Mapping[str, Federation]
-    """Data of the unfinished runs, by the dataset's name."""
-    left_out: Mapping[str, str]
-    """Reasons why optional methods cannot run with the settings, by method."""
+def _check_unique(what: str, values: Sequence[str | int]) -> None:
+    if duplicates := [value for value in values if values.count(value) > 1]:
+        raise InputError(f"{what} names {duplicates[0]!r} twice: name it once")
 
 
 def prepare(
@@ -208,10 +191,11 @@ def prepare(
     required: Collection[str],
     on_work: OnProgress = ignore_progress,
     on_note: OnNote = ignore_progress,
-) -> Preparation:
+) -> tuple[dict[str, Federation], dict[str, str]]:
     """Check all jobs and prepare their data, so that no run waits for another one to decode images.
 
-    A method that cannot run with the settings is left out, or refused if it is required.
+    Returns the data of the unfinished runs by the dataset's name, and the reasons why optional methods cannot run with
+    the settings, by method. Such a method is left out, or refused if it is required.
     """
     check_tracker(track)
     started = []
@@ -248,7 +232,7 @@ def prepare(
         federation.load_features()
     for note in (*opener.notes, *(f"left out: {reason}" for reason in left_out.values())):
         on_note(note)
-    return Preparation(data, left_out)
+    return data, left_out
 
 
 class _DataOpener:
@@ -292,9 +276,9 @@ def run_all(
 
 
 def describe_failures(failures: Mapping[str, str], runs: int) -> str:
-    """One line on the runs that failed."""
+    """One line on the runs that failed; empty if none did."""
     errors = "; ".join(f"{name}: {error}" for name, error in failures.items())
-    return f"{len(failures)} of {runs} runs failed, resume to try them again: {errors}"
+    return f"{len(failures)} of {runs} runs failed, resume to try them again: {errors}" if failures else ""
 
 
 def _make_algorithm(config: AlgorithmConfig) -> Algorithm:

@@ -53,8 +53,7 @@ class Comparison:
     @property
     def failed(self) -> str:
         """One line on the runs that failed; empty if none did."""
-        count = sum(map(len, self.runs.values())) + len(self.failures)
-        return batch.describe_failures(self.failures, count) if self.failures else ""
+        return batch.describe_failures(self.failures, sum(map(len, self.runs.values())) + len(self.failures))
 
     def to_rows(self) -> list[dict[str, Any]]:
         """Return a dict of plain values for each method, accuracies as fractions: `pandas.DataFrame` takes them."""
@@ -121,7 +120,7 @@ def compare(
     }
     _check_folder(folder, next(iter(jobs.values())).config)
     needed = batch.required_methods(required)
-    left_out = batch.prepare(list(jobs.values()), resume, track, needed, on_work, on_note).left_out
+    _, left_out = batch.prepare(list(jobs.values()), resume, track, needed, on_work, on_note)
     request.save(folder, REQUEST)
     workers = count_cores() if options.get("workers") is None else options["workers"]
     chosen = [job for (name, _), job in jobs.items() if name not in left_out]

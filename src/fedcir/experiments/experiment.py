@@ -211,10 +211,6 @@ def format_numbers(*values: float | None) -> list[str]:
     return ["" if value is None else f"{value:.6g}" for value in values]
 
 
-def mean_and_std(estimate: Estimate | None) -> tuple[float | None, float | None]:
-    return (None, None) if estimate is None else (estimate.mean, estimate.std)
-
-
 START_SECONDS = 4.0
 """Time that a process takes to start."""
 TIMED_STEPS = 2

@@ -16,8 +16,7 @@ from fedcir.errors import InputError, suggest_name
 from fedcir.experiments import batch
 from fedcir.experiments.batch import BatchRequest, OnRunProgress
 from fedcir.experiments.experiment import SCALES, Case, Experiment, Outcome, Results, estimate_seconds
-from fedcir.experiments.paper_figures import FIGURES
-from fedcir.experiments.paper_tables import TABLES
+from fedcir.experiments.paper import EXPERIMENTS
 from fedcir.experiments.sweep import Job, longest_first
 from fedcir.files import write_file
 from fedcir.machine import count_cores
@@ -39,8 +38,6 @@ from fedcir.runs.statistics import check_target
 from fedcir.types import OnNote, OnProgress, ignore_progress
 
 DEFAULT_SCALE = "small"
-EXPERIMENTS: dict[str, Experiment] = dict(sorted({**TABLES, **FIGURES}.items()))
-"""All tables and figures by id."""
 
 
 def find_experiment(id: str) -> Experiment:
@@ -67,7 +64,7 @@ class Reproduction:
     @property
     def failed(self) -> str:
         """One line on the runs that failed; empty if none did."""
-        return batch.describe_failures(self.failures, len(self.runs) + len(self.failures)) if self.failures else ""
+        return batch.describe_failures(self.failures, len(self.runs) + len(self.failures))
 
 
 @dataclass(frozen=True)
@@ -210,15 +207,13 @@ def plan_reproduction(
     if len(jobs) < len(cases):
         raise InputError(f"two runs of {id} would have the same name: leave one of the methods out")
     required = batch.required_methods(experiment.algorithms if experiment.fixed else request.algorithms or ())
-    preparation = batch.prepare(list(jobs.values()), resume, track, required, on_work, on_note)
-    cases = [case for case in cases if case.algorithm not in preparation.left_out]
+    data, left_out = batch.prepare(list(jobs.values()), resume, track, required, on_work, on_note)
+    cases = [case for case in cases if case.algorithm not in left_out]
     jobs = {case.name: jobs[case.name] for case in cases}
     workers = count_cores() if options.get("workers") is None else options["workers"]
     if not preview:
         request.save(folder, id)
-    return ReproductionPlan(
-        id, experiment, cases, jobs, preparation.data, folder, workers, resume, track, request.target
-    )
+    return ReproductionPlan(id, experiment, cases, jobs, data, folder, workers, resume, track, request.target)
 
 
 def _find_datasets(

@@ -62,13 +62,6 @@ class Job:
         images = server.rounds * local.steps * local.batch_size
         return images * (server.active or self.config.partition.clients or 1) * (data.image_size or 1) ** 2
 
-    @property
-    def pools_data(self) -> bool:
-        try:
-            return find_algorithm(self.config.algorithm.name).pools is not None
-        except InputError:  # the run's own process reports it
-            return False
-
     def command(self, resume: bool) -> list[str]:
         """Arguments of `fedcir` that train the run, once its settings are written."""
         flags = ["--resume"] if resume and RunFolder(self.out).exists else []
@@ -138,7 +131,14 @@ def longest_first(jobs: Sequence[Job]) -> list[Job]:
 
     Further workers do not speed up a job that pools its data.
     """
-    return sorted(jobs, key=lambda job: (-job.length, not job.pools_data))
+
+    def pools_data(job: Job) -> bool:
+        try:
+            return find_algorithm(job.config.algorithm.name).pools is not None
+        except InputError:  # the run's own process reports it
+            return False
+
+    return sorted(jobs, key=lambda job: (-job.length, not pools_data(job)))
 
 
 class _RunProcess:
@@ -147,33 +147,32 @@ class _RunProcess:
     def __init__(self, job: Job, workers: int, resume: bool, options: Sequence[str]) -> None:
         self.job = job
         job.write_settings()
-        self._folder = tempfile.TemporaryDirectory(prefix="fedcir-")
-        folder = Path(self._folder.name)
+        self.folder = tempfile.TemporaryDirectory(prefix="fedcir-")
+        folder = Path(self.folder.name)
         self._events, self._errors = folder / "events.jsonl", folder / "errors"
         self._num_records = 0
         self._records_status: tuple[int, int] | None = None
         with open(self._errors, "wb") as errors:
-            self._process = subprocess.Popen(
+            self.process = subprocess.Popen(
                 # -P: a json.py in the current folder must not shadow the standard library's
                 [sys.executable, "-P", "-m", "fedcir", *job.command(resume), "--workers", str(workers), *options],
                 env={**os.environ, EVENTS_FILE: str(self._events)},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=errors,
-                start_new_session=True,  # so that Ctrl-C reaches it once, through interrupt()
+                start_new_session=True,  # so that Ctrl-C reaches it once, through _interrupt_all()
                 preexec_fn=partial(exit_with_parent, os.getpid(), signal.SIGINT)  # noqa: PLW1509
                 if sys.platform == "linux"
                 else None,
             )
 
     def has_ended(self) -> bool:
-        return self._process.poll() is not None
+        return self.process.poll() is not None
 
     def read_new_records(self) -> list[RoundRecord]:
         """Rounds since the last call. A resumed run may write some of them again, with the same values."""
         path = self.job.out / "rounds.jsonl"
-        stat = path.stat() if path.exists() else None
-        status = None if stat is None else (stat.st_size, stat.st_mtime_ns)
+        status = (path.stat().st_size, path.stat().st_mtime_ns) if path.exists() else None
         if status == self._records_status:  # avoids reading all rounds at every poll
             return []
         self._records_status = status
@@ -188,7 +187,8 @@ class _RunProcess:
         """Whether the run ended or failed, with its notes and its error."""
         events = read_events(self._events)
         stderr = self._errors.read_text(encoding="utf-8", errors="replace").strip()
-        code = self.wait()
+        code = self.process.wait()
+        self.folder.cleanup()
         notes = tuple(event["text"] for event in events if event["event"] == "note")
         if code == 0:
             return RunProgress(self.job, "ended", jobs, notes=notes)
@@ -196,19 +196,12 @@ class _RunProcess:
         error = errors[-1] if errors else f"exit code {code}"  # the process was killed
         return RunProgress(self.job, "failed", jobs, None, error, notes, stderr)
 
-    def interrupt(self) -> None:
-        """Ask the process to save its last round and end."""
-        if not self.has_ended():
-            self._process.send_signal(signal.SIGINT)
-
-    def wait(self) -> int:
-        code = self._process.wait()
-        self._folder.cleanup()
-        return code
-
 
 def _interrupt_all(running: Sequence[_RunProcess]) -> None:
-    for process in running:
-        process.interrupt()
-    for process in running:
-        process.wait()
+    """Ask the processes to save their last round and end."""
+    for run in running:
+        if not run.has_ended():
+            run.process.send_signal(signal.SIGINT)
+    for run in running:
+        run.process.wait()
+        run.folder.cleanup()
