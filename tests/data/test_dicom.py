@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from fedcir.config import DataConfig
-from fedcir.data.decoding import GREY, decode_files, read_image
+from fedcir.data.decoding import GREY, Decoding, decode_files, read_image
 from fedcir.data.opening import open_dataset
 from fedcir.errors import InputError
 
@@ -44,7 +44,7 @@ def dicom(pixels: Any = VALUES, bits: int = 16, syntax: str = ExplicitVRLittleEn
 
 
 def shown(content: bytes) -> list[list[int]]:
-    picture, _ = read_image(content, 2, GREY)
+    picture, _ = read_image(content, Decoding(2, GREY))
     return np.asarray(picture).tolist()
 
 
@@ -90,7 +90,7 @@ def test_monochrome1_is_inverted() -> None:
 def test_colours_stay_what_they_are() -> None:
     pixels = np.array([[[255, 0, 0], [0, 255, 0]], [[0, 0, 255], [9, 8, 7]]])
     content = dicom(pixels, bits=8, SamplesPerPixel=3, PhotometricInterpretation="RGB", PlanarConfiguration=0)
-    picture, size = read_image(content, 2)
+    picture, size = read_image(content, Decoding(2))
     assert size == (2, 2)
     assert np.asarray(picture).tolist() == pixels.tolist()
 
@@ -129,7 +129,7 @@ def compressed() -> bytes:
 )
 def test_what_cannot_be_shown_is_told_in_one_line(content: Callable[[], bytes], message: str, tmp_path: Path) -> None:
     (tmp_path / "a.dcm").write_bytes(content())
-    [look] = decode_files([str(tmp_path / "a.dcm")], 2)
+    [look] = decode_files([str(tmp_path / "a.dcm")], Decoding(2))
     assert look.error.startswith(message)
     assert "\n" not in look.error
 
@@ -162,7 +162,7 @@ def test_without_pydicom_one_line_names_the_extra(tmp_path: Path, monkeypatch: p
     with pytest.raises(InputError, match=r"^DICOM files need pydicom: pip install 'fedcir\[dicom\]'$"):
         open_dataset(DataConfig("folders", str(tmp_path), image_size=2), seed=0)
     with pytest.raises(ValueError, match="DICOM files need pydicom"):
-        read_image(dicom(), 2)
+        read_image(dicom(), Decoding(2))
 
 
 def test_pictures_of_other_kinds_do_not_load_pydicom(tmp_path: Path) -> None:
@@ -170,7 +170,9 @@ def test_pictures_of_other_kinds_do_not_load_pydicom(tmp_path: Path) -> None:
     import subprocess
 
     Image.new("L", (2, 2)).save(tmp_path / "a.png")
-    script = "import sys; from fedcir.data.decoding import decode_files; decode_files([sys.argv[1]], 2)"
+    script = (
+        "import sys; from fedcir.data.decoding import Decoding, decode_files; decode_files([sys.argv[1]], Decoding(2))"
+    )
     script += "; print({'pydicom', 'numpy', 'torch'} & sys.modules.keys())"
     output = subprocess.run(
         [sys.executable, "-c", script, tmp_path / "a.png"], capture_output=True, text=True, check=True
@@ -185,6 +187,6 @@ def test_a_scan_looks_the_same_however_it_is_stored() -> None:
     if not all((root / f"MR_small{kind}.dcm").is_file() for kind in kinds):
         pytest.skip("this pydicom comes without its test files")
     first, *others = ((root / f"MR_small{kind}.dcm").read_bytes() for kind in kinds)
-    picture, size = read_image(first, 32, GREY)
+    picture, size = read_image(first, Decoding(32, GREY))
     assert size == (64, 64)
-    assert all(read_image(other, 32, GREY)[0].tobytes() == picture.tobytes() for other in others)
+    assert all(read_image(other, Decoding(32, GREY))[0].tobytes() == picture.tobytes() for other in others)

@@ -12,7 +12,7 @@ from PIL import Image
 
 from fedcir.config import DataConfig
 from fedcir.data.cache import cache_entries
-from fedcir.data.decoding import GREY, RGB, read_image
+from fedcir.data.decoding import GREY, RGB, Decoding, read_image
 from fedcir.data.opening import open_dataset
 from fedcir.errors import InputError
 from fedcir.runs.reader import load_run
@@ -29,7 +29,7 @@ def encoded(picture: Image.Image, kind: str = "png") -> bytes:
 @pytest.mark.parametrize("kind", ["png", "jpeg"])
 def test_a_grey_image_has_the_same_values_as_in_three_channels(kind: str) -> None:
     stored = Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 30), dtype=np.uint8))
-    one, three = (np.asarray(read_image(encoded(stored, kind), 8, channels)[0]) for channels in (GREY, RGB))
+    one, three = (np.asarray(read_image(encoded(stored, kind), Decoding(8, channels))[0]) for channels in (GREY, RGB))
     assert one.shape == (8, 8)
     assert np.array_equal(np.stack([one] * 3, axis=-1), three)
 
@@ -37,15 +37,15 @@ def test_a_grey_image_has_the_same_values_as_in_three_channels(kind: str) -> Non
 def test_colours_become_their_brightness() -> None:
     """0.299 R + 0.587 G + 0.114 B, as in ITU-R 601."""
     for kind in ("png", "jpeg"):
-        picture, _ = read_image(encoded(Image.new("RGB", (16, 16), (200, 100, 50)), kind), 4, GREY)
+        picture, _ = read_image(encoded(Image.new("RGB", (16, 16), (200, 100, 50)), kind), Decoding(4, GREY))
         assert np.abs(np.asarray(picture).astype(float) - (0.299 * 200 + 0.587 * 100 + 0.114 * 50)).max() <= 1.5
 
 
 def test_sixteen_bits_and_transparency_become_grey_too() -> None:
     deep = Image.fromarray(np.full((4, 4), 257 * 90, np.uint16))
-    assert np.asarray(read_image(encoded(deep), 2, GREY)[0]).tolist() == [[90, 90], [90, 90]]
+    assert np.asarray(read_image(encoded(deep), Decoding(2, GREY))[0]).tolist() == [[90, 90], [90, 90]]
     glass = Image.new("LA", (4, 4), (0, 0))
-    assert np.asarray(read_image(encoded(glass), 2, GREY)[0]).tolist() == [[255, 255], [255, 255]]
+    assert np.asarray(read_image(encoded(glass), Decoding(2, GREY))[0]).tolist() == [[255, 255], [255, 255]]
 
 
 @pytest.fixture(scope="module")

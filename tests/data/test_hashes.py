@@ -13,7 +13,7 @@ from fedcir.data.domains import Domain, Domains, Split
 from fedcir.data.federation import open_federation, partition_dataset
 from fedcir.data.opening import open_dataset
 from fedcir.data.partition import ClientPartition
-from fedcir.data.splits import drop_copies, hash_arrays, hash_images_in_use, hash_samples, is_among
+from fedcir.data.splits import drop_copies, hash_arrays, hash_images_in_use, hash_samples
 from fedcir.errors import InputError
 
 
@@ -35,12 +35,6 @@ def test_a_hash_of_pixels_is_the_first_of_blake2b_and_follows_the_rows() -> None
     assert hash_samples(part.take([1]), "pixels").tolist() == [six]  # type: ignore[union-attr]
     assert hash_samples(split([6]), "pixels").tolist() == [six]  # type: ignore[union-attr]
     assert hash_samples(part, "file") is None
-
-
-def test_hashes_are_looked_up_in_a_sorted_array() -> None:
-    some = np.array([7, 1, 2**64 - 1], dtype=np.uint64)
-    assert is_among(some, np.array([1, 8, 2**64 - 1], dtype=np.uint64)).tolist() == [False, True, True]
-    assert is_among(some, np.array([], dtype=np.uint64)).tolist() == [False, False, False]
 
 
 def test_test_images_that_are_training_images_of_any_domain_are_left_out() -> None:
@@ -128,5 +122,5 @@ def test_copies_in_folders_of_several_domains_and_classes_are_never_trained_and_
         trained, chosen = hashes.find(domain.test)  # type: ignore[misc]
         assert not trained.any()
         assert not chosen.any()
-    assert not is_among(hashes.validation, hashes.train).any()
+    assert not np.isin(hashes.validation, hashes.train).any()
     assert sum(len(d.train) + len(d.test) + len(d.validation or ()) for d in domains) == 48

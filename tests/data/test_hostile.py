@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from fedcir.config import DataConfig
-from fedcir.data.decoding import LIMITS, Limits, decode_files
+from fedcir.data.decoding import Decoding, decode_files
 from fedcir.data.inspection import inspect_dataset
 from fedcir.data.opening import open_dataset
 from fedcir.data.sources.arrays import load_npz_files
@@ -22,11 +22,11 @@ from fedcir.data.sources.folders import list_folder_images, open_folder
 from fedcir.errors import InputError
 from fedcir.inference.predictor import files_in, read_file
 
-SMALL = Limits(1000, 1000)
+SMALL = Decoding(4, max_bytes=1000, max_pixels=1000)
 
 
-def seen(path: Path, limits: Limits = SMALL) -> str:
-    return decode_files([str(path)], 4, limits=limits)[0].error
+def seen(path: Path, decoding: Decoding = SMALL) -> str:
+    return decode_files([str(path)], decoding)[0].error
 
 
 def png(width: int, height: int) -> bytes:
@@ -60,7 +60,7 @@ def test_a_file_of_too_many_bytes_is_not_read(tmp_path: Path) -> None:
 
 def test_a_picture_of_too_many_pixels_is_not_decoded(tmp_path: Path) -> None:
     (tmp_path / "x.png").write_bytes(png(13_000, 13_000))
-    assert seen(tmp_path / "x.png", LIMITS) == "it has 169,000,000 pixels, more than data.max_pixels=100,000,000"
+    assert seen(tmp_path / "x.png", Decoding(4)) == "it has 169,000,000 pixels, more than data.max_pixels=100,000,000"
     (tmp_path / "y.png").write_bytes(png(60_000, 60_000))
     assert seen(tmp_path / "y.png") == "it has too many pixels: make it smaller"  # Pillow's own limit
 
@@ -75,7 +75,7 @@ def test_limits_are_settings_and_reach_processes_that_decode(tmp_path: Path) -> 
     with pytest.raises(InputError, match=r"9\.png is not a readable image: it has 400 pixels, more than .*=100; fix"):
         open_dataset(data, seed=0)
     assert len(inspect_dataset(data).unreadable) == 1
-    many = decode_files([str(tmp_path / "ink/a/9.png")] * 257, 4, limits=Limits(10**6, 100))
+    many = decode_files([str(tmp_path / "ink/a/9.png")] * 257, Decoding(4, max_bytes=10**6, max_pixels=100))
     assert {look.error for look in many} == {"it has 400 pixels, more than data.max_pixels=100"}
 
 

@@ -10,6 +10,7 @@ from PIL import Image
 
 from fedcir.config import DataConfig
 from fedcir.data.cache import PreparedImages, prepare_images
+from fedcir.data.decoding import Decoding
 from fedcir.data.domains import Split
 from fedcir.data.opening import open_dataset
 from fedcir.data.sources.folders import list_folder_images
@@ -35,7 +36,7 @@ def split(tree: Path) -> Split:
 
 
 def opened(root: Path) -> PreparedImages:
-    return prepare_images("folders", str(root), list_folder_images(root).pictures, 9)
+    return prepare_images("folders", str(root), list_folder_images(root).pictures, Decoding(9))
 
 
 def test_prepared_images_are_a_map_that_nobody_can_write_to(split: Split) -> None:

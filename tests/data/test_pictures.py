@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedcir.data.decoding import MAX_IN_PROCESS, DecodedFile, PixelFile, decode_files, read_image
+from fedcir.data.decoding import MAX_IN_PROCESS, DecodedFile, Decoding, PixelFile, decode_files, read_image
 from fedcir.errors import InputError
 
 HURRY = 300  # seconds until a process that should have ended is given up
@@ -26,7 +26,7 @@ def encoded(picture: Image.Image, kind: str = "png", **options: Any) -> bytes:
 
 
 def pixels(content: bytes, size: int) -> np.ndarray:
-    return np.asarray(read_image(content, size)[0]).astype(int)
+    return np.asarray(read_image(content, Decoding(size))[0]).astype(int)
 
 
 def grey(*values: int) -> np.ndarray:
@@ -95,7 +95,7 @@ def test_a_cmyk_jpeg_reads_as_pillow_converts_it() -> None:
 
 def test_an_image_of_fractions_is_refused_with_the_cure(tmp_path: Path) -> None:
     Image.fromarray(np.array([[0, 0.5], [0.5, 1]], np.float32)).save(tmp_path / "a.tiff")
-    [look] = decode_files([str(tmp_path / "a.tiff")], 2)
+    [look] = decode_files([str(tmp_path / "a.tiff")], Decoding(2))
     assert look.error == "its pixels are floating-point numbers: save it with 8 or 16 bits per channel"
 
 
@@ -128,7 +128,7 @@ def test_an_orientation_that_does_not_exist_is_no_rotation(orientation: int) -> 
 def test_the_size_is_told_as_stored(kind: str) -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
-    assert read_image(encoded(Image.new("RGB", (300, 500)), kind, exif=exif.tobytes()), 8)[1] == (300, 500)
+    assert read_image(encoded(Image.new("RGB", (300, 500)), kind, exif=exif.tobytes()), Decoding(8))[1] == (300, 500)
 
 
 def test_one_pixel_fills_the_square() -> None:
@@ -139,7 +139,7 @@ def test_one_pixel_fills_the_square() -> None:
 def test_a_panorama_of_ten_thousand_pixels_is_squeezed(kind: str) -> None:
     stored = np.zeros((20, 10_000, 3), np.uint8)
     stored[:, 5000:] = 255
-    picture, size = read_image(encoded(Image.fromarray(stored), kind), 8)
+    picture, size = read_image(encoded(Image.fromarray(stored), kind), Decoding(8))
     assert size == (10_000, 20)
     got = np.asarray(picture)
     assert (got[:, :3] <= 2).all()
@@ -171,7 +171,9 @@ def write_many(folder: Path, count: int) -> list[str]:
 def decoded(paths: list[str], images: Path) -> tuple[list[DecodedFile], bytes, list[tuple[int, int]]]:
     images.write_bytes(bytes(5 + len(paths) * 4 * 4 * 3))
     messages: list[tuple[int, int]] = []
-    looks = decode_files(paths, 4, PixelFile(str(images), offset=5), lambda *progress: messages.append(progress))
+    looks = decode_files(
+        paths, Decoding(4), PixelFile(str(images), offset=5), lambda *progress: messages.append(progress)
+    )
     return looks, images.read_bytes()[5:], messages
 
 
@@ -208,7 +210,7 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
 def test_a_damaged_file_is_a_look_with_an_error(damage: str, tmp_path: Path) -> None:
     make, message = BROKEN[damage]
     make(tmp_path / "a.jpg")
-    [look] = decode_files([str(tmp_path / "a.jpg")], 4)
+    [look] = decode_files([str(tmp_path / "a.jpg")], Decoding(4))
     assert message in look.error
     assert "\n" not in look.error
     assert look[:3] == ("", 0, 0)
@@ -236,7 +238,7 @@ def test_a_killed_process_is_an_error_that_says_so(endless: list[str]) -> None:
     with pytest.raises(
         (OSError, InputError), match="a process that decodes images ended with code -9: check that there is enough"
     ):
-        decode_files(endless, 4, on_file=kill)
+        decode_files(endless, Decoding(4), on_file=kill)
     assert children() == []
 
 
@@ -246,14 +248,15 @@ def test_an_error_of_the_caller_ends_the_processes(endless: list[str]) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        decode_files(endless, 4, on_file=stop)
+        decode_files(endless, Decoding(4), on_file=stop)
     assert children() == []
 
 
 def test_a_process_that_dies_in_the_middle_of_a_line_is_not_waited_for(tmp_path: Path) -> None:
     dying = 'import os, sys\nif "fedcir.data.decoding" in sys.orig_argv:\n    os.write(1, b"[[0, [");os._exit(3)\n'
     (tmp_path / "sitecustomize.py").write_text(dying)
-    script = f"from fedcir.data.decoding import decode_files; decode_files(['no.jpg'] * {MAX_IN_PROCESS + 1}, 4)"
+    script = "from fedcir.data.decoding import Decoding, decode_files\n"
+    script += f"decode_files(['no.jpg'] * {MAX_IN_PROCESS + 1}, Decoding(4))"
     ended = subprocess.run(
         [sys.executable, "-c", script],
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, sys.path)])},

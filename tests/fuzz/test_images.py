@@ -14,7 +14,7 @@ from mutate import batches, damaged_bytes, damaged_copy, outcomes
 from PIL import Image
 
 from fedcir.config import DataConfig
-from fedcir.data.decoding import Limits, decode_files
+from fedcir.data.decoding import Decoding, decode_files
 from fedcir.data.inspection import inspect_dataset
 from fedcir.data.opening import open_dataset
 from fedcir.errors import InputError
@@ -22,7 +22,7 @@ from fedcir.errors import InputError
 KINDS: dict[str, dict[str, Any]] = {
     "jpg": {}, "png": {}, "webp": {}, "bmp": {}, "tif": {}, "tiff": {"compression": "tiff_lzw"}, "gif": {}, "ppm": {},
 }  # fmt: skip
-LIMITS = Limits(10**6, 10**6)
+DECODING = Decoding(8, max_bytes=10**6, max_pixels=10**6)
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ def test_a_mutated_picture_is_seen_or_named(seeds: range, pictures: list[Path], 
             content = damaged_bytes(content, rng)
         path.write_bytes(content)
         results = []
-        wrong = fault(lambda: results.extend(decode_files([str(path)], 8, limits=LIMITS)))
+        wrong = fault(lambda: results.extend(decode_files([str(path)], DECODING)))
         return wrong or (None if results[0].error.isprintable() else f"not one line: {results[0].error!r}")
 
     assert not outcomes(seeds, attempt)

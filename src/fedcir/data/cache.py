@@ -21,30 +21,25 @@ from zipfile import BadZipFile
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcir.data.decoding import LIMITS, RGB, Limits, OnFile, PixelFile, decode_files
+from fedcir.data.decoding import RGB, Decoding, OnFile, PixelFile, decode_files
 from fedcir.data.domains import Images, Indices
 from fedcir.data.sources.source import ImageList
 from fedcir.errors import InputError
-from fedcir.files import acquire_lock, create_file, make_inner_folder, make_private_folder
+from fedcir.files import acquire_lock, create_file, make_inner_folder, make_private_folder, write_file
 
 CACHE_NAMES = re.compile(r"(prepared|features|seen|build)-[0-9a-f]{32}(\.lock|\.seen)?|made-[0-9a-f]{32}(-\d+)?\.npz")
 """Names that fedcir uses in the cache folder, which may hold other files too."""
-
 VERSION = 1  # of the decoding: another version gives another cache
-
-SQUARES = "squares.npy"
-"""The file of a prepared dataset that holds a hash of each decoded image."""
+SQUARES = "squares.npy"  # hashes of the decoded images
 
 
 @dataclass(frozen=True)
 class PreparedImages:
-    """Decoded images of a dataset at one size."""
+    """Decoded images of a dataset at one size, the hash of each file's content, and that of the whole dataset."""
 
     images: Images  # (N, size, size, channels), mapped
     digests: NDArray[np.void]
-    """Hash of each file's content."""
     content: str
-    """Hash of the whole dataset at this size."""
 
 
 @dataclass(frozen=True)
@@ -102,31 +97,33 @@ def clear_cache() -> int:
 
 
 def prepare_images(
-    name: str,
-    root: str,
-    pictures: ImageList,
-    size: int,
-    on_file: OnFile | None = None,
-    channels: int = RGB,
-    limits: Limits = LIMITS,
+    name: str, root: str, pictures: ImageList, decoding: Decoding, on_file: OnFile | None = None
 ) -> PreparedImages:
     """Return the decoded images of a dataset from the cache; decode them into it first if they are missing."""
-    seen = _hash_key([*_decoding_key(size, channels), pictures.fingerprint()])
-    prepared = _open(seen)
-    if prepared is None:
+    # RGB has no entry in the key, so that caches of earlier versions are used.
+    settings = [VERSION, decoding.size, *([decoding.channels] if decoding.channels != RGB else [])]
+    seen = _hash_key([*settings, pictures.fingerprint()])
+    if (prepared := _open(seen)) is None:
         with lock_cache(seen) as folder:
-            prepared = _open(seen)  # another process may have built it in the meantime
-            if prepared is None:
-                about = {"dataset": name, "root": root, "images": len(pictures.items), "size": size}
-                _build(folder, seen, pictures, {**about, "channels": channels}, on_file, limits)
+            if (prepared := _open(seen)) is None:  # another process may have built it in the meantime
+                about = {"dataset": name, "root": root, "images": len(pictures.items)}
+                about |= {"size": decoding.size, "channels": decoding.channels}
+                build = folder / f"build-{seen}"
+                shutil.rmtree(build, ignore_errors=True)  # left by a killed process
+                make_inner_folder(build)
+                try:
+                    content = _build(build, settings, pictures, about, decoding, on_file)
+                    target = folder / f"prepared-{content}"
+                    with lock_cache(content):  # equal files at another root may be prepared at the same time
+                        if _read(target) is None:
+                            shutil.rmtree(target, ignore_errors=True)  # a damaged one
+                            os.rename(build, target)
+                finally:
+                    shutil.rmtree(build, ignore_errors=True)
+                write_file(folder / f"seen-{seen}", content)
                 prepared = _open(seen)
     assert prepared is not None
     return prepared
-
-
-def _decoding_key(size: int, channels: int) -> list[int]:
-    """Return the settings that the pixels depend on; RGB has no entry, so that caches of earlier versions are used."""
-    return [VERSION, size] if channels == RGB else [VERSION, size, channels]
 
 
 def _hash_key(key: list[Any]) -> str:
@@ -153,49 +150,36 @@ def _read(path: Path) -> PreparedImages | None:
 
 
 def _build(
-    folder: Path, seen: str, pictures: ImageList, about: dict[str, Any], on_file: OnFile | None, limits: Limits
-) -> None:
-    """Decode all images into a temporary folder, then rename it."""
-    build = folder / f"build-{seen}"
-    shutil.rmtree(build, ignore_errors=True)  # left by a killed process
-    make_inner_folder(build)
-    try:
-        size, channels = int(about["size"]), int(about["channels"])
-        shape = (len(pictures.items), size, size, channels)
-        images = np.lib.format.open_memmap(create_file(build / "images.npy"), mode="w+", dtype=np.uint8, shape=shape)
-        rows = PixelFile(str(build / "images.npy"), images.offset)
-        if hasattr(os, "posix_fallocate"):
-            with open(rows.path, "r+b") as file:  # a full disk is an error now, not a crash later
-                os.posix_fallocate(file.fileno(), 0, images.offset + images.nbytes)
-        del images
-        with tempfile.TemporaryDirectory(dir=build) as staging:
-            decoded = decode_files(pictures.paths(Path(staging)), size, rows, on_file, channels, limits)
-        names = [item.name for item in pictures.items]
-        bad = [(name, file.error) for name, file in zip(names, decoded, strict=True) if file.error]
-        if bad:
-            more = f" (and {len(bad) - 1} more; `fedcir data check` lists them)" if len(bad) > 1 else ""
-            raise InputError(
-                f"{about['root']}/{bad[0][0]} is not a readable image: {bad[0][1]}{more}; fix or remove it",
-                public=f"{len(bad)} of its {len(decoded)} images cannot be read",
-            )
-        digests = [file.digest for file in decoded]
-        content = _hash_key([*_decoding_key(size, channels), names, digests])
-        np.save(create_file(build / "digests.npy"), np.frombuffer(bytes.fromhex("".join(digests)), dtype="V16"))
-        squares = np.load(rows.path, mmap_mode="r")
-        np.save(create_file(build / SQUARES), _hash_images(squares, np.arange(len(squares))))
-        del squares
-        create_file(build / "about.json").write_text(json.dumps(about), encoding="utf-8")
-        target = folder / f"prepared-{content}"
-        with lock_cache(content):  # equal files at another root may be prepared at the same time
-            if _read(target) is None:
-                shutil.rmtree(target, ignore_errors=True)  # a damaged one
-                os.rename(build, target)
-        pointer = folder / f"build-{seen}.seen"
-        pointer.unlink(missing_ok=True)  # left by a killed process
-        create_file(pointer).write_text(content, encoding="ascii")
-        os.replace(pointer, folder / f"seen-{seen}")
-    finally:
-        shutil.rmtree(build, ignore_errors=True)
+    folder: Path,
+    settings: list[int],
+    pictures: ImageList,
+    about: dict[str, Any],
+    decoding: Decoding,
+    on_file: OnFile | None,
+) -> str:
+    """Decode all images into a folder, and return the hash of the dataset."""
+    names = [item.name for item in pictures.items]
+    shape = (len(names), decoding.size, decoding.size, decoding.channels)
+    path = create_file(folder / "images.npy")
+    images = np.lib.format.open_memmap(path, mode="w+", dtype=np.uint8, shape=shape)
+    if hasattr(os, "posix_fallocate"):
+        with open(path, "r+b") as file:  # a full disk is an error now, not a crash later
+            os.posix_fallocate(file.fileno(), 0, images.offset + images.nbytes)
+    with tempfile.TemporaryDirectory(dir=folder) as staging:
+        paths = pictures.paths(Path(staging))
+        decoded = decode_files(paths, decoding, PixelFile(str(path), images.offset), on_file)
+    bad = [(name, file.error) for name, file in zip(names, decoded, strict=True) if file.error]
+    if bad:
+        more = f" (and {len(bad) - 1} more; `fedcir data check` lists them)" if len(bad) > 1 else ""
+        raise InputError(
+            f"{about['root']}/{bad[0][0]} is not a readable image: {bad[0][1]}{more}; fix or remove it",
+            public=f"{len(bad)} of its {len(decoded)} images cannot be read",
+        )
+    digests = [file.digest for file in decoded]
+    np.save(create_file(folder / "digests.npy"), np.frombuffer(bytes.fromhex("".join(digests)), dtype="V16"))
+    np.save(create_file(folder / SQUARES), _hash_images(images, np.arange(len(images))))
+    create_file(folder / "about.json").write_text(json.dumps(about), encoding="utf-8")
+    return _hash_key([*settings, names, digests])
 
 
 def image_digests(images: Images, rows: Indices) -> NDArray[np.void]:

@@ -16,6 +16,7 @@ import os
 import queue
 import subprocess
 import sys
+import tempfile
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -29,50 +30,75 @@ from fedcir.config import DataConfig
 from fedcir.errors import InputError
 from fedcir.files import read_bytes
 from fedcir.machine import count_cores
+from fedcir.text import to_one_line
 
 if TYPE_CHECKING:  # numpy takes a tenth of a second to import, and most images do not need it
     import numpy as np
     from numpy.typing import NDArray
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".dcm")
-RGB, GREY = 3, 1
-"""Number of channels."""
-MODES = {RGB: "RGB", GREY: "L"}
-"""Pillow modes by number of channels."""
-PREAMBLE = 128
-"""Bytes before the DICOM marker."""
+RGB, GREY = 3, 1  # channels
+MODES = {RGB: "RGB", GREY: "L"}  # Pillow's names
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "WEBP", "TIFF")
 """Formats that Pillow may use; others start programs (EPS) or are rarely tested."""
+PREAMBLE = 128  # bytes before the DICOM marker
+DEFLATED = b"1.2.840.10008.1.2.1.99"
+"""Transfer syntax of DICOM files that are compressed as a whole."""
+MISSING_PYDICOM = "DICOM files need pydicom: pip install 'fedcir[dicom]'"
+IMAGE_SIZE = 128
+MAX_IN_PROCESS = 256
+"""Number of files up to which decoding in this process is faster than starting others."""
+REPORT_EVERY = 32  # files
+
+OnFile = Callable[[int, int], None]
+"""Receives the number of finished files and the total number."""
 
 
-class Limits(NamedTuple):
-    """Limits beyond which a file is not decoded."""
+class Decoding(NamedTuple):
+    """Size and channels of decoded images, and the limits beyond which a file is not decoded."""
 
-    bytes: int
-    pixels: int
+    size: int
+    channels: int = RGB
+    max_bytes: int = DataConfig.max_bytes
+    max_pixels: int = DataConfig.max_pixels
 
-    def check(self, width: int, height: int) -> None:
-        if width * height > self.pixels:
-            raise ValueError(f"it has {width * height:,} pixels, more than data.max_pixels={self.pixels:,}")
+    @classmethod
+    def from_config(cls, data: DataConfig) -> Decoding:
+        return cls(data.image_size or IMAGE_SIZE, data.channels or RGB, data.max_bytes, data.max_pixels)
+
+    def check_pixels(self, width: int, height: int) -> None:
+        if width * height > self.max_pixels:
+            raise ValueError(f"it has {width * height:,} pixels, more than data.max_pixels={self.max_pixels:,}")
 
 
-LIMITS = Limits(DataConfig.max_bytes, DataConfig.max_pixels)
+class DecodedFile(NamedTuple):
+    """Hash of a file's bytes, the stored size of its image, and why it cannot be decoded (empty if it can)."""
+
+    digest: str
+    width: int
+    height: int
+    error: str
 
 
-def read_image(
-    encoded: bytes, size: int, channels: int = RGB, limits: Limits = LIMITS
-) -> tuple[Image.Image, tuple[int, int]]:
+class PixelFile(NamedTuple):
+    """A file of decoded images of one size, one after the other from an offset on."""
+
+    path: str
+    offset: int
+
+
+def read_image(encoded: bytes, decoding: Decoding) -> tuple[Image.Image, tuple[int, int]]:
     """Decode an image to an upright square in RGB or grey; also return its stored width and height.
 
     Raises exceptions of many types for a damaged file.
     """
     if encoded[PREAMBLE : PREAMBLE + 4] == b"DICM":
-        picture = read_dicom(encoded, limits)
-        return to_square(picture, size, channels), picture.size
+        picture = read_dicom(encoded, decoding)
+        return to_square(picture, decoding.size, decoding.channels), picture.size
     with Image.open(io.BytesIO(encoded), formats=FORMATS) as opened:
         stored = opened.size
-        limits.check(*stored)
-        return to_square(opened, size, channels), stored
+        decoding.check_pixels(*stored)
+        return to_square(opened, decoding.size, decoding.channels), stored
 
 
 def to_square(picture: Image.Image, size: int, channels: int = RGB) -> Image.Image:
@@ -95,13 +121,7 @@ def to_square(picture: Image.Image, size: int, channels: int = RGB) -> Image.Ima
     return converted.resize((size, size), Image.Resampling.BILINEAR, reducing_gap=3.0)
 
 
-MISSING_PYDICOM = "DICOM files need pydicom: pip install 'fedcir[dicom]'"
-
-DEFLATED = b"1.2.840.10008.1.2.1.99"
-"""Transfer syntax of files that are compressed as a whole."""
-
-
-def read_dicom(encoded: bytes, limits: Limits) -> Image.Image:
+def read_dicom(encoded: bytes, decoding: Decoding) -> Image.Image:
     """Decode a DICOM file to a grey or RGB image. Raises exceptions of many types for a damaged file."""
     import numpy as np
 
@@ -116,7 +136,7 @@ def read_dicom(encoded: bytes, limits: Limits) -> Image.Image:
         raise ValueError("it is a DICOM file without pixels")
     if (frames := int(file.get("NumberOfFrames") or 1)) > 1:
         raise ValueError(f"it is a DICOM file of {frames} frames: save the one you need as a file of its own")
-    limits.check(int(file.Columns), int(file.Rows))
+    decoding.check_pixels(int(file.Columns), int(file.Rows))
     try:
         pixels = np.asarray(file.pixel_array)
     except (RuntimeError, NotImplementedError) as error:  # raised by pydicom if no decoder is installed
@@ -159,50 +179,16 @@ def _apply_window(file: Any, pixels: NDArray[Any]) -> NDArray[np.float64]:
     return np.asarray((values - low) / (high - low or 1.0), np.float64)
 
 
-MAX_IN_PROCESS = 256
-"""Number of files up to which decoding in this process is faster than starting others."""
-
-REPORT_EVERY = 32
-"""Files between two reports of progress."""
-
-OnFile = Callable[[int, int], None]
-"""Receives the number of finished files and the total number."""
-
-
-class DecodedFile(NamedTuple):
-    """Properties of an image file."""
-
-    digest: str
-    """Hash of its bytes."""
-    width: int
-    height: int
-    error: str
-    """Why it cannot be decoded; empty if it can."""
-
-
-class PixelFile(NamedTuple):
-    """A file of decoded images of one size, one after the other from an offset on."""
-
-    path: str
-    offset: int
-
-
 def decode_files(
-    paths: Sequence[str],
-    size: int,
-    images: PixelFile | None = None,
-    on_file: OnFile | None = None,
-    channels: int = RGB,
-    limits: Limits = LIMITS,
+    paths: Sequence[str], decoding: Decoding, images: PixelFile | None = None, on_file: OnFile | None = None
 ) -> list[DecodedFile]:
     """Decode every file, and write its image into its row of `images` if that is given."""
     if any(path.lower().endswith(".dcm") for path in paths) and find_spec("pydicom") is None:
         raise InputError(MISSING_PYDICOM, public="it has DICOM files, but not pydicom")
     rows = range(len(paths))
-    decoded: dict[int, DecodedFile] = {}
-    settings = size, images, channels, limits
     few = len(paths) <= MAX_IN_PROCESS
-    for batch in _decode_here(paths, rows, *settings) if few else _decode_in_processes(paths, *settings):
+    decoded: dict[int, DecodedFile] = {}
+    for batch in (_decode_here if few else _decode_in_processes)(paths, rows, decoding, images):
         decoded |= batch
         if on_file is not None:
             on_file(len(decoded), len(paths))
@@ -210,7 +196,7 @@ def decode_files(
 
 
 def _decode_here(
-    paths: Sequence[str], rows: Sequence[int], size: int, images: PixelFile | None, channels: int, limits: Limits
+    paths: Sequence[str], rows: Sequence[int], decoding: Decoding, images: PixelFile | None
 ) -> Iterator[dict[int, DecodedFile]]:
     """Yield decoded files by row, in batches."""
     with ExitStack() as stack:
@@ -220,7 +206,7 @@ def _decode_here(
         for start in range(0, len(rows), REPORT_EVERY):
             batch = {}
             for row, path in zip(rows[start : start + REPORT_EVERY], paths[start : start + REPORT_EVERY], strict=True):
-                batch[row], pixels = decode_file(path, size, channels, limits)
+                batch[row], pixels = decode_file(path, decoding)
                 if target is not None and images is not None and pixels:
                     target.seek(images.offset + row * len(pixels))
                     target.write(pixels)
@@ -229,22 +215,22 @@ def _decode_here(
             os.fsync(target.fileno())
 
 
-def decode_file(path: str, size: int, channels: int, limits: Limits = LIMITS) -> tuple[DecodedFile, bytes]:
+def decode_file(path: str, decoding: Decoding) -> tuple[DecodedFile, bytes]:
     """Decode a file to square pixels, which are empty if it has an error."""
     try:
-        encoded = read_bytes(path, limits.bytes, "data.max_bytes")
-        picture, (width, height) = read_image(encoded, size, channels, limits)
+        encoded = read_bytes(path, decoding.max_bytes, "data.max_bytes")
+        picture, (width, height) = read_image(encoded, decoding)
     except UnidentifiedImageError:
         return DecodedFile("", 0, 0, "it is not an image of a known format"), b""
     except Image.DecompressionBombError:
         return DecodedFile("", 0, 0, "it has too many pixels: make it smaller"), b""
     except Exception as error:  # Pillow raises nearly anything on a damaged file
-        return DecodedFile("", 0, 0, " ".join(str(error).split()) or type(error).__name__), b""
+        return DecodedFile("", 0, 0, to_one_line(error) or type(error).__name__), b""
     return DecodedFile(hashlib.blake2b(encoded, digest_size=16).hexdigest(), width, height, ""), picture.tobytes()
 
 
 def _decode_in_processes(
-    paths: Sequence[str], size: int, images: PixelFile | None, channels: int, limits: Limits
+    paths: Sequence[str], rows: Sequence[int], decoding: Decoding, images: PixelFile | None
 ) -> Iterator[dict[int, DecodedFile]]:
     """Yield decoded files by row, from one process per core."""
     count = count_cores()
@@ -252,41 +238,29 @@ def _decode_in_processes(
     workers = []
     try:
         for number in range(count):
-            rows = range(number, len(paths), count)
-            worker = subprocess.Popen(
-                [sys.executable, "-P", "-m", "fedcir.data.decoding"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-                encoding="ascii",
-                start_new_session=True,  # so that Ctrl-C reaches only the parent process
-            )
+            with tempfile.TemporaryFile("w+", encoding="ascii") as job:
+                json.dump([paths[number::count], list(rows[number::count]), decoding, images], job)
+                job.seek(0)
+                command = [sys.executable, "-P", "-m", "fedcir.data.decoding"]
+                # In a session of its own, so that Ctrl-C reaches only the parent process.
+                worker = subprocess.Popen(command, stdin=job, stdout=subprocess.PIPE, text=True, start_new_session=True)
             workers.append(worker)
-            assert worker.stdin is not None
             threading.Thread(target=_receive, args=(worker.stdout, results), daemon=True).start()
-            with suppress(BrokenPipeError):  # the process ended at its start
-                json.dump([[paths[row] for row in rows], list(rows), size, images, channels, limits], worker.stdin)
-                worker.stdin.close()
         running = count
         while running:
-            batch = results.get()
-            if batch is None:
+            if (batch := results.get()) is None:
                 running -= 1
             else:
                 yield batch
-        for worker in workers:
-            if worker.wait():
-                raise InputError(
-                    f"a process that decodes images ended with code {worker.returncode}: "
-                    "check that there is enough memory and disk space"
-                )
+        if failed := next((worker.returncode for worker in workers if worker.wait()), None):
+            raise InputError(
+                f"a process that decodes images ended with code {failed}: check that there is enough memory and disk "
+                "space"
+            )
     finally:
         for worker in workers:
             worker.kill()
             worker.wait()
-            if worker.stdin is not None and not worker.stdin.closed:
-                with suppress(OSError):
-                    worker.stdin.close()
 
 
 def _receive(output: IO[str], results: queue.Queue[dict[int, DecodedFile] | None]) -> None:
@@ -300,12 +274,8 @@ def _receive(output: IO[str], results: queue.Queue[dict[int, DecodedFile] | None
 
 def main() -> None:
     """Decode the files that standard input lists, and print results every few files."""
-    try:
-        paths, rows, size, images, channels, limits = json.load(sys.stdin)
-    except ValueError:  # the parent process has ended
-        return
-    target = None if images is None else PixelFile(*images)
-    for batch in _decode_here(paths, rows, size, target, channels, Limits(*limits)):
+    paths, rows, decoding, images = json.load(sys.stdin)
+    for batch in _decode_here(paths, rows, Decoding(*decoding), None if images is None else PixelFile(*images)):
         print(json.dumps(list(batch.items())), flush=True)
 
 

@@ -13,9 +13,9 @@ from PIL import Image, ImageDraw, ImageFont
 
 from fedcir.config import DataConfig
 from fedcir.data.cache import PreparedImages
-from fedcir.data.decoding import DecodedFile, Limits, OnFile, decode_files
+from fedcir.data.decoding import DecodedFile, Decoding, OnFile, decode_files
 from fedcir.data.domains import Domains, Labels
-from fedcir.data.opening import IMAGE_SIZE, check_classes, count_labels, find_dataset, open_dataset, select_classes
+from fedcir.data.opening import check_classes, count_labels, find_dataset, open_dataset, select_classes
 from fedcir.data.sources.source import ALL_CLASSES, ImageRecord, UnusedFiles, notes_on_spelling
 from fedcir.data.splits import drop_copies, find_copies, find_label_conflicts, hash_arrays, split_items
 from fedcir.errors import InputError
@@ -136,8 +136,7 @@ def inspect_dataset(data: DataConfig, on_file: OnFile | None = None) -> Inspecti
         pictures = select_classes(pictures, data.classes, root)
         items = list(pictures.items)
         with tempfile.TemporaryDirectory() as staging:
-            size, limits = data.image_size or IMAGE_SIZE, Limits(data.max_bytes, data.max_pixels)
-            files = decode_files(pictures.paths(Path(staging)), size, on_file=on_file, limits=limits)
+            files = decode_files(pictures.paths(Path(staging)), Decoding.from_config(data), on_file=on_file)
         obstacle = obstacle or _find_obstacle(data, items, files)
     else:
         domains = open_dataset(data, seed=0, to_train=False)

@@ -12,8 +12,8 @@ import numpy as np
 from PIL import Image
 
 from fedcir.config import DataConfig
-from fedcir.data.cache import PreparedImages, prepare_images
-from fedcir.data.decoding import RGB, Limits, OnFile
+from fedcir.data.cache import prepare_images
+from fedcir.data.decoding import Decoding, OnFile
 from fedcir.data.domains import Domains, Images, Split, stratified_sample
 from fedcir.data.sources.arrays import Arrays
 from fedcir.data.sources.folders import Folders, list_site_folder
@@ -36,7 +36,6 @@ from fedcir.machine import check_memory
 from fedcir.plugins import find_plugin, list_entry_points
 from fedcir.rng import numpy_rng
 
-IMAGE_SIZE = 128
 SOURCES: dict[str, type[DatasetSource]] = {
     "minidigits": MiniDigits,
     "folders": Folders,
@@ -88,14 +87,13 @@ def find_dataset(data: DataConfig) -> tuple[DatasetSource, Path]:
         raise InputError(f"dataset {data.name!r} needs data.root, the {source.root} that holds it")
     root = Path(data.root or ".")
     if source.root == "folder" and not root.is_dir():
-        fetch = f"; `fedcir data prepare {data.name} --data-root {root}` fetches it" if source.downloads else ""
-        hint = f": give it as data.table={root}" if data.name == "table" else ""
-        raise InputError(
-            f"data.root: {root} is a file, not a folder{hint}"
-            if root.exists()
-            else f"data.root: there is no folder {root}{fetch}",
-            public="its data-root is not a folder",
-        )
+        if root.exists():
+            hint = f": give it as data.table={root}" if data.name == "table" else ""
+            message = f"{root} is a file, not a folder{hint}"
+        else:
+            hint = f"; `fedcir data prepare {data.name} --data-root {root}` fetches it" if source.downloads else ""
+            message = f"there is no folder {root}{hint}"
+        raise InputError(f"data.root: {message}", public="its data-root is not a folder")
     return source, root
 
 
@@ -117,12 +115,9 @@ def open_dataset(
         if source.published is not None:
             source.published.check(index.pictures.items, data.name, root)
         images = select_classes(index.pictures, data.classes, root)
-        spelling = notes_on_spelling(count_labels(images.items))
-        prepared = _prepare(name, root, images, data, on_file)
-        domains = split_items(
-            name, images.items, prepared, data.test_fraction, seed if test_seed is None else test_seed
-        )
-        domains = replace(domains, notes=(*index.notes, *notes_on_unused(index.unused), *spelling, *domains.notes))
+        notes = (*index.notes, *notes_on_spelling(count_labels(images.items)))
+        index = index._replace(pictures=images, notes=notes)
+        domains = _open_images(name, root, index, data, seed if test_seed is None else test_seed, on_file)
     else:
         domains = _select_array_classes(source.load_arrays(root), selected_classes(data))
         if data.image_size is not None:
@@ -144,30 +139,31 @@ def open_dataset(
 
 
 def open_site(
-    root: Path,
-    domain: str,
-    data: DataConfig,
-    seed: int,
-    classes: Sequence[str] = (),
-    on_file: OnFile | None = None,
+    root: Path, domain: str, data: DataConfig, seed: int, classes: Sequence[str] = (), on_file: OnFile | None = None
 ) -> Domains:
     """Open a site's own images, split like a domain of `folders` or `table`; only the agreed classes are used."""
     index = list_site_images(root, domain, data)
-    images = select_classes(index.pictures, classes or None, root, missing=True)
-    prepared = _prepare("folders", root, images, data, on_file)
-    domains = split_items("folders", images.items, prepared, data.test_fraction, seed, classes)
-    notes = (*index.notes, *notes_on_unused(index.unused), *domains.notes)
-    return _set_aside(replace(domains, notes=notes), data, seed)
-
-
-def _prepare(name: str, root: Path, images: ImageList, data: DataConfig, on_file: OnFile | None) -> PreparedImages:
-    size, limits = data.image_size or IMAGE_SIZE, Limits(data.max_bytes, data.max_pixels)
-    return prepare_images(name, str(root), images, size, on_file, data.channels or RGB, limits)
+    index = index._replace(pictures=select_classes(index.pictures, classes or None, root, missing=True))
+    return _set_aside(_open_images("folders", root, index, data, seed, on_file, classes), data, seed)
 
 
 def list_site_images(root: Path, domain: str, data: DataConfig) -> ImageIndex:
     """List a site's own images: those of its labels.csv if it has one, else DIR/<class>/<image>."""
     return list_site_table(root, domain, data.columns) if (root / LABELS).is_file() else list_site_folder(root, domain)
+
+
+def _open_images(
+    name: str,
+    root: Path,
+    index: ImageIndex,
+    data: DataConfig,
+    seed: int,
+    on_file: OnFile | None,
+    classes: Sequence[str] = (),
+) -> Domains:
+    prepared = prepare_images(name, str(root), index.pictures, Decoding.from_config(data), on_file)
+    domains = split_items(name, index.pictures.items, prepared, data.test_fraction, seed, classes)
+    return replace(domains, notes=(*index.notes, *notes_on_unused(index.unused), *domains.notes))
 
 
 def _set_aside(domains: Domains, data: DataConfig, seed: int) -> Domains:
@@ -176,9 +172,8 @@ def _set_aside(domains: Domains, data: DataConfig, seed: int) -> Domains:
         ready = [domain.name for domain in domains if domain.validation is not None]
         split = tuple(d if d.name in ready else split_validation(d, data.val_fraction, seed) for d in domains)
         unused = f"data.val_fraction={data.val_fraction} is not used for domains that have validation images"
-        note = f"{unused}: {', '.join(ready)}"
-        domains = replace(domains, domains=split, notes=(*domains.notes, note) if ready else domains.notes)
-        domains = drop_copies(domains, "validation")
+        notes = (*domains.notes, f"{unused}: {', '.join(ready)}") if ready else domains.notes
+        domains = drop_copies(replace(domains, domains=split, notes=notes), "validation")
     if data.train_per_domain is None:
         return domains
     limited = []
@@ -217,12 +212,10 @@ def _select_array_classes(domains: Domains, classes: Sequence[str]) -> Domains:
         return domains
     _check_labels(classes, set(domains.classes), domains.name)
     numbers = sorted(domains.classes.index(label) for label in set(classes))
-    new_number = np.full(len(domains.classes), -1)
-    new_number[numbers] = np.arange(len(numbers))
 
     def select(split: Split) -> Split:
-        selected = split.take(np.flatnonzero(new_number[split.labels] >= 0))
-        return replace(selected, labels=new_number[selected.labels])
+        selected = split.take(np.flatnonzero(np.isin(split.labels, numbers)))
+        return replace(selected, labels=np.searchsorted(numbers, selected.labels))
 
     return replace(domains.map_splits(select), classes=tuple(domains.classes[n] for n in numbers))
 

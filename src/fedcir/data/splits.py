@@ -47,31 +47,29 @@ class ImageHashes:
         hashes = hash_samples(split, self.kind)
         if hashes is None:
             return None
-        trained = is_among(hashes, self.train)
-        return trained, is_among(hashes, self.validation) & ~trained
+        trained = np.isin(hashes, self.train)
+        return trained, np.isin(hashes, self.validation) & ~trained
 
 
 def hash_samples(split: Split, kind: HashKind) -> Hashes | None:
     """Hash each sample, (N,); None if file hashes are requested and the samples are not files."""
     if split.hashes is not None and split.hashes.kind == kind:
         return split.hashes.values[split.where]
-    return _hash_pixels(split) if kind == "pixels" else None
+    if kind == "file":
+        return None
+    digests = [hashlib.blake2b(image.data, digest_size=8).digest() for chunk in split.chunks() for image in chunk]
+    return np.frombuffer(b"".join(digests), dtype="<u8").astype(np.uint64)
 
 
 def hash_arrays(domains: Domains) -> Domains:
     """Add pixel hashes of all training and test images to a dataset."""
 
-    def with_hashes(split: Split) -> Split:
+    def add_hashes(split: Split) -> Split:
         values = np.zeros(len(split.images), dtype=np.uint64)
-        values[split.where] = _hash_pixels(split)
+        values[split.where] = hash_samples(split, "pixels")
         return replace(split, hashes=ContentHashes("pixels", values))
 
-    return domains.map_splits(with_hashes)
-
-
-def _hash_pixels(split: Split) -> Hashes:
-    digests = [hashlib.blake2b(image.data, digest_size=8).digest() for chunk in split.chunks() for image in chunk]
-    return np.frombuffer(b"".join(digests), dtype="<u8").astype(np.uint64)
+    return domains.map_splits(add_hashes)
 
 
 def hash_images_in_use(domains: Domains, clients: Sequence[ClientPartition]) -> ImageHashes:
@@ -79,52 +77,43 @@ def hash_images_in_use(domains: Domains, clients: Sequence[ClientPartition]) -> 
     by_domain = Partition.from_clients(clients, domains.names).by_domain
     train = [domains[name].train.take(part.rows.astype(np.int64)) for name, part in by_domain.items()]
     validation = [domain.validation for domain in domains if domain.validation is not None]
-    kind = _describe_kind(domains)
-    return ImageHashes(kind, _merge_sets(train, kind), _merge_sets(validation, kind))
+    kind = _get_hash_kind(domains)
+    return ImageHashes(kind, _merge_hashes(train, kind), _merge_hashes(validation, kind))
 
 
-def _describe_kind(domains: Domains) -> HashKind:
+def _get_hash_kind(domains: Domains) -> HashKind:
     hashes = domains.domains[0].train.hashes
     return "pixels" if hashes is None else hashes.kind
 
 
-def _merge_sets(splits: Sequence[Split], kind: HashKind) -> Hashes:
+def _merge_hashes(splits: Sequence[Split], kind: HashKind) -> Hashes:
     parts = [hashes for split in splits if (hashes := hash_samples(split, kind)) is not None]
     return np.unique(np.concatenate([np.empty(0, dtype=np.uint64), *parts]))
 
 
-def is_among(hashes: Hashes, ascending: Hashes) -> Mask:
-    """Find which hashes occur in a sorted array."""
-    if not len(ascending):
-        return np.zeros(len(hashes), dtype=np.bool_)
-    positions = np.minimum(np.searchsorted(ascending, hashes), len(ascending) - 1)
-    matches: Mask = ascending[positions] == hashes
-    return matches
-
-
 def drop_copies(domains: Domains, part: Literal["validation", "test"]) -> Domains:
     """Drop validation or test images that are also training images of any domain and class, and note their number."""
-    kind = _describe_kind(domains)
-    trained = _merge_sets([domain.train for domain in domains], kind)
-    cleaned: dict[str, Domain] = {}
+    kind = _get_hash_kind(domains)
+    trained = _merge_hashes([domain.train for domain in domains], kind)
+    cleaned = []
     count = 0
     for domain in domains:
         split: Split | None = getattr(domain, part)
-        hashes = None if split is None else hash_samples(split, kind)
-        if split is None or hashes is None or not (copies := is_among(hashes, trained)).any():
-            continue
-        if copies.all():
-            raise InputError(
-                f"every {part} image of domain {domain.name!r} is also a training image: add others",
-                public=f"every {part} image is also a training image",
-            )
-        cleaned[domain.name] = replace(domain, **{part: split.take(np.flatnonzero(~copies))})  # type: ignore[arg-type]
-        count += int(copies.sum())
+        if split is not None and (hashes := hash_samples(split, kind)) is not None:
+            copies = np.isin(hashes, trained)
+            if len(split) and copies.all():
+                raise InputError(
+                    f"every {part} image of domain {domain.name!r} is also a training image: add others",
+                    public=f"every {part} image is also a training image",
+                )
+            count += int(copies.sum())
+            domain = replace(domain, **{part: split.take(np.flatnonzero(~copies))})  # type: ignore[arg-type]
+        cleaned.append(domain)
     if not count:
         return domains
     some = "image is also a training image and is" if count == 1 else "images are also training images and are"
-    rest = tuple(cleaned.get(domain.name, domain) for domain in domains)
-    return replace(domains, domains=rest, notes=(*domains.notes, f"{count:,} {part} {some} left out of the {part} set"))
+    note = f"{count:,} {part} {some} left out of the {part} set"
+    return replace(domains, domains=tuple(cleaned), notes=(*domains.notes, note))
 
 
 def split_items(
@@ -190,12 +179,8 @@ def find_copies(contents: Sequence[object]) -> list[list[int]]:
 
 def find_label_conflicts(items: Sequence[ImageRecord], groups: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
     """Find groups of copies with several labels: the first row of each, and the next row with another label."""
-    pairs = []
-    for first, *copies in groups:
-        conflict = next((row for row in copies if items[row].label != items[first].label), None)
-        if conflict is not None:
-            pairs.append((first, conflict))
-    return pairs
+    conflicts = ([row for row in group if items[row].label != items[group[0]].label] for group in groups)
+    return [(group[0], rows[0]) for group, rows in zip(groups, conflicts, strict=True) if rows]
 
 
 def _describe_copies(items: Sequence[ImageRecord], digests: NDArray[np.void], different: int) -> tuple[str, ...]:
@@ -205,11 +190,10 @@ def _describe_copies(items: Sequence[ImageRecord], digests: NDArray[np.void], di
     notes = [f"{len(items) - different} of {len(items)} files are copies of others and are left out"]
     if conflicts := find_label_conflicts(items, find_copies(digests.tolist())):
         name, other_name = (items[row].name for row in conflicts[0])
-        subject = "one image is" if len(conflicts) == 1 else f"{len(conflicts)} images are"
-        first = "" if len(conflicts) == 1 else "the first "
+        several = len(conflicts) > 1
         notes.append(
-            f"{subject} in folders of different classes, {first}as {name} and as {other_name}; "
-            "one copy of each is used: remove the wrong ones"
+            f"{f'{len(conflicts)} images are' if several else 'one image is'} in folders of different classes, "
+            f"{'the first ' * several}as {name} and as {other_name}; one copy of each is used: remove the wrong ones"
         )
     return tuple(notes)
 

@@ -16,8 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcir.config import PrivacyConfig, read_toml
+from fedcir.data.decoding import IMAGE_SIZE
 from fedcir.data.federation import Client
-from fedcir.data.opening import IMAGE_SIZE, selected_classes
+from fedcir.data.opening import selected_classes
 from fedcir.errors import InputError, RunError
 from fedcir.files import acquire_lock, add_checksum, read_json, write_file
 from fedcir.flower.site_data import AuditLog, write_to_state

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from fedcir.data.decoding import MODES, SUFFIXES, decode_file, to_square
+from fedcir.data.decoding import MODES, SUFFIXES, Decoding, decode_file, to_square
 from fedcir.data.sources.folders import open_folder
 from fedcir.errors import InputError
 from fedcir.inference.model import BATCH, AlgorithmChoice, TrainedModel, open_model
@@ -50,7 +50,7 @@ def read_file(path: str, size: int, channels: int) -> Pixels | str:
         return "there is no such file"
     if os.path.isfile(path) and not os.path.getsize(path):
         return "it is empty"
-    look, pixels = decode_file(path, size, _check_channels(channels))
+    look, pixels = decode_file(path, Decoding(size, _check_channels(channels)))
     return look.error or np.frombuffer(pixels, np.uint8).reshape(size, size, channels)
 
 
