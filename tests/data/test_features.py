@@ -54,7 +54,7 @@ def load(config: Config) -> np.ndarray:
     federation.load_features()
     assert federation.features is not None
     values, rows = federation.features.loaded
-    return np.array(values[rows])
+    return np.array(values[np.concatenate(list(rows.values()))])
 
 
 def random_images(count: int, seed: int = 0, size: int = 8) -> np.ndarray:

@@ -12,7 +12,7 @@ from PIL import Image
 from fedcir.config import DataConfig
 from fedcir.data.domains import Domains
 from fedcir.data.opening import open_dataset
-from fedcir.data.sources.published import list_camelyon17, list_iwildcam
+from fedcir.data.sources.published import Camelyon17, IWildCam
 from fedcir.errors import InputError
 
 CAMELYON = ",patient,node,x_coord,y_coord,tumor,slide,center,split"
@@ -123,10 +123,10 @@ def test_a_column_that_is_missing_is_named_with_those_there_are(tmp_path: Path) 
     with pytest.raises(
         InputError, match=r"metadata\.csv has no column 'center'; it has .*patient, node, .*hospital, split"
     ):
-        list_camelyon17(tmp_path)
+        Camelyon17().list_images(tmp_path, DataConfig())
     write_table(tmp_path / "metadata.csv", IWILDCAM.replace("location_remapped", "camera"), [])
     with pytest.raises(InputError, match=r"no column 'location_remapped'; it has split, camera, location, "):
-        list_iwildcam(tmp_path)
+        IWildCam().list_images(tmp_path, DataConfig())
 
 
 @pytest.mark.parametrize("name", ["camelyon17", "iwildcam"])
@@ -213,7 +213,7 @@ def test_a_burst_is_never_divided_and_a_cameras_shares_of_animals_are_kept(seed:
 def test_a_row_of_iwildcam_that_is_cut_short_or_odd_is_named_by_its_line(row: str, tmp_path: Path) -> None:
     edited(cameras(tmp_path, TWO), lambda lines: [*lines[:4], row, *lines[5:]])
     with pytest.raises(InputError, match=r"metadata\.csv, line 5\b"):
-        list_iwildcam(tmp_path)
+        IWildCam().list_images(tmp_path, DataConfig())
 
 
 def test_a_table_of_nothing_but_empty_images_is_refused(tmp_path: Path) -> None:

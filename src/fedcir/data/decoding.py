@@ -42,16 +42,13 @@ MODES = {RGB: "RGB", GREY: "L"}  # Pillow's names
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "WEBP", "TIFF")
 """Formats that Pillow may use; others start programs (EPS) or are rarely tested."""
 PREAMBLE = 128  # bytes before the DICOM marker
-DEFLATED = b"1.2.840.10008.1.2.1.99"
-"""Transfer syntax of DICOM files that are compressed as a whole."""
+DEFLATED = b"1.2.840.10008.1.2.1.99"  # transfer syntax of DICOM files that are compressed as a whole
 MISSING_PYDICOM = "DICOM files need pydicom: pip install 'fedcir[dicom]'"
 IMAGE_SIZE = 128
-MAX_IN_PROCESS = 256
-"""Number of files up to which decoding in this process is faster than starting others."""
+MAX_IN_PROCESS = 256  # number of files up to which decoding in this process is faster than starting others
 REPORT_EVERY = 32  # files
 
-OnFile = Callable[[int, int], None]
-"""Receives the number of finished files and the total number."""
+OnFile = Callable[[int, int], None]  # receives the number of finished files and the total number
 
 
 class Decoding(NamedTuple):

@@ -13,8 +13,7 @@ Labels = NDArray[np.int64]
 Indices = NDArray[np.int64]
 Hashes = NDArray[np.uint64]
 HashKind = Literal["file", "pixels"]
-CHUNK = 1024
-"""Images that are read at once."""
+CHUNK = 1024  # images that are read at once
 
 
 class ContentHashes(NamedTuple):
@@ -32,12 +31,9 @@ class Split:
     labels: Labels  # (N,)
     names: Sequence[str] | str
     """Names of all `images`, (M,), the same in every run; or a prefix, which the number of the image follows."""
-    rows: Indices | None = None
-    """Row of each sample's image, (N,); None if the samples are all images in their order."""
-    groups: Indices | None = None
-    """Group number of each sample, (N,): no split divides a group. None if there are no groups."""
-    hashes: ContentHashes | None = None
-    """Content hashes of all `images`, (M,), where they are known."""
+    rows: Indices | None = None  # of each sample's image, (N,); None if the samples are all images in their order
+    groups: Indices | None = None  # of each sample, (N,): no split divides a group. None if there are no groups
+    hashes: ContentHashes | None = None  # of all `images`, (M,), where they are known
 
     def __post_init__(self) -> None:
         images = len(self.images if self.rows is None else self.rows)
@@ -96,6 +92,10 @@ class Domain:
     test: Split
     validation: Split | None = None
 
+    @property
+    def splits(self) -> list[Split]:
+        return [split for split in (self.train, self.test, self.validation) if split is not None]
+
 
 @dataclass(frozen=True)
 class Domains:
@@ -104,10 +104,8 @@ class Domains:
     name: str
     classes: tuple[str, ...]
     domains: tuple[Domain, ...]
-    content: str = ""
-    """Hash of the whole content, where the source has one; otherwise it is computed from the pixels."""
-    notes: tuple[str, ...] = ()
-    """Sentences for the user, such as how many files were left out."""
+    content: str = ""  # hash of all files; empty if the source is not files
+    notes: tuple[str, ...] = ()  # for the user, such as how many files were left out
 
     def __iter__(self) -> Iterator[Domain]:
         return iter(self.domains)

@@ -16,10 +16,8 @@ from fedcir.data.domains import Split
 from fedcir.errors import InputError
 from fedcir.models import pretrained as efficientnet
 
-SMALLEST_CROP = 0.75
-"""Smallest crop as a fraction of the side; it is enlarged to the full size."""
-COLOUR = 0.4
-"""Largest change of brightness (in standard deviations), and of contrast and saturation (as a fraction)."""
+SMALLEST_CROP = 0.75  # smallest crop as a fraction of the side; it is enlarged to the full size
+COLOUR = 0.4  # largest change of brightness (in standard deviations), and of contrast and saturation (as a fraction)
 
 
 def augment(x: Tensor, kinds: Sequence[str], rng: torch.Generator) -> Tensor:

@@ -33,8 +33,7 @@ BATCH = 8
 """Images in each batch. The encoder always gets full batches, since bits depend on it. More are no faster on a CPU."""
 
 Values = NDArray[np.float32]
-OnImages = Callable[[int], None]
-"""Called with the number of images whose features are computed."""
+OnImages = Callable[[int], None]  # called with the number of images whose features are computed
 
 
 def encode_batch(network: nn.Module, examples: Examples, positions: Positions) -> Tensor:
@@ -102,8 +101,7 @@ def compute_features(
 
 
 ENTRY = np.dtype([("image", "S16"), ("checksum", "<u4")])
-MAX_BYTES = 20_000_000_000
-"""Maximum size of the entries of a store, enough for a billion images."""
+MAX_BYTES = 20_000_000_000  # maximum size of the entries of a store, enough for a billion images
 Digests = NDArray[np.void]  # (N,), 16 bytes each
 
 
@@ -141,8 +139,12 @@ class FeatureStore:
         new = np.zeros(len(digests), ENTRY)
         new["image"] = digests.view("S16")
         new["checksum"] = [_compute_checksum(digest, row) for digest, row in zip(digests, features, strict=True)]
-        self._extend("features", len(entries) * features[0].nbytes, features.tobytes())
-        self._extend("images", len(entries) * ENTRY.itemsize, new.tobytes())
+        for name, rows in (("features", features), ("images", new)):
+            with open_append(self.folder / name) as file:
+                file.truncate(len(entries) * rows[0].nbytes)  # drop what an interrupted process may have left
+                file.write(rows.tobytes())
+                file.flush()
+                os.fsync(file.fileno())
 
     def _read(self) -> tuple[Values, NDArray[np.void]]:
         """Map the rows and read their entries; both are empty if the store is missing or damaged."""
@@ -161,22 +163,13 @@ class FeatureStore:
             width = 0
         return np.empty((0, width), np.float32), np.empty(0, ENTRY)
 
-    def _extend(self, name: str, end: int, data: bytes) -> None:
-        """Append at `end`, over what an interrupted process may have left."""
-        with open_append(self.folder / name) as file:
-            file.truncate(end)
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-
 
 def _compute_checksum(digest: np.void, row: Values) -> int:
     return zlib.crc32(row.tobytes(), zlib.crc32(digest.tobytes()))
 
 
 VERSION = 2  # of how features are computed and stored: another version is another store
-CHUNK = 1024
-"""Images whose features are stored at once; an interrupted process loses at most these."""
+CHUNK = 1024  # images whose features are stored at once; an interrupted process loses at most these
 
 
 @dataclass(frozen=True)
@@ -186,10 +179,8 @@ class FeatureCache:
     model: ModelConfig
     network: nn.Module
     normalisation: Normalisation
-    shape: tuple[int, int, int]
-    """Height, width and channels of the images."""
-    workers: int | None = None
-    """Number of processes that compute features; one per core if not given."""
+    shape: tuple[int, int, int]  # height, width and channels of the images
+    workers: int | None = None  # number of processes that compute features; one per core if not given
 
     def load(self, parts: Sequence[tuple[Images, Indices]], on_file: OnFile | None = None) -> tuple[Values, Indices]:
         """Map the stored features, and return the row of each image, one part after the other.
@@ -200,7 +191,8 @@ class FeatureCache:
         values, rows = self._store.find(digests)
         if (rows >= 0).all():
             return values, rows
-        examples = PooledExamples([ImageExamples(_drop_labels(*part), self.normalisation) for part in parts])
+        splits = [Split(images, np.zeros(len(used), dtype=np.int64), "", used) for images, used in parts]
+        examples = PooledExamples([ImageExamples(split, self.normalisation) for split in splits])
         name = self.model.name if self.model.file is None else self.model.file.name
         about = {"dataset": "features", "root": name, "size": self.shape[0], "channels": self.shape[2]}
         with lock_cache(self.key):
@@ -245,29 +237,24 @@ class DatasetFeatures:
     """Features of all images in use of a dataset, loaded or computed when they are first needed."""
 
     def __init__(self, domains: Domains, cache: FeatureCache, on_file: OnFile | None = None) -> None:
-        splits = [split for d in domains for split in (d.train, d.test, d.validation) if split is not None]
-        by_array: dict[int, list[Split]] = {}
-        for split in splits:
-            by_array.setdefault(id(split.images), []).append(split)
-        self._parts: dict[int, tuple[Images, Indices]] = {}
-        self._begin: dict[int, int] = {}
-        count = 0
-        for array, shared in by_array.items():
-            rows = np.unique(np.concatenate([split.where for split in shared]))
-            self._parts[array], self._begin[array] = (shared[0].images, rows), count
-            count += len(rows)
         self._cache, self._on_file = cache, on_file
+        splits = [split for domain in domains for split in domain.splits]
+        self._parts: dict[int, tuple[Images, Indices]] = {}  # by array: the images, and their rows in use
+        for array, images in {id(split.images): split.images for split in splits}.items():
+            used = [split.where for split in splits if split.images is images]
+            self._parts[array] = images, np.unique(np.concatenate(used))
 
     @cached_property
-    def loaded(self) -> tuple[Values, Indices]:
-        """The stored features, and the row of each image."""
-        return self._cache.load(list(self._parts.values()), self._on_file)
+    def loaded(self) -> tuple[Values, dict[int, Indices]]:
+        """The stored features, and by array the row of each image in use."""
+        values, rows = self._cache.load(list(self._parts.values()), self._on_file)
+        ends = np.cumsum([len(used) for _, used in self._parts.values()])
+        return values, dict(zip(self._parts, np.split(rows, ends[:-1]), strict=True))
 
     def find_rows(self, split: Split) -> Indices:
         """Return the row of each sample's features."""
         array = id(split.images)
-        _, row_of = self.loaded
-        rows: Indices = row_of[self._begin[array] + np.searchsorted(self._parts[array][1], split.where)]
+        rows: Indices = self.loaded[1][array][np.searchsorted(self._parts[array][1], split.where)]
         return rows
 
 
@@ -280,6 +267,10 @@ class FeatureExamples:
     def __len__(self) -> int:
         return len(self.split)
 
+    @cached_property
+    def _rows(self) -> Indices:
+        return self.features.find_rows(self.split)
+
     def batch(self, positions: Positions, device: torch.device, layout: torch.memory_format) -> tuple[Tensor, Tensor]:
         values, _ = self.features.loaded
         chosen = torch.from_numpy(np.asarray(values[self._rows[positions]]))  # (B, F)
@@ -287,11 +278,3 @@ class FeatureExamples:
 
     def labels(self) -> Tensor:
         return torch.from_numpy(np.array(self.split.labels))  # a copy, since a memory map may be read-only
-
-    @cached_property
-    def _rows(self) -> Indices:
-        return self.features.find_rows(self.split)
-
-
-def _drop_labels(images: Images, rows: Indices) -> Split:
-    return Split(images, np.zeros(len(rows), dtype=np.int64), "", rows)

@@ -23,8 +23,7 @@ from fedcir.models.networks import MIN_IMAGE_SIZE
 from fedcir.models.task import Task, make_image_task
 from fedcir.types import ClientReply, Groups
 
-CACHED_CLIENTS = 256
-"""Clients that stay in memory once they were accessed."""
+CACHED_CLIENTS = 256  # clients that stay in memory once they were accessed
 
 
 class SampleCounts(NamedTuple):
@@ -42,8 +41,7 @@ class Client:
     id: int
     domain: str
     train: Examples | None
-    test: Examples | None
-    """None if it does not evaluate."""
+    test: Examples | None  # None if it does not evaluate
     validation: Examples | None = None
     """Validation examples, on which the best round is selected; None if there are none."""
     tamper: Callable[[ClientReply, Groups, int], ClientReply] | None = None
@@ -73,61 +71,37 @@ class Roster(Protocol):
 
     @property
     def task(self) -> Task: ...
-
     @property
     def card(self) -> dict[str, Any]: ...
-
     @property
     def manifest(self) -> dict[str, Any]: ...
-
     @property
     def notes(self) -> tuple[str, ...]: ...
-
     @property
     def trainers(self) -> Sequence[int]: ...
-
     @property
-    def holders(self) -> int:
-        """Number of clients with training data, also if it was pooled."""
-        ...
-
+    def holders(self) -> int: ...  # clients with training data, also if it was pooled
     @property
     def evaluators(self) -> dict[int, str]: ...
-
     @property
     def unseen(self) -> tuple[str, ...]: ...
-
-    def images(self, client: int) -> int:
-        """Number of training images of a client."""
-        ...
-
     @property
-    def sizes(self) -> dict[int, SampleCounts]:
-        """Sample counts that remote clients announced, which their replies must repeat; empty for local clients."""
-        ...
-
-    def hash_images(self) -> ImageHashes | None:
-        """Hash the training and validation images; None if the server has no access to them."""
-        ...
+    def sizes(self) -> dict[int, SampleCounts]: ...  # that remote clients announced, and their replies must repeat
+    def images(self, client: int) -> int: ...  # training images
+    def hash_images(self) -> ImageHashes | None: ...  # None if the server has no access to the images
 
 
 @dataclass(frozen=True)
 class Federation:
     dataset: str
-    clients: Sequence[Client]
-    """Ordered by client number."""
+    clients: Sequence[Client]  # ordered by client number
     task: Task
-    card: dict[str, Any]
-    """Metadata of the model file: classes, image size, normalisation."""
+    card: dict[str, Any]  # metadata of the model file: classes, image size, normalisation
     manifest: dict[str, Any]
-    notes: tuple[str, ...] = ()
-    """Sentences about the data for the user."""
-    unseen: tuple[str, ...] = ()
-    """Domains without training data."""
-    pooled: int = 0
-    """Number of clients whose training data were pooled at the first client."""
-    features: DatasetFeatures | None = None
-    """Features of a frozen encoder, on which clients train instead of on images."""
+    notes: tuple[str, ...] = ()  # sentences about the data for the user
+    unseen: tuple[str, ...] = ()  # domains without training data
+    pooled: int = 0  # number of clients whose training data were pooled at the first client
+    features: DatasetFeatures | None = None  # features of a frozen encoder, on which clients train instead of on images
     dataset_and_partition: tuple[Domains, Partition] | None = None
     """Source of the clients' data; None if the caller passed Datasets."""
 
@@ -255,13 +229,8 @@ def make_image_card(
     classes: Sequence[str], image_size: int, channels: int, normalisation: Normalisation
 ) -> dict[str, Any]:
     """Describe the images that a model takes, for its file."""
-    return {
-        "classes": list(classes),
-        "image_size": image_size,
-        "channels": channels,
-        "mean": list(normalisation.mean),
-        "std": list(normalisation.std),
-    }
+    images = {"classes": list(classes), "image_size": image_size, "channels": channels}
+    return {**images, "mean": list(normalisation.mean), "std": list(normalisation.std)}
 
 
 def pool_clients(federation: Federation) -> Federation:
@@ -274,8 +243,7 @@ def pool_clients(federation: Federation) -> Federation:
 def _find_unmatched(file: str, domains: Domains, held_out: str | None) -> list[str]:
     """Describe paths of a partition file that match no image, and training images without a client."""
     owners = read_owners(Path(file))
-    splits = [split for d in domains for split in (d.train, d.test, d.validation) if split is not None]
-    names = {name for split in splits for name in split.ids}
+    names = {name for domain in domains for split in domain.splits for name in split.ids}
     notes = []
     if unknown := [name for name in owners if name not in names]:
         notes.append(f"paths in {file} that name no image in use: {len(unknown)}, the first is {unknown[0]!r}")

@@ -24,8 +24,7 @@ from fedcir.rng import numpy_rng
 LARGEST_TILE = 64
 GAP = 2
 TEXT = 12
-MAX_CLASSES = 100
-"""Maximum number of classes on a contact sheet."""
+MAX_CLASSES = 100  # maximum number of classes on a contact sheet
 
 
 def draw_contact_sheet(domains: Domains, columns: int = 20, most: int = MAX_CLASSES, seed: int = 0) -> Image.Image:
@@ -33,9 +32,8 @@ def draw_contact_sheet(domains: Domains, columns: int = 20, most: int = MAX_CLAS
 
     Classes beyond the number of columns continue below. At most `most` classes are shown, spread evenly over all.
     """
-    for name, value in (("columns", columns), ("most", most)):
-        if value < 1:
-            raise ValueError(f"{name} must be at least 1, got {value}")
+    if min(columns, most) < 1:
+        raise ValueError(f"columns and most must be at least 1, got {columns} and {most}")
     height, width, _ = domains.image_shape
     shrink = min(1.0, LARGEST_TILE / max(height, width))
     tile = max(1, round(width * shrink)), max(1, round(height * shrink))
@@ -82,24 +80,16 @@ def _split_bands(classes: int, columns: int, most: int) -> list[Labels]:
 class Inspection:
     """Properties of all images of a dataset."""
 
-    counts: dict[str, Counter[str]]
-    """Images by domain and class."""
-    published: dict[str, int]
-    """Images by domain according to the publication, where there is one."""
+    counts: dict[str, Counter[str]]  # images by domain and class
+    published: dict[str, int]  # images by domain according to the publication, where there is one
     unreadable: list[str]
-    duplicates: list[list[str]]
-    """Images of equal content, in groups."""
-    disputed: list[list[str]]
-    """Two images of each such group whose classes differ."""
-    spelling: tuple[str, ...]
-    """Classes that may be one, spelt differently at different sites."""
-    unused: tuple[UnusedFiles, ...]
-    """Other files in the folder."""
-    sizes: Counter[tuple[int, int]]
-    """Width and height."""
+    duplicates: list[list[str]]  # images of equal content, in groups
+    disputed: list[list[str]]  # two images of each such group whose classes differ
+    spelling: tuple[str, ...]  # classes that may be one, spelt differently at different sites
+    unused: tuple[UnusedFiles, ...]  # other files in the folder
+    sizes: Counter[tuple[int, int]]  # width and height
     notes: tuple[str, ...]
-    obstacle: str
-    """Why it cannot be trained on; empty if it can."""
+    obstacle: str  # why it cannot be trained on; empty if it can
     copies_left_out: int
     """Number of duplicates that a run leaves out; of arrays, test images that are also training images."""
 

@@ -30,8 +30,7 @@ from fedcir.files import (
 from fedcir.tensor_files import compute_tensor_checksum
 from fedcir.types import Tensors
 
-MAX_JSON_SAMPLES = 100_000
-"""Training samples up to which a manifest is plain JSON."""
+MAX_JSON_SAMPLES = 100_000  # training samples up to which a manifest is plain JSON
 ARRAYS_FILE = "manifest.safetensors"
 _encode = json.JSONEncoder(sort_keys=True).encode
 
@@ -39,8 +38,7 @@ _encode = json.JSONEncoder(sort_keys=True).encode
 class ManifestClient(TypedDict):
     id: int
     domain: str
-    train: object
-    """Names of its samples, or their number if a site does not send the names."""
+    train: object  # names of its samples, or their number if a site does not send the names
 
 
 class Manifest(TypedDict):
@@ -59,10 +57,8 @@ class ArraysManifest(TypedDict):
     hash: str
     domains: list[str]
     validation: bool
-    names: list[str]
-    """Names of clients in a partition file."""
-    arrays: str
-    """Checksum of the arrays."""
+    names: list[str]  # of clients in a partition file
+    arrays: str  # checksum
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,8 +66,7 @@ class ManifestClients(LazySequence[dict[str, Any]]):
     """Entries of a manifest's clients; the names of their samples exist only while an entry is in use."""
 
     partition: Partition
-    select_names: Callable[[str, Indices], list[str]]
-    """Returns the names of training samples from a domain and its rows."""
+    select_names: Callable[[str, Indices], list[str]]  # of training samples, from a domain and its rows
 
     def __len__(self) -> int:
         return len(self.partition)
@@ -186,7 +181,7 @@ def _unpack_names(packed: torch.Tensor) -> list[str]:
 
 def _hash_pixels(domain: Domain) -> str:
     digest = hashlib.blake2b(digest_size=16)
-    for split in (domain.train, domain.test, *([domain.validation] if domain.validation is not None else [])):
+    for split in domain.splits:
         for chunk in split.chunks():
             digest.update(chunk.data)
         digest.update(np.ascontiguousarray(split.labels).data)

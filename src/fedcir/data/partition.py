@@ -23,11 +23,9 @@ from fedcir.rng import numpy_rng
 from fedcir.text import unescape_cell
 
 Item_co = TypeVar("Item_co", covariant=True)
-Owners = NDArray[np.int32]
-"""Client number of each row of a domain."""
+Owners = NDArray[np.int32]  # client number of each row of a domain
 
-CHUNK = 1024
-"""Clients whose rows are selected at once when a partition is iterated over: numpy is slow one by one."""
+CHUNK = 1024  # clients whose rows are selected at once when a partition is iterated over: numpy is slow one by one
 
 
 class LazySequence(Sequence[Item_co]):
@@ -59,8 +57,7 @@ class ClientPartition:
 
     domain: str
     rows: Mapping[str, Indices]
-    name: str = ""
-    """Name of the client in a partition file."""
+    name: str = ""  # name of the client in a partition file
 
     def counts(self, labels: Mapping[str, Labels], classes: int) -> NDArray[np.int64]:
         """Count the client's samples of each class."""
@@ -90,11 +87,9 @@ class Partition(LazySequence[ClientPartition]):
     """The rows of all clients in a few flat arrays: about four bytes per sample."""
 
     domains: tuple[str, ...]
-    homes: NDArray[np.int32]
-    """Number of the domain whose test set each client holds."""
+    homes: NDArray[np.int32]  # number of the domain whose test set each client holds
     by_domain: Mapping[str, DomainRows]
-    names: Sequence[str] = ()
-    """Names of the clients in a partition file; empty without one."""
+    names: Sequence[str] = ()  # names of the clients in a partition file; empty without one
 
     def __len__(self) -> int:
         return len(self.homes)
@@ -165,8 +160,7 @@ def _number_domains(names: Sequence[str], order: Sequence[str]) -> NDArray[np.in
     return np.array([number[name] for name in names], dtype=np.int32)
 
 
-SampleGroups = Mapping[str, Indices]
-"""Group of each sample, by domain, for the domains whose samples come in groups."""
+SampleGroups = Mapping[str, Indices]  # group of each sample, by domain, for the domains whose samples come in groups
 
 
 def partition_labels(

@@ -107,8 +107,8 @@ def drop_copies(domains: Domains, part: Literal["validation", "test"]) -> Domain
                     public=f"every {part} image is also a training image",
                 )
             count += int(copies.sum())
-            domain = replace(domain, **{part: split.take(np.flatnonzero(~copies))})  # type: ignore[arg-type]
-        cleaned.append(domain)
+            split = split.take(np.flatnonzero(~copies))
+        cleaned.append(replace(domain, **{part: split}))  # type: ignore[arg-type]
     if not count:
         return domains
     some = "image is also a training image and is" if count == 1 else "images are also training images and are"

@@ -46,37 +46,35 @@ class DatasetExamples:
         return len(self.dataset)
 
     def batch(self, positions: Positions, device: torch.device, layout: torch.memory_format) -> tuple[Tensor, Tensor]:
-        items = [self._get_item(int(position)) for position in positions]
-        x = _stack([item[0] for item in items], "inputs", self.whose)
-        y = _stack([item[1] for item in items], "labels", self.whose)
-        return _to_input(x.to(device), layout), _to_class_numbers(y, self.num_classes, self.whose).to(device)
+        inputs, labels = zip(*(self._get_pair(int(position)) for position in positions), strict=True)
+        y = _to_class_numbers(_stack(labels, "labels", self.whose), self.num_classes, self.whose)
+        return _to_input(_stack(inputs, "inputs", self.whose).to(device), layout), y.to(device)
 
     def labels(self) -> Tensor:
         """Read the labels by iterating over the whole Dataset, once."""
         if self._labels is None:
-            values = [self._get_item(position)[1] for position in range(len(self))]
+            values = [self._get_pair(position)[1] for position in range(len(self))]
             self._labels = _to_class_numbers(_stack(values, "labels", self.whose), self.num_classes, self.whose)
         return self._labels
 
-    def _get_item(self, position: int) -> Sequence[Any]:
+    def _get_pair(self, position: int) -> tuple[Any, Any]:
         item = self.dataset[position]
         if not isinstance(item, tuple | list) or len(item) < 2:
             keys = f" ({', '.join(map(str, item))})" if isinstance(item, Mapping) else ""
             kind = f"{type(item).__name__}{keys}"
             raise InputError(f"{self.whose} gives items of type {kind}: it must give (input, label) pairs")
-        return item
+        return item[0], item[1]
 
 
 def make_examples(dataset: Any, num_classes: int, whose: str) -> Examples:
     """Convert a torch Dataset to examples; `whose` describes it in errors."""
     if isinstance(dataset, DataLoader):
         raise InputError(f"{whose} is a DataLoader: give the Dataset that it loads, its .dataset")
-    if isinstance(dataset, Tensor | np.ndarray | tuple):
-        raise InputError(f"{whose} is of type {type(dataset).__name__}: give TensorDataset(inputs, labels)")
     indexed = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
-    if not indexed or isinstance(dataset, IterableDataset | Mapping | str):
+    if not indexed or isinstance(dataset, Tensor | np.ndarray | tuple | IterableDataset | Mapping | str):
         raise InputError(
-            f"{whose} is of type {type(dataset).__name__}: give one with a length and an index, such as a list of pairs"
+            f"{whose} is of type {type(dataset).__name__}: give one with a length and an index, such as a list of "
+            "pairs or TensorDataset(inputs, labels)"
         )
     if len(dataset) == 0:
         raise InputError(f"{whose} is empty")
@@ -89,15 +87,11 @@ def _to_class_numbers(labels: Tensor, num_classes: int, whose: str) -> Tensor:
     """Convert labels of any number type to integers (N,), and check their range."""
     if labels.numel() != len(labels):
         rows = labels.flatten(1).double()
-        is_one_hot = bool(((rows == 0) | (rows == 1)).all() and (rows.sum(1) == 1).all())
-        advice = (
-            "these are one-hot, so labels.argmax(-1) gives them"
-            if is_one_hot
-            else "several targets a sample (multi-label, soft labels, masks) are not supported"
-        )
-        raise InputError(
-            f"{whose} gives labels of the shape {list(labels.shape[1:])}: give one class number a sample; {advice}"
-        )
+        is_one_hot = ((rows == 0) | (rows == 1)).all() and (rows.sum(1) == 1).all()
+        advice = "several targets a sample (multi-label, soft labels, masks) are not supported"
+        advice = "these are one-hot, so labels.argmax(-1) gives them" if is_one_hot else advice
+        shape = list(labels.shape[1:])
+        raise InputError(f"{whose} gives labels of the shape {shape}: give one class number a sample; {advice}")
     flat = labels.reshape(-1)
     numbers = flat.long()
     wrong = (flat.double() != numbers) | (numbers < 0) | (numbers >= num_classes)

@@ -15,8 +15,7 @@ from fedcir.data.domains import Domain, Domains, Split
 from fedcir.data.sources.source import DatasetSource
 from fedcir.errors import InputError
 
-IN_MEMORY = 1_000_000
-"""Bytes up to which an array is read into memory."""
+IN_MEMORY = 1_000_000  # bytes up to which an array is read into memory
 
 
 def load_npz_files(root: Path) -> Domains:

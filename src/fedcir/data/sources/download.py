@@ -27,10 +27,8 @@ OnBytes = Callable[[str, int, int | None], None]
 
 CHUNK = 1 << 20
 TIMEOUT = 30.0
-LARGEST = 20_000_000_000
-"""Maximum size of a download; the largest published file has 12 GB."""
-SWELL = 20
-"""Maximum ratio of an archive's content to its size; that of images is far smaller."""
+LARGEST = 20_000_000_000  # maximum size of a download; the largest published file has 12 GB
+SWELL = 20  # maximum ratio of an archive's content to its size; that of images is far smaller
 DAMAGED = (
     zipfile.BadZipFile, tarfile.TarError, gzip.BadGzipFile, zlib.error, lzma.LZMAError, EOFError, OSError,
     NotImplementedError, RuntimeError,
@@ -40,14 +38,10 @@ DAMAGED = (
 @dataclass(frozen=True)
 class Download:
     url: str
-    makes: str
-    """File or folder below the root that it produces; it is not downloaded if that exists."""
-    packed: bool = False
-    """Whether it is an archive, .zip or .tar.gz."""
-    sha512: str = ""
-    """First digits of its hash, at least 40, if they are published."""
-    most: int = LARGEST
-    """Maximum size in bytes."""
+    makes: str  # file or folder below the root that it produces; it is not downloaded if that exists
+    packed: bool = False  # whether it is an archive, .zip or .tar.gz
+    sha512: str = ""  # first digits of its hash, at least 40, if they are published
+    most: int = LARGEST  # maximum size in bytes
 
     def __post_init__(self) -> None:
         if self.sha512 and len(self.sha512) < 40:

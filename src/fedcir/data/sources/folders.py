@@ -16,14 +16,13 @@ from fedcir.data.sources.source import (
     ImageIndex,
     ImageRecord,
     Part,
-    join_names,
     kind_of,
     unused_files,
-)  # fmt: skip
+)
 from fedcir.errors import InputError
+from fedcir.text import join_names
 
-Counts = Counter[tuple[str, str]]
-"""Number of files by folder and kind."""
+Counts = Counter[tuple[str, str]]  # number of files by folder and kind
 
 PARTS: dict[str, Part] = {
     "train": "train", "training": "train",
@@ -37,10 +36,8 @@ class Folder(NamedTuple):
     """A folder below the root of a dataset."""
 
     path: str
-    name: str
-    """Prefix of the names of its images."""
-    inodes: tuple[tuple[int, int], ...]
-    """Inodes of this folder and its parents, since a link to one of them is not followed."""
+    name: str  # prefix of the names of its images
+    inodes: tuple[tuple[int, int], ...]  # of this folder and its parents: a link to one of them is not followed
     part: Part | None = None
 
     def within(self, folder: str, part: Part | None = None) -> "Folder":
@@ -52,11 +49,8 @@ class Folder(NamedTuple):
         return [e.name for e in _list_entries(self.path) if _is_folder(e) and _get_inode(e.path) not in self.inodes]
 
     def files(self) -> Iterator[str]:
-        """Yield the sorted names of all files below it, of each folder once.
-
-        There is no recursion, since folders may be nested deeply.
-        """
-        seen = set(self.inodes)
+        """Yield the sorted names of all files below it, of each folder once."""
+        seen = set(self.inodes)  # there is no recursion, since folders may be nested deeply
         open_folders = [("", iter(_list_entries(self.path)))]
         while open_folders:
             prefix, entries = open_folders[-1]
@@ -153,20 +147,14 @@ def assign_parts(
     if not any(part for domain_parts in parts.values() for part in domain_parts):
         return items, ()
     notes = []
+    used = f"the {plural} train{{}} are used as the split"
     for required, sentence in (
-        ({"train", "test"}, f"the {plural} train and test are used as the split"),
-        (
-            {"train", "validation", "test"},
-            f"the {plural} train, val and test are used as the split; the best round is picked on val",
-        ),
-        (
-            {"train", "validation"},
-            f"the {plural} train and val are used as the split; there is no {singular} test, so val is tested on",
-        ),
+        ({"train", "test"}, used.format(" and test")),
+        ({"train", "validation", "test"}, used.format(", val and test") + "; the best round is picked on val"),
+        ({"train", "validation"}, used.format(" and val") + f"; there is no {singular} test, so val is tested on"),
         ({None}, f"there are no {plural} train and test, so test images are drawn at random"),
     ):
-        domains = [domain for domain, domain_parts in parts.items() if domain_parts == required]
-        if domains:
+        if domains := [domain for domain, domain_parts in parts.items() if domain_parts == required]:
             notes.append(f"{'all domains' if len(domains) == len(parts) > 1 else join_names(domains)}: {sentence}")
     tested = {domain for domain, domain_parts in parts.items() if domain_parts == {"train", "validation"}}
     items = [i._replace(part="test") if i.domain in tested and i.part == "validation" else i for i in items]

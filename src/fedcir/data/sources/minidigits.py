@@ -11,7 +11,7 @@ and polarity, which the invariant norm removes from every image by design.
 """
 
 import hashlib
-import os
+import io
 import zipfile
 from collections.abc import Sequence
 from contextlib import suppress
@@ -26,7 +26,7 @@ from fedcir import rng
 from fedcir.data.cache import cache_folder
 from fedcir.data.domains import Domain, Domains, Images, Labels, Split
 from fedcir.data.sources.source import DatasetSource
-from fedcir.files import create_file, make_private_folder
+from fedcir.files import make_private_folder, write_file
 from fedcir.rng import numpy_rng
 
 PARTS = ("train", "test")
@@ -62,12 +62,9 @@ def _write(domains: Domains, path: Path) -> None:
             arrays |= {prefix + "images": split.images, prefix + "labels": split.labels}
             arrays[prefix + "ids"] = np.array(split.ids)
     make_private_folder(path.parent)
-    temporary = path.with_name(f"{path.stem}-{os.getpid()}.npz")
-    try:
-        np.savez(create_file(temporary), allow_pickle=False, **arrays)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    content = io.BytesIO()
+    np.savez(content, allow_pickle=False, **arrays)
+    write_file(path, content.getvalue())
 
 
 def _read(path: Path) -> Domains:

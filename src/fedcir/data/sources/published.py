@@ -184,59 +184,11 @@ class DomainNet(DatasetSource):
         return ImageIndex(ImageFiles(root, items), notes if absent else ())
 
 
-def list_camelyon17(root: Path) -> ImageIndex:
-    """List patches of lymph nodes from five hospitals, with and without a tumour.
-
-    Patches of one patient look alike, so they stay together: models are tested on patients they have not seen.
-    """
-    items = []
-    for line, row in _read_metadata(root, ("patient", "node", "x_coord", "y_coord", "tumor", "center"), ("center",)):
-        slide = f"patient_{row['patient']}_node_{row['node']}"
-        name = f"patches/{slide}/patch_{slide}_x_{row['x_coord']}_y_{row['y_coord']}.png"
-        label = {"0": "normal", "1": "tumor"}.get(row["tumor"])
-        if label is None:
-            raise InputError(f"{root / 'metadata.csv'}, line {line}: tumor must be 0 or 1, got {row['tumor']!r}")
-        items.append(ImageRecord(name, f"hospital-{row['center']}", label, group=row["patient"]))
-    return ImageIndex(ImageFiles(root, sorted(items)))
-
-
-def list_iwildcam(root: Path) -> ImageIndex:
-    """List images of the ten camera traps with the most animals, and the ten most frequent animals in them.
-
-    Images of one burst show one animal in one place, so they stay together.
-    """
-    numbers = ("location_remapped", "category_id")
-    rows = [row for _, row in _read_metadata(root, (*numbers, "filename"), numbers) if row["category_id"] != EMPTY]
-    for column, most in zip(numbers, (CAMERAS, ANIMALS), strict=True):  # of equally frequent ones the lower number
-        counts = Counter(row[column] for row in rows)
-        frequent = set(sorted(counts, key=lambda value: (-counts[value], int(value)))[:most])
-        rows = [row for row in rows if row[column] in frequent]
-    names = _read_category_names(root)
-    items = [
-        ImageRecord(
-            f"train/{row['filename']}",
-            f"camera-{int(row['location_remapped']):03d}",
-            names.get(row["category_id"], f"category-{int(row['category_id']):03d}"),
-            group=row.get("sequence_remapped") or None,
-        )
-        for row in rows
-    ]
-    if not items:
-        raise InputError(f"{root / 'metadata.csv'} names no image of an animal")
-    return ImageIndex(ImageFiles(root, sorted(items, key=lambda item: (item.domain, item.name))))
-
-
 def _read_metadata(root: Path, columns: Sequence[str], numbers: Sequence[str]) -> Iterator[tuple[int, dict[str, str]]]:
     """Yield lines and rows of metadata.csv, which may have more columns than these."""
     path = root / "metadata.csv"
     try:
-        text = read_text(path, MAX_TABLE_BYTES)
-    except FileNotFoundError:
-        raise InputError(f"data.root: {root} holds no metadata.csv: give the folder that WILDS unpacks") from None
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path} is not a readable table: {error}") from error
-    try:
-        reader = csv.DictReader(io.StringIO(text, newline=""))
+        reader = csv.DictReader(io.StringIO(read_text(path, MAX_TABLE_BYTES), newline=""))
         missing = [column for column in columns if column not in (reader.fieldnames or ())]
         if missing:
             raise InputError(f"{path} has no column {missing[0]!r}; it has {', '.join(reader.fieldnames or ())}")
@@ -246,7 +198,11 @@ def _read_metadata(root: Path, columns: Sequence[str], numbers: Sequence[str]) -
             if wrong := next((column for column in numbers if not row[column].isdigit()), None):
                 raise InputError(f"{path}, line {reader.line_num}: {wrong} must be a number, got {row[wrong]!r}")
             yield reader.line_num, row
-    except csv.Error as error:
+    except InputError:
+        raise
+    except FileNotFoundError:
+        raise InputError(f"data.root: {root} holds no metadata.csv: give the folder that WILDS unpacks") from None
+    except (OSError, ValueError, csv.Error) as error:
         raise InputError(f"{path} is not a readable table: {error}") from error
 
 
@@ -258,10 +214,8 @@ def _read_category_names(root: Path) -> dict[str, str]:
     try:
         file = io.StringIO(read_text(path, MAX_TABLE_BYTES), newline="")
         return {row["category_id"]: row["name"] for row in csv.DictReader(file) if row.get("name")}
-    except KeyError as error:
-        raise InputError(f"{path} has no column {error}") from None
-    except (OSError, ValueError, csv.Error) as error:
-        raise InputError(f"{path} is not a readable table: {error}") from error
+    except (OSError, ValueError, KeyError, csv.Error) as error:
+        raise InputError(f"{path} is not a readable table with the column category_id: {error}") from error
 
 
 class Camelyon17(DatasetSource):
@@ -275,7 +229,17 @@ class Camelyon17(DatasetSource):
     )
 
     def list_images(self, root: Path, data: DataConfig) -> ImageIndex:
-        return list_camelyon17(root)
+        """List the patches; those of one patient look alike, so they stay together."""
+        columns = ("patient", "node", "x_coord", "y_coord", "tumor", "center")
+        items = []
+        for line, row in _read_metadata(root, columns, ("center",)):
+            slide = f"patient_{row['patient']}_node_{row['node']}"
+            name = f"patches/{slide}/patch_{slide}_x_{row['x_coord']}_y_{row['y_coord']}.png"
+            label = {"0": "normal", "1": "tumor"}.get(row["tumor"])
+            if label is None:
+                raise InputError(f"{root / 'metadata.csv'}, line {line}: tumor must be 0 or 1, got {row['tumor']!r}")
+            items.append(ImageRecord(name, f"hospital-{row['center']}", label, group=row["patient"]))
+        return ImageIndex(ImageFiles(root, sorted(items)))
 
 
 class IWildCam(DatasetSource):
@@ -288,4 +252,20 @@ class IWildCam(DatasetSource):
     )
 
     def list_images(self, root: Path, data: DataConfig) -> ImageIndex:
-        return list_iwildcam(root)
+        """List the images; those of one burst show one animal in one place, so they stay together."""
+        numbers = ("location_remapped", "category_id")
+        rows = [row for _, row in _read_metadata(root, (*numbers, "filename"), numbers) if row["category_id"] != EMPTY]
+        for column, most in zip(numbers, (CAMERAS, ANIMALS), strict=True):  # of equally frequent ones the lower number
+            counts = Counter(row[column] for row in rows)
+            frequent = set(sorted(counts, key=lambda value: (-counts[value], int(value)))[:most])
+            rows = [row for row in rows if row[column] in frequent]
+        names = _read_category_names(root)
+        items = []
+        for row in rows:
+            label = names.get(row["category_id"], f"category-{int(row['category_id']):03d}")
+            group = row.get("sequence_remapped") or None
+            camera = f"camera-{int(row['location_remapped']):03d}"
+            items.append(ImageRecord(f"train/{row['filename']}", camera, label, group=group))
+        if not items:
+            raise InputError(f"{root / 'metadata.csv'} names no image of an animal")
+        return ImageIndex(ImageFiles(root, sorted(items, key=lambda item: (item.domain, item.name))))

@@ -20,11 +20,12 @@ from fedcir.data.decoding import SUFFIXES
 from fedcir.data.domains import Domains
 from fedcir.data.sources.download import Download
 from fedcir.errors import InputError
+from fedcir.text import join_names
 
 Part = Literal["train", "validation", "test"]
 ALL_CLASSES = ("all",)
 """Value of data.classes that selects every class."""
-IMAGE = "image"
+IMAGE = "image"  # kind of an image outside of class folders
 SYSTEM_FILES = frozenset({"thumbs.db", "ehthumbs.db", "desktop.ini", "icon\r", "__macosx"})
 """Files of operating systems, which are skipped like hidden files."""
 
@@ -86,8 +87,7 @@ class ImageFiles:
 
     root: Path
     items: Sequence[ImageRecord]
-    prefix: str = ""
-    """Part of every name that is not part of the path below the root."""
+    prefix: str = ""  # part of every name that is not part of the path below the root
 
     def only(self, rows: Sequence[int]) -> "ImageFiles":
         return replace(self, items=[self.items[row] for row in rows])
@@ -98,10 +98,9 @@ class ImageFiles:
             try:
                 status = os.stat(path)
             except OSError as error:
+                shown = f"{self.root}/{item.name.removeprefix(self.prefix)}"
                 raise InputError(
-                    f"{self.root}/{item.name.removeprefix(self.prefix)} is missing, or a broken link: "
-                    "restore or remove it",
-                    public="an image is a broken link",
+                    f"{shown} is missing, or a broken link: restore or remove it", public="an image is a broken link"
                 ) from error
             digest.update(f"\0{item.name}\0{status.st_size}\0{status.st_mtime_ns}".encode())
         return digest.hexdigest()
@@ -112,15 +111,12 @@ class ImageFiles:
 
 
 class UnusedFiles(NamedTuple):
-    """Unused files of one kind in one folder."""
+    """Unused files of one kind in one folder, and what the user can do about them."""
 
-    place: str
-    """Folder below the root; empty for the root."""
-    kind: str
-    """Extension; `image` for images outside of class folders."""
+    place: str  # folder below the root; empty for the root
+    kind: str  # extension; `image` for images outside of class folders
     files: int
-    advice: str
-    """What the user can do about them; may be empty."""
+    advice: str  # may be empty
 
     def __str__(self) -> str:
         advice = f": {self.advice}" if self.advice else ""
@@ -133,19 +129,15 @@ class ImageIndex(NamedTuple):
     pictures: ImageList
     notes: tuple[str, ...] = ()
     unused: tuple[UnusedFiles, ...] = ()
-    """Other files in the folder, which are not used."""
 
 
 @dataclass(frozen=True)
 class Published:
     """Domains and classes of a dataset according to its publication."""
 
-    counts: dict[str, int]
-    """Number of images by domain."""
-    classes: tuple[str, ...] = ()
-    """Empty if they are not checked."""
-    partial: bool = False
-    """Whether domains may be missing."""
+    counts: dict[str, int]  # images by domain
+    classes: tuple[str, ...] = ()  # empty if they are not checked
+    partial: bool = False  # whether domains may be missing
 
     def check(self, items: Sequence[ImageRecord], name: str, root: Path) -> None:
         """Raise an error if domains or classes differ from the publication."""
@@ -237,12 +229,9 @@ def _count_files(kind: str, count: int) -> str:
     return f"{count:,} {kind} file{plural} in" if kind else f"{count:,} file{plural} without an extension in"
 
 
-CLOSE = 0.9
-"""Similarity above which two words are spelling variants, such as tumor and tumour."""
-LONG = 5
-"""Letters from which on similar words are unlikely to be different words."""
-SHORT = 3
-"""Letters from which on an s is a plural: MR and MRS are two words."""
+CLOSE = 0.9  # similarity above which two words are spelling variants, such as tumor and tumour
+LONG = 5  # letters from which on similar words are unlikely to be different words
+SHORT = 3  # letters from which on an s is a plural: MR and MRS are two words
 BETWEEN = re.compile(r"(?<=[^\W_])[\s_-]+(?=[^\W\d_])|(?<=[^\W\d_])[\s_-]+(?=[^\W_])")
 """Separators of words, with a letter on at least one side."""
 
@@ -277,22 +266,20 @@ def notes_on_spelling(classes: Mapping[str, Collection[str]], most: int = 5) -> 
     return tuple(notes)
 
 
-def join_names(names: Sequence[str], most: int = 5) -> str:
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
-
-
 def _are_variants(words: Sequence[str], variant: Sequence[str]) -> bool:
     short, long = sorted(("".join(words), "".join(variant)), key=len)
     if long == short or (len(short) >= SHORT and long in (f"{short}s", f"{short}es")):
         return True
-    pairs = zip(words, variant, strict=False)
-    return len(words) == len(variant) and all(a == b or _differ_by_letter(a, b) for a, b in pairs)
-
-
-def _differ_by_letter(a: str, b: str) -> bool:
-    if min(len(a), len(b)) < LONG or (a[0], a[-1]) != (b[0], b[-1]):
-        return False
-    return a.isalpha() and b.isalpha() and SequenceMatcher(None, a, b).ratio() > CLOSE
+    return len(words) == len(variant) and all(
+        a == b
+        or (
+            min(len(a), len(b)) >= LONG
+            and (a[0], a[-1]) == (b[0], b[-1])
+            and f"{a}{b}".isalpha()
+            and SequenceMatcher(None, a, b).ratio() > CLOSE
+        )
+        for a, b in zip(words, variant, strict=True)
+    )
 
 
 def _split_words(name: str) -> list[str]:

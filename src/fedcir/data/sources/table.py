@@ -19,17 +19,14 @@ from fedcir.errors import InputError
 from fedcir.files import MAX_TABLE_BYTES, read_text
 from fedcir.text import unescape_cell
 
-LABELS = "labels.csv"
-"""Default name of the table."""
+LABELS = "labels.csv"  # default name of the table
 COLUMNS = ("path", "label", "site", "group", "split")
 DELIMITERS = (",", ";", "\t")
 
 
 class TableRow(NamedTuple):
-    """A line of the table, with its cells by meaning."""
-
     line: int
-    cells: Mapping[str, str]
+    cells: Mapping[str, str]  # by meaning
 
 
 def list_table(root: Path, file: Path | None = None, columns: Sequence[str] = DataConfig.columns) -> ImageIndex:
@@ -42,15 +39,14 @@ def list_site_table(root: Path, domain: str, columns: Sequence[str] = DataConfig
     """List the images of one site. A column site is optional; rows of other sites are left out."""
     path = root / LABELS
     rows = list(_read_rows(path, columns, ("path", "label")))
-    selected = (row for row in rows if row.cells.get("site") in (None, domain))
-    site_rows = [TableRow(row.line, {**row.cells, "site": domain}) for row in selected]
-    if not site_rows:
+    own = [TableRow(line, {**cells, "site": domain}) for line, cells in rows if cells.get("site") in (None, domain)]
+    if not own:
         sites = sorted({row.cells["site"] for row in rows})
         raise InputError(
             f"{path} has no row of the site {domain!r}, only of {', '.join(sites)}: name the site as in the table",
             public=f"its {LABELS} has no row of its domain",
         )
-    return _build_index(root, path, site_rows)
+    return _build_index(root, path, own)
 
 
 def _build_index(root: Path, path: Path, rows: Sequence[TableRow]) -> ImageIndex:
@@ -171,18 +167,17 @@ def _check_groups(path: Path, items: Iterable[ImageRecord], lines: Mapping[str, 
         if item.group is None:
             continue
         earlier = first.setdefault(item.group, item)
-        seen = f"(lines {lines[earlier.name]} and {lines[item.name]})"
+        group, seen = f"{path}: group {item.group!r} is", f"(lines {lines[earlier.name]} and {lines[item.name]})"
         if earlier.domain != item.domain:
             raise InputError(
-                f"{path}: group {item.group!r} is at {earlier.domain!r} and at {item.domain!r} {seen}: give it to one "
-                "site, or name two groups differently",
+                f"{group} at {earlier.domain!r} and at {item.domain!r} {seen}: give it to one site, or name two "
+                "groups differently",
                 public="a group of its table is at two sites",
             )
         if earlier.part != item.part:
+            parts = f"in {earlier.part or 'no part'} and in {item.part or 'no part'} of the split"
             raise InputError(
-                f"{path}: group {item.group!r} is in {earlier.part or 'no part'} and in {item.part or 'no part'} of "
-                f"the split {seen}: put it into one",
-                public="a group of its table is in two parts of its split",
+                f"{group} {parts} {seen}: put it into one", public="a group of its table is in two parts of its split"
             )
 
 
