@@ -90,5 +90,5 @@ def test_the_same_seed_gives_the_same_sheet_and_another_a_different_one() -> Non
 def test_a_sheet_needs_a_column() -> None:
     with pytest.raises(ValueError, match="must be at least 1, got 0 and"):
         draw_contact_sheet(flat_domains(), columns=0)
-    with pytest.raises(ValueError, match="must be at least 1, got .* and 0"):
+    with pytest.raises(ValueError, match=r"must be at least 1, got .* and 0"):
         draw_contact_sheet(flat_domains(), most=0)

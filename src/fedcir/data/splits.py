@@ -55,8 +55,10 @@ def hash_samples(split: Split, kind: HashKind) -> Hashes | None:
     """Hash each sample, (N,); None if file hashes are requested and the samples are not files."""
     if split.hashes is not None and split.hashes.kind == kind:
         return split.hashes.values[split.where]
-    if kind == "file":
-        return None
+    return _hash_pixels(split) if kind == "pixels" else None
+
+
+def _hash_pixels(split: Split) -> Hashes:
     digests = [hashlib.blake2b(image.data, digest_size=8).digest() for chunk in split.chunks() for image in chunk]
     return np.frombuffer(b"".join(digests), dtype="<u8").astype(np.uint64)
 
@@ -66,7 +68,7 @@ def hash_arrays(domains: Domains) -> Domains:
 
     def add_hashes(split: Split) -> Split:
         values = np.zeros(len(split.images), dtype=np.uint64)
-        values[split.where] = hash_samples(split, "pixels")
+        values[split.where] = _hash_pixels(split)
         return replace(split, hashes=ContentHashes("pixels", values))
 
     return domains.map_splits(add_hashes)
