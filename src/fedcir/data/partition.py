@@ -1,8 +1,6 @@
 """A partition of training samples: which rows of each domain every client holds."""
 
-import csv
 import heapq
-import io
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,10 +15,9 @@ from numpy.typing import NDArray
 
 from fedcir.config import PartitionConfig
 from fedcir.data.domains import Indices, Labels, rows_by_group, stratified_sample
+from fedcir.data.sources.table import read_rows
 from fedcir.errors import InputError
-from fedcir.files import MAX_TABLE_BYTES, read_text
 from fedcir.rng import numpy_rng
-from fedcir.text import unescape_cell
 
 Item_co = TypeVar("Item_co", covariant=True)
 Owners = NDArray[np.int32]  # client number of each row of a domain
@@ -312,25 +309,10 @@ def partition_by_file(owners: Mapping[str, str], ids: Mapping[str, Sequence[str]
 def read_owners(path: Path) -> dict[str, str]:
     """Read the client of each path from a CSV file with the columns path and client."""
     owners: dict[str, str] = {}
-    try:
-        reader = csv.DictReader(io.StringIO(read_text(path, MAX_TABLE_BYTES), newline=""), strict=True)
-        if not {"path", "client"} <= set(reader.fieldnames or ()):
-            raise InputError(
-                f"partition.file: {path} has the columns {', '.join(map(repr, reader.fieldnames or ('none',)))}; "
-                "it needs path and client"
-            )
-        for row in reader:
-            name, client = unescape_cell(row["path"] or ""), unescape_cell(row["client"] or "")
-            if not name.strip() or not client.strip():
-                raise InputError(f"partition.file: {path}, line {reader.line_num} lacks a path or a client")
-            if owners.setdefault(name, client) != client:
-                raise InputError(f"partition.file: {path} gives {name!r} to {owners[name]!r} and to {client!r}")
-    except InputError:
-        raise
-    except (OSError, ValueError, csv.Error) as error:
-        raise InputError(f"partition.file: cannot read {path}: {error}") from error
-    if not owners:
-        raise InputError(f"partition.file: {path} has no rows")
+    for _, row in read_rows(path, ("path", "client")):
+        if owners.setdefault(row["path"], row["client"]) != row["client"]:
+            owner = owners[row["path"]]
+            raise InputError(f"partition.file: {path} gives {row['path']!r} to {owner!r} and to {row['client']!r}")
     return owners
 
 

@@ -5,8 +5,6 @@ tell. Koh et al., "WILDS: A Benchmark of in-the-Wild Distribution Shifts", https
 package is not needed to read them.
 """
 
-import csv
-import io
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
@@ -16,6 +14,7 @@ from fedcir.config import DataConfig
 from fedcir.data.sources.download import Download
 from fedcir.data.sources.folders import list_folder_images
 from fedcir.data.sources.source import DatasetSource, ImageFiles, ImageIndex, ImageRecord, Part, Published
+from fedcir.data.sources.table import TableRow, read_rows
 from fedcir.errors import InputError, suggest_name
 from fedcir.files import MAX_TABLE_BYTES, read_text
 
@@ -184,38 +183,15 @@ class DomainNet(DatasetSource):
         return ImageIndex(ImageFiles(root, items), notes if absent else ())
 
 
-def _read_metadata(root: Path, columns: Sequence[str], numbers: Sequence[str]) -> Iterator[tuple[int, dict[str, str]]]:
-    """Yield lines and rows of metadata.csv, which may have more columns than these."""
+def _read_metadata(root: Path, columns: Sequence[str], numbers: Sequence[str]) -> Iterator[TableRow]:
+    """Yield the rows of metadata.csv, which may have more columns than these."""
     path = root / "metadata.csv"
-    try:
-        reader = csv.DictReader(io.StringIO(read_text(path, MAX_TABLE_BYTES), newline=""))
-        missing = [column for column in columns if column not in (reader.fieldnames or ())]
-        if missing:
-            raise InputError(f"{path} has no column {missing[0]!r}; it has {', '.join(reader.fieldnames or ())}")
-        for row in reader:
-            if empty := next((column for column in columns if not row[column]), None):
-                raise InputError(f"{path}, line {reader.line_num} has no {empty}")
-            if wrong := next((column for column in numbers if not row[column].isdigit()), None):
-                raise InputError(f"{path}, line {reader.line_num}: {wrong} must be a number, got {row[wrong]!r}")
-            yield reader.line_num, row
-    except InputError:
-        raise
-    except FileNotFoundError:
-        raise InputError(f"data.root: {root} holds no metadata.csv: give the folder that WILDS unpacks") from None
-    except (OSError, ValueError, csv.Error) as error:
-        raise InputError(f"{path} is not a readable table: {error}") from error
-
-
-def _read_category_names(root: Path) -> dict[str, str]:
-    """Read the names of animals if WILDS' categories.csv exists."""
-    path = root / "categories.csv"
-    if not path.is_file():
-        return {}
-    try:
-        file = io.StringIO(read_text(path, MAX_TABLE_BYTES), newline="")
-        return {row["category_id"]: row["name"] for row in csv.DictReader(file) if row.get("name")}
-    except (OSError, ValueError, KeyError, csv.Error) as error:
-        raise InputError(f"{path} is not a readable table with the column category_id: {error}") from error
+    if not path.exists():
+        raise InputError(f"data.root: {root} holds no metadata.csv: give the folder that WILDS unpacks")
+    for row in read_rows(path, columns):
+        if wrong := next((column for column in numbers if not row.cells[column].isdigit()), None):
+            raise InputError(f"{path}, line {row.line}: {wrong} must be a number, got {row.cells[wrong]!r}")
+        yield row
 
 
 class Camelyon17(DatasetSource):
@@ -259,7 +235,9 @@ class IWildCam(DatasetSource):
             counts = Counter(row[column] for row in rows)
             frequent = set(sorted(counts, key=lambda value: (-counts[value], int(value)))[:most])
             rows = [row for row in rows if row[column] in frequent]
-        names = _read_category_names(root)
+        path = root / "categories.csv"  # names of the animals, if WILDS has written it
+        categories = read_rows(path, ("category_id", "name")) if path.is_file() else ()
+        names = {row.cells["category_id"]: row.cells["name"] for row in categories}
         items = []
         for row in rows:
             label = names.get(row["category_id"], f"category-{int(row['category_id']):03d}")

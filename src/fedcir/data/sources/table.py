@@ -32,13 +32,18 @@ class TableRow(NamedTuple):
 def list_table(root: Path, file: Path | None = None, columns: Sequence[str] = DataConfig.columns) -> ImageIndex:
     """List the images of a table, whose paths are relative to the root."""
     path = file or root / LABELS
-    return _build_index(root, path, list(_read_rows(path, columns, ("path", "label", "site"))))
+    if not path.exists():
+        raise InputError(
+            f"there is no table {path}: put a {LABELS} with the columns path, label and site there, "
+            "or name another file with data.table"
+        )
+    return _build_index(root, path, list(read_rows(path, ("path", "label", "site"), columns)))
 
 
 def list_site_table(root: Path, domain: str, columns: Sequence[str] = DataConfig.columns) -> ImageIndex:
     """List the images of one site. A column site is optional; rows of other sites are left out."""
     path = root / LABELS
-    rows = list(_read_rows(path, columns, ("path", "label")))
+    rows = list(read_rows(path, ("path", "label"), columns))
     own = [TableRow(line, {**cells, "site": domain}) for line, cells in rows if cells.get("site") in (None, domain)]
     if not own:
         sites = sorted({row.cells["site"] for row in rows})
@@ -89,25 +94,23 @@ def _build_index(root: Path, path: Path, rows: Sequence[TableRow]) -> ImageIndex
     return ImageIndex(ImageFiles(root, items), tuple(notes))
 
 
-def _read_rows(path: Path, names: Sequence[str], needed: Sequence[str]) -> Iterator[TableRow]:
-    """Yield the lines of a table that are not empty, and check that they have the required cells."""
+def read_rows(path: Path, needed: Sequence[str], names: Sequence[str] | None = None) -> Iterator[TableRow]:
+    """Yield the rows of a CSV file that are not empty, and check that they have the needed cells.
+
+    Cells are found by the names of their columns, or by those of COLUMNS that `names` (data.columns) replace.
+    """
     try:
         text = read_text(path, MAX_TABLE_BYTES)
-    except FileNotFoundError:
-        raise InputError(
-            f"there is no table {path}: put a {LABELS} with the columns path, label and site there, "
-            "or name another file with data.table"
-        ) from None
     except (OSError, ValueError) as error:
-        raise InputError(f"cannot read the table {path} as UTF-8: {error}") from error
-    expected, first = {*COLUMNS, *names}, text.partition("\n")[0]
+        raise InputError(f"cannot read {path} as a table in UTF-8: {error}") from error
+    expected, first = {*needed, *COLUMNS, *(names or ())}, text.partition("\n")[0]
     # The delimiter is the one that finds most columns in the first line.
     delimiter = max(DELIMITERS, key=lambda char: len(expected & {cell.strip('" \r') for cell in first.split(char)}))
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     empty = True
     try:
         header = [cell.strip() for cell in next(reader, [])]
-        columns = _locate_columns(path, header, names, needed)
+        columns = _locate_columns(path, header, needed, names)
         for cells in reader:
             if not any(cell.strip() for cell in cells):
                 continue
@@ -127,21 +130,23 @@ def _read_rows(path: Path, names: Sequence[str], needed: Sequence[str]) -> Itera
         raise InputError(f"{path} has no rows")
 
 
-def _locate_columns(path: Path, header: Sequence[str], names: Sequence[str], needed: Sequence[str]) -> dict[str, int]:
+def _locate_columns(
+    path: Path, header: Sequence[str], needed: Sequence[str], names: Sequence[str] | None
+) -> dict[str, int]:
     """Return the position of each column by meaning; data.columns may rename columns."""
-    if len(names) > len(COLUMNS):
-        raise InputError(f"data.columns names {len(names)} columns, but a table uses {len(COLUMNS)}: path, label, site")
-    called = dict(zip(COLUMNS, (*names, *COLUMNS[len(names) :]), strict=True))
-    if tuple(names) == DataConfig.columns and not set(names) <= set(header):  # data.columns is not set
-        called = {name: name for name in COLUMNS}
-    optional = [meaning for meaning in COLUMNS if meaning not in needed and called[meaning] == meaning]
-    lacking = [name for meaning, name in called.items() if name not in header and meaning not in optional]
-    if lacking:
+    called = {name: name for name in (header if names is None else COLUMNS)}
+    if names is not None and (tuple(names) != DataConfig.columns or set(names) <= set(header)):
+        if len(names) > len(COLUMNS):
+            raise InputError(f"data.columns names {len(names)} columns, but a table uses {len(COLUMNS)}")
+        called |= dict(zip(COLUMNS, names, strict=False))
+    required = [*(called.get(name, name) for name in needed), *(called[c] for c in called if called[c] != c)]
+    if lacking := next((name for name in required if name not in header), None):
+        hint = f" (group and split are optional), or name yours with data.columns={','.join(COLUMNS).upper()}"
         raise InputError(
-            f"{path} has no column {lacking[0]!r}; it has {', '.join(header) or 'none'}: it needs {', '.join(needed)} "
-            f"(group and split are optional), or name yours with data.columns={','.join(COLUMNS).upper()}"
+            f"{path} has no column {lacking!r}; it has {', '.join(header) or 'none'}: it needs {', '.join(needed)}"
+            + ("" if names is None else hint)
         )
-    if twice := next((name for name in called.values() if header.count(name) > 1), None):
+    if twice := next((name for name in required if header.count(name) > 1), None):
         raise InputError(f"{path} has two columns {twice!r}: rename one")
     return {meaning: header.index(name) for meaning, name in called.items() if name in header}
 
