@@ -8,7 +8,7 @@ import pytest
 from fedcir.config import DataConfig
 from fedcir.data.domains import Domains
 from fedcir.data.opening import open_dataset
-from fedcir.data.sources.arrays import load_npz_files
+from fedcir.data.sources.arrays import Arrays
 from fedcir.errors import InputError
 
 
@@ -30,7 +30,7 @@ def good(**other: Any) -> dict[str, Any]:
 def test_files_become_domains_in_the_order_of_their_names(tmp_path: Path) -> None:
     for name in ("sketch", "art", "photo"):
         np.savez(tmp_path / f"{name}.npz", **good())
-    domains = load_npz_files(tmp_path)
+    domains = Arrays().load_arrays(tmp_path)
     assert domains.names == ("art", "photo", "sketch")
     assert domains.classes == ("0", "1")
     assert domains.image_shape == (6, 5, 3)
@@ -41,18 +41,18 @@ def test_files_become_domains_in_the_order_of_their_names(tmp_path: Path) -> Non
 
 def test_grey_images_get_their_channel(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", **good(x_train=images(20, 6, 5), x_test=images(4, 6, 5)))
-    assert load_npz_files(tmp_path).image_shape == (6, 5, 1)
+    assert Arrays().load_arrays(tmp_path).image_shape == (6, 5, 1)
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.int32, np.int64])
 def test_labels_of_any_whole_type_are_taken(dtype: type, tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", **good(y_train=(np.arange(20) % 2).astype(dtype)))
-    assert load_npz_files(tmp_path)["a"].train.labels.dtype == np.int64
+    assert Arrays().load_arrays(tmp_path)["a"].train.labels.dtype == np.int64
 
 
 def test_a_folder_without_files_is_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=rf"{tmp_path} holds no <domain>\.npz file"):
-        load_npz_files(tmp_path)
+        Arrays().load_arrays(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -72,20 +72,20 @@ def test_a_wrong_array_is_named_with_its_file(change: dict[str, Any], message: s
     np.savez(tmp_path / "art.npz", **good())
     np.savez(tmp_path / "photo.npz", **good(**change))
     with pytest.raises(InputError, match=rf"photo\.npz:? {message}"):
-        load_npz_files(tmp_path)
+        Arrays().load_arrays(tmp_path)
 
 
 def test_a_missing_array_is_named_beside_those_there_are(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", x_train=images(2, 4, 4), labels=np.array([0, 1]))
     with pytest.raises(InputError, match=r"a\.npz has no array 'y_train'; it has labels, x_train"):
-        load_npz_files(tmp_path)
+        Arrays().load_arrays(tmp_path)
 
 
 def test_images_of_several_shapes_are_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", **good())
     np.savez(tmp_path / "b.npz", **good(x_train=images(20, 8, 8, 3), x_test=images(4, 8, 8, 3)))
     with pytest.raises(InputError, match=r"b\.npz holds images of the shape \[8, 8, 3\], but a\.npz of \[6, 5, 3\]"):
-        load_npz_files(tmp_path)
+        Arrays().load_arrays(tmp_path)
 
 
 def truncated(path: Path) -> None:
@@ -119,7 +119,7 @@ def single_array(path: Path) -> None:
 def test_a_file_that_does_not_read_is_named(write: Callable[[Path], object], tmp_path: Path) -> None:
     write(tmp_path / "photo.npz")
     with pytest.raises(InputError, match=r"photo\.npz is not a readable \.npz file"):
-        load_npz_files(tmp_path)
+        Arrays().load_arrays(tmp_path)
 
 
 def capped(root: Path, cap: int, seed: int = 0) -> Domains:
@@ -144,7 +144,7 @@ def test_a_cap_keeps_the_shares_of_the_classes(cap: int, counts: list[int], unba
 
 
 def test_a_cap_keeps_each_image_with_its_label_and_name(unbalanced: Path) -> None:
-    whole, part = load_npz_files(unbalanced)["a"].train, capped(unbalanced, 10)["a"].train
+    whole, part = Arrays().load_arrays(unbalanced)["a"].train, capped(unbalanced, 10)["a"].train
     rows = [list(whole.ids).index(name) for name in part.ids]
     assert np.array_equal(part.pixels(np.arange(10)), whole.images[rows])
     assert np.array_equal(part.labels, whole.labels[rows])

@@ -17,6 +17,7 @@ import fedcir
 from fedcir.config import Config, ConfigRequest
 from fedcir.data import features
 from fedcir.data.cache import cache_entries, image_digests
+from fedcir.data.domains import Split
 from fedcir.data.examples import ImageExamples, Normalisation
 from fedcir.data.features import BATCH, FeatureCache, FeatureStore, compute_features
 from fedcir.data.federation import open_federation, partition_dataset
@@ -84,7 +85,7 @@ def test_neither_its_neighbours_nor_its_place_in_a_batch_change_a_bit_of_an_imag
     network = make_image_task(model, 3, 3, 0, 32).frozen
     assert network is not None
     images = random_images(BATCH + 3, size=32)
-    split = features._drop_labels(images, np.arange(len(images)))
+    split = Split(images, np.zeros(len(images), dtype=np.int64), "")
     examples = ImageExamples(split, Normalisation.default(3))
     together = compute_features(network, examples, np.arange(len(images)))
     for order in (np.arange(len(images))[::-1], np.roll(np.arange(len(images)), 5)):
@@ -95,7 +96,7 @@ def test_neither_its_neighbours_nor_its_place_in_a_batch_change_a_bit_of_an_imag
 
 def test_several_processes_compute_the_same_features(cache: FeatureCache) -> None:
     images = random_images(5 * BATCH + 1)
-    examples = ImageExamples(features._drop_labels(images, np.arange(len(images))), cache.normalisation)
+    examples = ImageExamples(Split(images, np.zeros(len(images), dtype=np.int64), ""), cache.normalisation)
     one, three = (compute_features(cache.network, examples, np.arange(len(images)), workers) for workers in (1, 3))
     assert np.array_equal(one, three)
 

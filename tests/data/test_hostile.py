@@ -17,7 +17,7 @@ from fedcir.config import DataConfig
 from fedcir.data.decoding import Decoding, decode_files
 from fedcir.data.inspection import inspect_dataset
 from fedcir.data.opening import open_dataset
-from fedcir.data.sources.arrays import load_npz_files
+from fedcir.data.sources.arrays import Arrays
 from fedcir.data.sources.folders import list_folder_images, open_folder
 from fedcir.errors import InputError
 from fedcir.inference.predictor import files_in, read_file
@@ -157,7 +157,7 @@ def test_an_archive_is_refused_by_its_headers(kind: str, tmp_path: Path, monkeyp
     npz(tmp_path / "ink.npz", x_train=held, y_train=Y, x_test=X, y_test=Y)
     monkeypatch.setattr("fedcir.data.sources.arrays._open_member", lambda *_: pytest.fail("it was unpacked"))
     with pytest.raises(InputError, match=message):
-        load_npz_files(tmp_path)
+        Arrays().load_arrays(tmp_path)
 
 
 def test_an_archive_that_would_fill_the_disk_is_not_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,18 +165,18 @@ def test_an_archive_that_would_fill_the_disk_is_not_unpacked(tmp_path: Path, mon
     usage = type("Usage", (), {"free": 2 * (X.nbytes + Y.nbytes) - 1})
     monkeypatch.setattr("shutil.disk_usage", lambda place: usage)
     with pytest.raises(InputError, match=f"more than half of what is free in {tempfile.gettempdir()}"):
-        load_npz_files(tmp_path)
+        Arrays().load_arrays(tmp_path)
 
 
 def test_other_members_of_an_archive_are_not_unpacked(tmp_path: Path) -> None:
     npz(tmp_path / "ink.npz", x_train=X, y_train=Y, x_test=X, y_test=Y, bomb=((10**9,), "u1", 10))
-    assert len(load_npz_files(tmp_path)["ink"].train) == 4
+    assert len(Arrays().load_arrays(tmp_path)["ink"].train) == 4
 
 
 def test_a_pipe_in_place_of_an_archive_or_of_a_table_is_named(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "ink.npz")
     with pytest.raises(InputError, match=r"ink\.npz is not a readable \.npz file: it is not a regular file"):
-        load_npz_files(tmp_path)
+        Arrays().load_arrays(tmp_path)
     os.mkfifo(tmp_path / "labels.csv")
     with pytest.raises(InputError, match=r"labels\.csv as UTF-8: it is not a regular file"):
         open_dataset(DataConfig("table", str(tmp_path)), seed=0)

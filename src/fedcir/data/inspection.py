@@ -158,8 +158,7 @@ def inspect_dataset(data: DataConfig, on_file: OnFile | None = None) -> Inspecti
 
 def _find_obstacle(data: DataConfig, items: list[ImageRecord], files: list[DecodedFile]) -> str:
     """Return the error that a run would end with; empty if there is none."""
-    bad = sum(bool(file.error) for file in files)
-    if bad:
+    if bad := sum(bool(file.error) for file in files):
         return f"{bad} file{'s are' if bad > 1 else ' is'} not readable: fix or remove {'them' if bad > 1 else 'it'}"
     digests = np.frombuffer(bytes.fromhex("".join(file.digest for file in files)), dtype="V16")
     prepared = PreparedImages(np.empty((0, 1, 1, 3), np.uint8), digests, "")

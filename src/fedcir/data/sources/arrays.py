@@ -18,29 +18,6 @@ from fedcir.errors import InputError
 IN_MEMORY = 1_000_000  # bytes up to which an array is read into memory
 
 
-def load_npz_files(root: Path) -> Domains:
-    """Load images, uint8 of (N, H, W, C) or (N, H, W) and one size, and labels, whole numbers from 0."""
-    files = sorted(root.glob("*.npz"))
-    if not files:
-        raise InputError(f"data.root: {root} holds no <domain>.npz file")
-    domains = tuple(Domain(file.stem, *_read(file)) for file in files)
-    shape = domains[0].train.images.shape[1:]
-    for file, domain in zip(files, domains, strict=True):
-        for split in (domain.train, domain.test):
-            if split.images.shape[1:] != shape:
-                other = list(split.images.shape[1:])
-                raise InputError(
-                    f"{file} holds images of the shape {other}, but {files[0].name} of {list(shape)}: make them equal"
-                )
-    labels = np.unique(np.concatenate([split.labels for d in domains for split in (d.train, d.test)]))
-    gap = next((label for label in range(len(labels)) if labels[label] != label), None)
-    if gap is not None:
-        raise InputError(
-            f"no image in {root} has the label {gap}, but one has {labels[-1]}: number labels from 0, without gaps"
-        )
-    return Domains("arrays", tuple(str(label) for label in labels), domains)
-
-
 class Header(NamedTuple):
     """Properties of an array, read before it is unpacked."""
 
@@ -134,4 +111,22 @@ class Arrays(DatasetSource):
     where = "DIR/<domain>.npz of x_train, y_train, x_test, y_test"
 
     def load_arrays(self, root: Path) -> Domains:
-        return load_npz_files(root)
+        """Load images, uint8 of (N, H, W, C) or (N, H, W) and one size, and labels, whole numbers from 0."""
+        files = sorted(root.glob("*.npz"))
+        if not files:
+            raise InputError(f"data.root: {root} holds no <domain>.npz file")
+        domains = tuple(Domain(file.stem, *_read(file)) for file in files)
+        shape = domains[0].train.images.shape[1:]
+        for file, domain in zip(files, domains, strict=True):
+            if other := next((s.images.shape[1:] for s in domain.splits if s.images.shape[1:] != shape), None):
+                raise InputError(
+                    f"{file} holds images of the shape {list(other)}, but {files[0].name} of {list(shape)}: "
+                    "make them equal"
+                )
+        labels = np.unique(np.concatenate([split.labels for domain in domains for split in domain.splits]))
+        if len(gaps := np.flatnonzero(labels != np.arange(len(labels)))):
+            raise InputError(
+                f"no image in {root} has the label {gaps[0]}, but one has {labels[-1]}: number labels from 0, "
+                "without gaps"
+            )
+        return Domains("arrays", tuple(str(label) for label in labels), domains)

@@ -12,6 +12,7 @@ from typing import Any
 from fedcir.config import DataConfig
 from fedcir.data.sources.source import DatasetSource, ImageIndex, ImageRecord, Part
 from fedcir.errors import InputError
+from fedcir.text import describe_error
 
 
 @dataclass(frozen=True)
@@ -44,21 +45,19 @@ class HubImages:
 def list_hub_images(root: str, columns: Sequence[str]) -> ImageIndex:
     """List the rows of all splits; those of a split named test are for testing."""
     if len(columns) != 3:
-        raise InputError(
-            f"data.columns must name three columns, for image, label and domain, got {', '.join(columns)!r}"
-        )
+        names = ", ".join(columns)
+        raise InputError(f"data.columns must name three columns, for image, label and domain, got {names!r}")
     image, label, domain = columns
     splits = _load(root)
     items = []
     for split, table in splits.items():
-        for column in columns:
-            if column not in table.column_names:
-                raise InputError(
-                    f"{root} has no column {column!r}, it has {', '.join(table.column_names)}: "
-                    "name yours with data.columns=IMAGE,LABEL,DOMAIN"
-                )
+        if missing := next((column for column in columns if column not in table.column_names), None):
+            raise InputError(
+                f"{root} has no column {missing!r}, it has {', '.join(table.column_names)}: "
+                "name yours with data.columns=IMAGE,LABEL,DOMAIN"
+            )
         part: Part | None = None if "test" not in splits else "test" if split == "test" else "train"
-        pairs = zip(_split_words(table, label), _split_words(table, domain), strict=True)
+        pairs = zip(_read_words(table, label), _read_words(table, domain), strict=True)
         items += [ImageRecord(f"{split}/{row:06d}", site, category, part) for row, (category, site) in enumerate(pairs)]
     if not items:
         raise InputError(f"{root} has no rows")
@@ -90,7 +89,12 @@ def _load(root: str) -> dict[str, Any]:
             files = [path] if path.is_file() else sorted(file for file in path.rglob("*.parquet") if file.is_file())
             if not files:  # a pipe is no file
                 raise InputError(f"data.root: {root} holds no .parquet file and no saved dataset")
-            loaded = datasets.load_dataset("parquet", data_files=_group_by_split(files))
+            splits: dict[str, list[str]] = {}
+            for file in files:  # named as on the hub: train-00000-of-00002.parquet, or default/train/0000.parquet
+                words = (file.stem.partition("-")[0], file.parent.name)
+                split = next((word for word in words if word in ("train", "validation", "test")), "train")
+                splits.setdefault(split, []).append(str(file))
+            loaded = datasets.load_dataset("parquet", data_files=splits)
         else:
             fetched = Path(datasets.config.HF_DATASETS_CACHE, root.replace("/", "___")).exists()
             if not fetched and not huggingface_hub.constants.HF_HUB_OFFLINE:
@@ -100,9 +104,8 @@ def _load(root: str) -> dict[str, Any]:
     except InputError:
         raise
     except Exception as error:  # the library raises nearly anything
-        reason = " ".join(str(error).split()) or type(error).__name__
         raise InputError(
-            f"cannot open {root!r} from the hub: {reason[:300]}; "
+            f"cannot open {root!r} from the hub: {describe_error(error, 300)}; "
             "give the name of a dataset on the hub, or a local folder or .parquet file"
         ) from error
     finally:
@@ -111,25 +114,13 @@ def _load(root: str) -> dict[str, Any]:
     return dict(loaded) if isinstance(loaded, datasets.DatasetDict) else {"train": loaded}
 
 
-def _group_by_split(files: Sequence[Path]) -> dict[str, list[str]]:
-    """Group files by split, as on the hub: train-00000-of-00002.parquet, or default/train/0000.parquet."""
-    splits: dict[str, list[str]] = {}
-    for file in files:
-        words = (file.stem.partition("-")[0], file.parent.name)
-        split = next((word for word in words if word in ("train", "validation", "test")), "train")
-        splits.setdefault(split, []).append(str(file))
-    return splits
-
-
-def _split_words(table: Any, column: str) -> list[str]:
+def _read_words(table: Any, column: str) -> list[str]:
     """Return the values of a column as text; those of numbered classes by name."""
     names = getattr(table.features[column], "names", None)
     words = []
     for row, value in enumerate(table[column]):
         if value is None or (names is not None and not 0 <= value < len(names)):
-            raise InputError(
-                f"the column {column!r} has no value in row {row} ({value}): fill it in, or remove the row"
-            )
+            raise InputError(f"column {column!r} has no value in row {row} ({value}): fill it in, or remove the row")
         words.append(str(value) if names is None else names[value])
     return words
 
