@@ -102,7 +102,7 @@ def read_rows(path: Path, needed: Sequence[str], names: Sequence[str] | None = N
     try:
         text = read_text(path, MAX_TABLE_BYTES)
     except (OSError, ValueError) as error:
-        raise InputError(f"cannot read {path} as a table in UTF-8: {error}") from error
+        raise InputError(f"cannot read {path} as UTF-8: {error}") from error
     expected, first = {*needed, *COLUMNS, *(names or ())}, text.partition("\n")[0]
     # The delimiter is the one that finds most columns in the first line.
     delimiter = max(DELIMITERS, key=lambda char: len(expected & {cell.strip('" \r') for cell in first.split(char)}))
