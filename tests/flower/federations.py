@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 
 from fedcir.config import dump_toml
-from fedcir.flower.local_federation import CONNECTION, HOST, LocalFederation
+from fedcir.flower.local_federation import CONNECTION, LocalFederation
 
 APP = Path(__file__).parent / "app"
 
@@ -19,15 +19,11 @@ APP = Path(__file__).parent / "app"
 class Simulation(LocalFederation):
     """A SuperLink whose nodes are simulated."""
 
-    def start_superlink(self) -> None:
+    def superlink_options(self) -> list[object]:
         here = {"address": self.address, "insecure": True}
         config = dump_toml({"superlink": {CONNECTION: here, "local": here}})  # "local" is what Flower calls its own
         (self.folder / "flwr" / "config.toml").write_text(config, encoding="utf-8")
-        options = ["--insecure", "--simulation", "--host", HOST, "--port", self.port]
-        self.superlink = self.start(
-            "superlink", "flower-superlink", *options, "--disable-runtime-dependency-installation"
-        )
-        self.wait_for_superlink()
+        return ["--insecure", "--simulation"]
 
     def environment(self, home: str = "flwr") -> dict[str, str]:
         # Ray starts its workers at niceness 15, where a busy machine gives them next to no time.
@@ -39,6 +35,13 @@ class Simulation(LocalFederation):
         return super().submit(
             name, settings, app, "--federation-config", "num-supernodes=2 client-resources-num-cpus=1", *options
         )
+
+
+class RestartableFederation(LocalFederation):
+    """A SuperLink that keeps its state on disk, so that it can be restarted; slower by a third."""
+
+    def superlink_options(self) -> list[object]:
+        return [*super().superlink_options(), "--database", self.folder / "flwr" / "superlink.db"]
 
 
 def kill_tree(process: "subprocess.Popen[bytes]") -> None:

@@ -17,7 +17,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from federations import APP, Simulation, kill_tree, log_of, ssh_fingerprint
+from federations import APP, RestartableFederation, Simulation, kill_tree, log_of, ssh_fingerprint
 from PIL import Image
 from proxy import proxy, status
 from safetensors.torch import load_file
@@ -182,7 +182,7 @@ def test_a_superlink_that_was_killed_starts_again_on_its_database_and_the_run_go
         for number in range(2)
     ]
     settings = {"set": two_sites, "out": str(tmp_path / "flower"), "algorithms": "fedsr", "resume": True}
-    with LocalFederation(tmp_path / "federation", nodes, database=True) as federation:
+    with RestartableFederation(tmp_path / "federation", nodes) as federation:
         first = federation.submit("first", settings, APP)
         folder = RunFolder(tmp_path / "flower" / "fedsr")
         until(lambda: len(folder.records()) >= 1, lambda: log_of(federation, "first"))
@@ -207,7 +207,7 @@ def test_a_node_of_another_ca_or_with_an_unknown_key_or_without_tls_is_refused(
     stranger = ["--auth-supernode-private-key", tmp_path / "unknown.key"]
     federation.start_supernode(known, "--root-certificates", tmp_path / "other" / "ca.crt", *stranger, *give_up)
     federation.start_supernode(known + 1, *stranger, *give_up)
-    federation.start_supernode(known + 2, *give_up, secure=False)
+    federation.start_supernode(known + 2, "--insecure", *give_up)
     try:
         for number in range(known, known + 3):
             log = partial(log_of, federation, f"supernode-{number}")

@@ -42,7 +42,7 @@ def test_when_the_superlink_is_killed_the_run_says_so_and_no_process_is_left(fed
     federation.superlink.kill()
     federation.superlink.wait()
     with pytest.raises(RunError, match=r"Flower's SuperLink has ended: signal 9$"):
-        list(_follow_rounds(federation, streaming, RunFolder(federation.folder / "out"), goes_back=False))
+        list(_follow_rounds(federation, streaming, RunFolder(federation.folder / "out")))
     federation.stop()
     assert not orphan.is_running() or orphan.status() == psutil.STATUS_ZOMBIE
     streaming.wait()

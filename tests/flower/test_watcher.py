@@ -11,17 +11,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-import fedcir
-from fedcir.flower.watcher import end_abandoned
+from fedcir.flower.local_federation import end_abandoned
 
-HERE = Path(fedcir.__file__).parent / "flower"
 HURRY = 300
 PARENT = """
 import os, subprocess, sys, time
 from pathlib import Path
-
-sys.path.insert(0, sys.argv[3])  # without Flower, which takes long to import
-from watcher import watch
+from fedcir.flower.local_federation import watch
 
 folder = Path(sys.argv[1])
 stubborn = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); time.sleep(600)"
@@ -50,7 +46,7 @@ def test_what_a_killed_federation_leaves_is_ended_and_removed(tmp_path: Path, en
         [sys.executable, "-c", "import time; time.sleep(600)"], env={**os.environ, "FLWR_HOME": str(tmp_path / "works")}
     )
     parent = subprocess.Popen(
-        [sys.executable, "-c", PARENT, str(tmp_path / "work"), ends, str(HERE)], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", PARENT, str(tmp_path / "work"), ends], stdout=subprocess.PIPE, text=True
     )
     try:
         assert parent.stdout is not None
@@ -81,7 +77,7 @@ def test_what_is_left_where_the_watcher_was_killed_too_is_removed_by_the_next_on
     parents, children = [], []
     for name in ("fedcir-dead", "fedcir-alive"):
         (tmp_path / name / "certs").mkdir(parents=True)
-        command = [sys.executable, "-c", PARENT, str(tmp_path / name), "killed", str(HERE)]
+        command = [sys.executable, "-c", PARENT, str(tmp_path / name), "killed"]
         parents.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
         children.append(int(parents[-1].stdout.readline()))  # type: ignore[union-attr]
     try:

@@ -1,14 +1,13 @@
 """A federation on this machine, for `fedcir deploy local`: a SuperLink and SuperNodes with TLS and authentication.
 
-Flower's processes start others that outlive them, so all of them are found and ended; watcher.py does so if this
-process is killed.
+Flower's processes start others that outlive them, so all of them are found by their FLWR_HOME and ended. If this
+process is killed, even by kill -9, a watcher does so and removes the keys: a process that runs this module, and reads
+from a pipe which closes when the watched process ends. So nothing here imports torch at the top.
 """
 
 import contextlib
-import ctypes
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -18,28 +17,28 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import psutil
+from filelock import FileLock, Timeout
 
-from fedcir.algorithms import make_algorithm
 from fedcir.config import Config, config_to_tables, dump_toml
-from fedcir.data.decoding import OnFile
-from fedcir.data.federation import open_federation
-from fedcir.data.opening import find_dataset, get_source
 from fedcir.errors import InputError, RunError
 from fedcir.files import EVENTS_FILE, read_events
 from fedcir.flower.certificates import make_certificates, make_node_key
-from fedcir.flower.server_app import check_deployable
-from fedcir.flower.site_manifest import ALL_SITES
-from fedcir.flower.transport import ROUND_TIMEOUT
-from fedcir.flower.watcher import PREFIX, end_abandoned, find_processes, watch
-from fedcir.runtime.run_folder import RunFolder
 from fedcir.types import RoundRecord
+
+if TYPE_CHECKING:
+    from fedcir.data.decoding import OnFile
+    from fedcir.runtime.run_folder import RunFolder
 
 HOST = "127.0.0.1"
 CONNECTION = "federation"
 """Name of the SuperLink in Flower's config; a folder of that name would be taken for an app of an older kind."""
+PREFIX, KEYS = "fedcir-", "certs"
+"""Prefix of the folder of a federation, and the folder in it that holds keys."""
+DONE = b"done"
+"""What the watcher reads if there is nothing left to do."""
 POLL_SECONDS, START_SECONDS, STOP_SECONDS = 0.5, 120.0, 10.0
 """Time between two looks at the run folder, and that Flower's processes have to start, and to end by themselves."""
 
@@ -50,7 +49,7 @@ def run_local_federation(
     resume: bool = False,
     sites: int | None = None,
     timeout: float | None = None,
-    on_file: OnFile | None = None,
+    on_file: "OnFile | None" = None,
     on_note: Callable[[str], None] = lambda note: None,
     from_round: int | None = None,
 ) -> Generator[RoundRecord, None, None]:
@@ -58,8 +57,14 @@ def run_local_federation(
 
     All processes are ended when the generator ends or is closed.
     """
-    timeout = ROUND_TIMEOUT if timeout is None else timeout
-    if timeout <= 0:
+    from fedcir.algorithms import make_algorithm
+    from fedcir.data.federation import open_federation
+    from fedcir.data.opening import find_dataset, get_source
+    from fedcir.flower.server_app import check_deployable
+    from fedcir.flower.site_manifest import ALL_SITES
+    from fedcir.runtime.run_folder import RunFolder
+
+    if timeout is not None and timeout <= 0:
         raise InputError(f"timeout must be above 0, got {timeout:g}")
     folder = RunFolder(out)
     check_deployable(config, make_algorithm(config.algorithm))
@@ -89,59 +94,57 @@ def run_local_federation(
     with tempfile.TemporaryDirectory(prefix=PREFIX) as work:
         settings = Path(work, "fedcir.toml")
         settings.write_text(dump_toml(config_to_tables(config)), encoding="utf-8")
-        run_config = {"config": str(settings), "out": str(out.resolve()), "resume": True, "sites": sites}
+        run_config: dict[str, Any] = {"config": str(settings), "out": str(out.resolve()), "resume": True}
         # Keys are new each time, and the caller writes the report.
-        run_config |= {"timeout": timeout, "report": False, "new-keys": ALL_SITES}
-        if from_round is not None:
-            run_config["from-round"] = from_round
+        run_config |= {"sites": sites, "report": False, "new-keys": ALL_SITES}
+        options = {"timeout": timeout, "from-round": from_round}
+        run_config |= {name: value for name, value in options.items() if value is not None}
         nodes = [{"partition-id": number, **node} for number in range(sites)]
         with watch(Path(work)), LocalFederation(Path(work), nodes) as flower:
             on_note(f"started a SuperLink at {flower.address} and {sites} SuperNodes, with TLS and authentication")
-            yield from _follow_rounds(flower, flower.submit("run", run_config), folder, from_round is not None)
+            yield from _follow_rounds(flower, flower.submit("run", run_config), folder)
 
 
 def _follow_rounds(
-    flower: "LocalFederation", process: "subprocess.Popen[bytes]", folder: RunFolder, goes_back: bool
+    flower: "LocalFederation", process: "subprocess.Popen[bytes]", folder: "RunFolder"
 ) -> Iterator[RoundRecord]:
-    """Yield new rounds of the run folder; if the run goes back, those that are repeated too."""
+    """Yield new rounds of the run folder, also those that a resumed run repeats."""
     seen = len(folder.records())
     running = True
     while running:
         running = process.poll() is None and flower.is_running
         records = folder.records()
-        if goes_back:
-            seen = min(seen, len(records))
-        yield from records[seen:]
-        seen = max(seen, len(records))
+        yield from records[min(seen, len(records)) :]
+        seen = len(records)
         if running:
             time.sleep(POLL_SECONDS)
     if failures := [event["text"] for event in read_events(flower.events) if event["event"] == "failed"]:
         raise RunError(failures[-1])
     if folder.finished:
         return
-    if not flower.is_running:
-        code = flower.superlink.returncode if flower.superlink is not None else 0
-        reason = f"signal {-code}" if code < 0 else flower.read_last_line("superlink")
-        raise RunError(f"Flower's SuperLink has ended: {reason}{'; continue with --resume' if folder.exists else ''}")
-    raise RunError(f"Flower's run ended early: {flower.read_last_line('run')}")
+    if flower.is_running:
+        raise RunError(f"Flower's run ended early: {flower.read_last_line('run')}")
+    code = flower.superlink.returncode if flower.superlink is not None else 0
+    reason = f"signal {-code}" if code < 0 else flower.read_last_line("superlink")
+    raise RunError(f"Flower's SuperLink has ended: {reason}{'; continue with --resume' if folder.exists else ''}")
 
 
 def _make_paths_absolute(config: Config) -> Config:
     """Make paths absolute, since server and sites run in other working directories."""
 
-    def resolve(path: str | None) -> str | None:
-        return None if path is None else str(Path(path).resolve())
+    def resolve(section: Any, *names: str) -> Any:
+        paths = {name: getattr(section, name) for name in names}
+        return replace(section, **{name: str(Path(path).resolve()) for name, path in paths.items() if path is not None})
 
-    data = replace(config.data, lists=resolve(config.data.lists), table=resolve(config.data.table))
-    if data.root is not None and Path(data.root).exists():  # else it is a name on a hub
-        data = replace(data, root=resolve(data.root))
-    algorithm, model = config.algorithm, replace(config.model, weights=resolve(config.model.weights))
-    if algorithm.name.endswith(".py"):
-        algorithm = replace(algorithm, name=str(Path(algorithm.name).resolve()))
-    if model.file is not None:
-        model = replace(model, name=str(Path(model.name).resolve()))
-    partition = replace(config.partition, file=resolve(config.partition.file))
-    return replace(config, data=data, partition=partition, model=model, algorithm=algorithm)
+    algorithm, data, model = config.algorithm, config.data, config.model
+    return replace(
+        config,
+        algorithm=resolve(algorithm, "name") if algorithm.name.endswith(".py") else algorithm,
+        # else the root is a name on a hub
+        data=resolve(data, "lists", "table", *(["root"] if data.root and Path(data.root).exists() else [])),
+        model=resolve(model, "weights", *(["name"] if model.file is not None else [])),
+        partition=resolve(config.partition, "file"),
+    )
 
 
 def write_app(folder: Path) -> None:
@@ -156,17 +159,15 @@ def write_app(folder: Path) -> None:
 class LocalFederation:
     """Context manager of a SuperLink and a SuperNode for each node-config; all their files are in `folder`."""
 
-    def __init__(self, folder: Path, nodes: Sequence[Mapping[str, Any]], database: bool = False) -> None:
+    def __init__(self, folder: Path, nodes: Sequence[Mapping[str, Any]]) -> None:
         self.folder, self.nodes = folder.resolve(), [dict(node) for node in nodes]
-        self.database = database
-        """Whether the SuperLink keeps its state on disk, so that it can be restarted; slower by a third."""
         self.port = _find_free_port()
         self.address = f"{HOST}:{self.port}"
         self.events = self.folder / "events.jsonl"
         """File in which the server reports a failure (experiments/sweep.py)."""
         self.superlink: subprocess.Popen[bytes] | None = None
         self.supernodes: dict[int, subprocess.Popen[bytes]] = {}
-        self._commands: list[subprocess.Popen[bytes]] = []
+        self._started: list[subprocess.Popen[bytes]] = []
 
     @property
     def is_running(self) -> bool:
@@ -198,38 +199,38 @@ class LocalFederation:
         return " ".join(lines if "╭" in text else lines[-1:]) or "its log is empty"
 
     def __enter__(self) -> Self:
-        try:
+        with contextlib.ExitStack() as on_error:
+            on_error.callback(self.stop)
             for name in ("logs", "flwr", "nodes"):
                 (self.folder / name).mkdir(parents=True, exist_ok=True)
-            make_certificates([HOST], self.folder / "certs", renewable=False)
-            connection = {"address": self.address, "root-certificates": str(self.folder / "certs" / "ca.crt")}
+            make_certificates([HOST], self.folder / KEYS, renewable=False)
+            connection = {"address": self.address, "root-certificates": str(self.folder / KEYS / "ca.crt")}
             config = {"superlink": {"default": CONNECTION, CONNECTION: connection}}
             (self.folder / "flwr" / "config.toml").write_text(dump_toml(config), encoding="utf-8")
             write_app(self.folder / "app")
             self.start_superlink()
-            self.register([make_node_key(self.folder / "nodes" / f"{n}.key") for n in range(len(self.nodes))])
+            for number in range(len(self.nodes)):
+                key = make_node_key(self.folder / "nodes" / f"{number}.key")
+                done = self.flwr("supernode", "register", key, CONNECTION)
+                if done.returncode:
+                    raise RunError(f"Flower could not register {key}: {' '.join(done.stdout.split())}")
             for number in range(len(self.nodes)):
                 self.start_supernode(number)
-        except BaseException:
-            self.stop()
-            raise
+            on_error.pop_all()
         return self
 
     def __exit__(self, *error: object) -> None:
         self.stop()
 
-    def start_superlink(self) -> None:
-        """Start the SuperLink, or restart it on its database."""
-        certs = self.folder / "certs"
-        options = ["--ssl-ca-certfile", certs / "ca.crt", "--ssl-certfile", certs / "server.crt"]
-        options += ["--ssl-keyfile", certs / "server.key", "--enable-supernode-auth"]
-        options += ["--host", HOST, "--port", self.port, "--disable-runtime-dependency-installation"]
-        if self.database:
-            options += ["--database", self.folder / "flwr" / "superlink.db"]
-        self.superlink = self.start("superlink", "flower-superlink", *options)
-        self.wait_for_superlink()
+    def superlink_options(self) -> list[object]:
+        certs = self.folder / KEYS
+        tls = ["--ssl-ca-certfile", certs / "ca.crt", "--ssl-certfile", certs / "server.crt"]
+        return [*tls, "--ssl-keyfile", certs / "server.key", "--enable-supernode-auth"]
 
-    def wait_for_superlink(self) -> None:
+    def start_superlink(self) -> None:
+        """Start the SuperLink, and wait until it listens."""
+        address = ["--host", HOST, "--port", self.port, "--disable-runtime-dependency-installation"]
+        self.superlink = self.start("superlink", "flower-superlink", *address, *self.superlink_options())
         deadline = time.monotonic() + START_SECONDS
         while time.monotonic() < deadline and self.is_running:
             with contextlib.suppress(OSError), socket.create_connection((HOST, self.port), timeout=1):
@@ -237,35 +238,21 @@ class LocalFederation:
             time.sleep(0.1)
         raise RunError(f"Flower's SuperLink did not start: {self.read_last_line('superlink')}")
 
-    def start_supernode(self, number: int, *options: object, secure: bool = True) -> None:
+    def start_supernode(self, number: int, *options: object) -> None:
         """Start a node of the federation, with further options."""
-        settings = self.folder / "nodes" / f"{number}.toml"
-        settings.write_text(dump_toml(self.nodes[number]), encoding="utf-8")
-        trust = ["--root-certificates", self.folder / "certs" / "ca.crt"]
-        trust += ["--auth-supernode-private-key", self.folder / "nodes" / f"{number}.key"]
-        node = ["--superlink", self.address, "--host", HOST, "--port", _find_free_port(), "--node-config", settings]
-        self.supernodes[number] = self.start(
-            f"supernode-{number}", "flower-supernode", *(trust if secure else ["--insecure"]), *node, *options
-        )
-
-    def register(self, keys: Sequence[Path]) -> None:
-        """Register the sites' public keys with the SuperLink, which refuses others."""
-        for key in keys:
-            done = self.flwr("supernode", "register", key, CONNECTION)
-            if done.returncode:
-                raise RunError(f"Flower could not register {key}: {' '.join(done.stdout.split())}")
+        nodes, trust = self.folder / "nodes", ["--root-certificates", self.folder / KEYS / "ca.crt"]
+        (nodes / f"{number}.toml").write_text(dump_toml(self.nodes[number]), encoding="utf-8")
+        node = ["--superlink", self.address, "--host", HOST, "--port", _find_free_port()]
+        node += ["--node-config", nodes / f"{number}.toml"]
+        if "--insecure" not in options:
+            node += [*trust, "--auth-supernode-private-key", nodes / f"{number}.key"]
+        self.supernodes[number] = self.start(f"supernode-{number}", "flower-supernode", *node, *options)
 
     def flwr(self, *arguments: object) -> "subprocess.CompletedProcess[str]":
         """Run a `flwr` command to its end."""
-        return subprocess.run(
-            [_find_command("flwr"), *map(str, arguments)],
-            env=self.environment(),
-            cwd=self.folder,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            check=False,
-        )
+        command = [_find_command("flwr"), *map(str, arguments)]
+        output: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        return subprocess.run(command, env=self.environment(), cwd=self.folder, check=False, **output)
 
     def submit(
         self, name: str, run_config: Mapping[str, Any], app: Path | None = None, *options: object
@@ -274,40 +261,27 @@ class LocalFederation:
         file = self.folder / f"{name}.toml"
         file.write_text(dump_toml(run_config), encoding="utf-8")
         app = app or self.folder / "app"
-        process = self.start(name, "flwr", "run", app, CONNECTION, "--stream", "--run-config", file, *options)
-        self._commands.append(process)
-        return process
+        return self.start(name, "flwr", "run", app, CONNECTION, "--stream", "--run-config", file, *options)
 
     def stop(self) -> None:
-        """End all processes, by kill -9 those that do not end in time."""
-        started = [*self._commands, *self.supernodes.values(), *([self.superlink] if self.superlink else [])]
-        processes = find_processes(str(self.folder))  # children of a killed SuperLink have no parent
-        _signal_all(processes, signal.SIGTERM)
-        _, alive = psutil.wait_procs(processes, timeout=STOP_SECONDS)
-        _signal_all(alive, signal.SIGKILL)
-        psutil.wait_procs(alive, timeout=STOP_SECONDS)
-        for command in started:
-            command.wait()
-        self._commands, self.supernodes, self.superlink = [], {}, None
+        end_processes(self.folder)
+        for process in self._started:
+            process.wait()
+        self._started, self.supernodes, self.superlink = [], {}, None
 
     def start(self, name: str, command: str, *arguments: object) -> "subprocess.Popen[bytes]":
         """Start a command of Flower's, with its output in the log of this name."""
         with open(self.log(name), "ab") as log:
-            return subprocess.Popen(
+            process = subprocess.Popen(
                 [_find_command(command), *map(str, arguments)],
                 env=self.environment(name if name.startswith("supernode") else "flwr"),  # two would install at once
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,  # Ctrl-C is for this process, which ends the others in order
-                preexec_fn=_end_with_parent if sys.platform == "linux" else None,  # noqa: PLW1509
             )
-
-
-def _signal_all(processes: Sequence[psutil.Process], number: int) -> None:
-    for process in processes:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.send_signal(number)
+        self._started.append(process)
+        return process
 
 
 def _find_command(name: str) -> str:
@@ -320,10 +294,52 @@ def _find_command(name: str) -> str:
 
 
 def _find_free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
+    with socket.create_server((HOST, 0)) as probe:
         return int(probe.getsockname()[1])
 
 
-def _end_with_parent() -> None:
-    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+@contextlib.contextmanager
+def watch(folder: Path) -> Iterator[None]:
+    """If this process is killed inside, end processes whose FLWR_HOME is in the folder, and remove the folder."""
+    command = [sys.executable, "-P", "-m", __name__, str(folder.resolve())]
+    output: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    watcher = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, **output)  # not for Ctrl-C
+    try:
+        with FileLock(folder / "lock"):
+            yield
+    finally:
+        with contextlib.suppress(BrokenPipeError):
+            watcher.communicate(DONE)
+
+
+def end_abandoned() -> None:
+    """Clean up after federations of this user whose watcher was killed too: nobody holds their lock."""
+    for keys in Path(tempfile.gettempdir()).glob(f"{PREFIX}*/{KEYS}"):
+        with contextlib.suppress(OSError, Timeout):
+            if os.name == "posix" and keys.stat().st_uid == os.geteuid():
+                with FileLock(keys.parent / "lock", timeout=0):
+                    end_processes(keys.parent.resolve())
+                    shutil.rmtree(keys.parent, ignore_errors=True)
+
+
+def end_processes(folder: Path) -> None:
+    """End all processes whose FLWR_HOME is in the folder, by kill -9 those that do not end in time."""
+    end = psutil.Process.terminate
+    while processes := [process for process in psutil.process_iter() if _has_home_in(process, folder)]:
+        for process in processes:  # also those whose parent has ended
+            with contextlib.suppress(psutil.Error):
+                end(process)
+        psutil.wait_procs(processes, timeout=STOP_SECONDS)
+        end = psutil.Process.kill
+
+
+def _has_home_in(process: psutil.Process, folder: Path) -> bool:
+    with contextlib.suppress(psutil.Error, OSError):
+        home = process.environ().get("FLWR_HOME", "")
+        return home.startswith(f"{folder}{os.sep}") and process.status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+if __name__ == "__main__" and sys.stdin.buffer.read() != DONE:
+    end_processes(Path(sys.argv[1]))
+    shutil.rmtree(sys.argv[1], ignore_errors=True)
