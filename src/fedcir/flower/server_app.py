@@ -37,6 +37,7 @@ from fedcir.runtime.rounds import Rounds, run_rounds
 from fedcir.runtime.run_folder import RunFolder
 from fedcir.runtime.session import Session, open_session
 from fedcir.types import RoundRecord
+from fedcir.validation import check_type
 
 app = ServerApp()
 log = logging.getLogger("flwr")
@@ -67,15 +68,13 @@ class DeploymentSettings:
         file, preset = str(values.get("config", "")), str(values.get("preset", ""))
         assignments = shlex.split(str(values.get("set", "")))
         request = ConfigRequest(preset or None, _find_file(file) if file else None, assignments=assignments)
-        from_round = values.get("from-round", -1)
-        if isinstance(from_round, bool) or not isinstance(from_round, int):
-            raise InputError(f"from-round must be a whole number, got {from_round!r}")
         numbers: dict[str, Any] = {"sites": SITES, "wait": WAIT_SECONDS, "timeout": ROUND_TIMEOUT}
         for name, default in numbers.items():
             numbers[name] = number = values.get(name, default)
             whole = isinstance(default, int)
             if isinstance(number, bool) or not isinstance(number, int if whole else int | float) or number <= 0:
                 raise InputError(f"{name} must be a {'whole ' * whole}number above 0, got {number!r}")
+        from_round = check_type(values.get("from-round", -1), int, "from-round")
         return cls(
             resolve_config(request),
             Path(str(values.get("out") or "runs/flower")).expanduser(),

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import NamedTuple
 
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
@@ -22,6 +23,7 @@ from fedcir.errors import InputError
 from fedcir.flower.flwr_adapter import accepts_key, check_registration, parse_superlink_address
 from fedcir.flower.site_policy import read_policy
 from fedcir.flower.wire import TaskHeader
+from fedcir.text import join_names
 
 TIMEOUT = 10.0
 """Seconds that the server has to respond."""
@@ -49,8 +51,7 @@ class SiteSetup:
     """Called for each image that is decoded."""
 
 
-@dataclass(frozen=True)
-class CheckResult:
+class CheckResult(NamedTuple):
     name: str
     ok: bool | None
     """None if the check was skipped."""
@@ -92,13 +93,12 @@ def check_site(setup: SiteSetup) -> Iterator[CheckResult]:
 def _check_data(setup: SiteSetup, root: Path, name: str) -> str:
     """Open the images as a run would; they are cached from then on."""
     counts = Counter(item.label for item in list_site_images(root, name, setup.data).pictures.items)
-    labels = ", ".join(f"{label} {count}" for label, count in sorted(counts.items())[:MAX_CLASSES])
-    more = f" and {len(counts) - MAX_CLASSES} more" if len(counts) > MAX_CLASSES else ""
+    labels = join_names([f"{label} {count}" for label, count in sorted(counts.items())], MAX_CLASSES)
     if len(counts) < 2:
         raise InputError(f"{root} holds only one class ({labels}): add images of another")
     (domain,) = open_site(root, name, setup.data, seed=0, on_file=setup.on_file)
     sizes = f"{len(domain.train)} to train on and {len(domain.test)} to test on"
-    return f"{sum(counts.values())} images, {sizes}, of {len(counts)} classes: {labels}{more}"
+    return f"{sum(counts.values())} images, {sizes}, of {len(counts)} classes: {labels}"
 
 
 def _check_policy(setup: SiteSetup, path: Path) -> str:
@@ -108,8 +108,7 @@ def _check_policy(setup: SiteSetup, path: Path) -> str:
         raise InputError(f"{path} can be changed by others: chmod go-w {path}")
     if setup.data_root is not None and setup.domain is not None:
         (domain,) = open_site(setup.data_root, setup.domain, setup.data, seed=0, on_file=setup.on_file)
-        policy.check_images(len(domain.train))
-        policy.check_labels({"train": domain.train.labels, "test": domain.test.labels})
+        policy.check_counts(len(domain.train), {"train": domain.train.labels, "test": domain.test.labels})
     if setup.run is None:
         return str(policy)
     policy.check_header(TaskHeader(setup.run, {}))
@@ -138,45 +137,43 @@ def _connect(superlink: str) -> socket.socket:
     host, port = parse_superlink_address(superlink)
     try:
         return socket.create_connection((host, port), timeout=TIMEOUT)
+    except socket.gaierror:
+        message = f"this network knows no machine named {host}: check the spelling, or ask for its address"
+    except TimeoutError:
+        message = f"{superlink} does not answer: check that no firewall blocks this site"
+    except ConnectionRefusedError:
+        message = f"{superlink} refuses: check that the SuperLink runs there, or a proxy before it, on this port"
     except OSError as error:
         message = f"{superlink} cannot be reached: {error.strerror or error}"
-        if isinstance(error, socket.gaierror):
-            message = f"this network knows no machine named {host}: check the spelling, or ask for its address"
-        elif isinstance(error, TimeoutError):
-            message = f"{superlink} does not answer: check that no firewall blocks this site"
-        elif isinstance(error, ConnectionRefusedError):
-            message = f"{superlink} refuses: check that the SuperLink runs there, or a proxy before it, on this port"
-        raise InputError(message) from None
+    raise InputError(message)
 
 
 def _check_tls(_: SiteSetup, superlink: str, root_certificates: Path) -> str:
     """Do the TLS handshake that the SuperNode does."""
-    host, _port = parse_superlink_address(superlink)
+    host = parse_superlink_address(superlink)[0]
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.load_verify_locations(cafile=root_certificates)
     try:
         with _connect(superlink) as plain, context.wrap_socket(plain, server_hostname=host) as secure:
             certificate = secure.getpeercert() or {}
+    except ssl.SSLCertVerificationError as error:
+        if error.verify_code in WRONG_NAME_CODES:
+            fix = f"make one that does with `fedcir deploy certs {host}`, or use a name that it contains"
+            raise InputError(f"the server's certificate does not name {host}: {fix}") from None
+        if error.verify_code == EXPIRED_CODE:
+            raise InputError(
+                "the server's certificate has expired: make a new one with `fedcir deploy certs`"
+            ) from None
+        raise InputError(
+            f"the server's certificate is not signed by {root_certificates} ({error.verify_message}): "
+            "get the ca.crt that was made together with it"
+        ) from None
     except OSError as error:  # ssl.SSLError is one
-        message = (
-            f"{superlink} does not speak TLS ({getattr(error, 'reason', None) or error}): "
+        reason = "it does not answer" if isinstance(error, TimeoutError) else getattr(error, "reason", None) or error
+        raise InputError(
+            f"{superlink} does not speak TLS ({reason}): "
             "check that this is the port of the SuperLink, and that it was started with certificates"
-        )
-        if isinstance(error, TimeoutError):
-            message = f"{superlink} does not answer to TLS: check that this is the port of the SuperLink"
-        elif isinstance(error, ssl.SSLCertVerificationError):
-            message = (
-                f"the server's certificate is not signed by {root_certificates} ({error.verify_message}): "
-                "get the ca.crt that was made together with it"
-            )
-            if error.verify_code in WRONG_NAME_CODES:
-                message = (
-                    f"the server's certificate does not name {host}: make one that does with "
-                    f"`fedcir deploy certs {host}`, or use a name that it contains"
-                )
-            elif error.verify_code == EXPIRED_CODE:
-                message = "the server's certificate has expired: make a new one with `fedcir deploy certs`"
-        raise InputError(message) from None
+        ) from None
     end = datetime.fromtimestamp(ssl.cert_time_to_seconds(str(certificate["notAfter"])), UTC)
     days = (end - datetime.now(UTC)).days
     return f"the server's certificate names {host}, is signed by {root_certificates}, valid for {days} more days"

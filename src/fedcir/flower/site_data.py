@@ -19,6 +19,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from flwr.app import Context
 
@@ -154,6 +155,16 @@ class LocalSite:
     trainers: dict[str, LocalTrainer] = field(default_factory=dict)
     """The last trainer, by what it was built from."""
 
+    @classmethod
+    def from_federation(cls, federation: Federation, number: int, content: str, **fields: Any) -> "LocalSite":
+        """Describe a client of a federation; `fields` are those that do not follow from it."""
+        federation.load_features()  # while the server still waits for sites, so that no round takes longer
+        client, card = federation.clients[number], federation.card
+        values = {**client.sizes._asdict(), "image_size": card["image_size"], "channels": card["channels"], **fields}
+        classes = values.pop("classes", tuple(card["classes"]))
+        description = SiteDescription(client.domain, classes, content=content, versions=VERSIONS, **values)
+        return cls(client, federation.task, description)
+
 
 def open_local_site(header: TaskHeader, context: Context) -> LocalSite:
     """Open the data that the node-config names, for the run of a message."""
@@ -201,14 +212,13 @@ def _open_folder(config_key: str, root: Path, domain: str, classes: tuple[str, .
     own_classes = tuple(sorted({item.label for item in list_site_images(root, domain, config.data).pictures.items}))
     domains = open_site(root, domain, config.data, config.run.seed, classes)
     whole = domains.domains[0]
-    rows = {} if domain == config.partition.hold_out else {domain: torch.arange(len(whole.train)).numpy()}
+    rows = {} if domain == config.partition.hold_out else {domain: np.arange(len(whole.train))}
     share = limit_samples(
         ClientPartition(domain, rows), {domain: whole.train.labels}, config.partition.max_samples, config.run.seed
     )
+    counts = {"train": len(share.rows.get(domain, whole.train)), "test": len(whole.test)}
     federation = build_federation(config, domains, [share])
-    num_train = len(share.rows.get(domain, whole.train))
-    site = _describe(federation, 0, domain, own_classes, domains.content)
-    return replace(site, description=replace(site.description, train=num_train, test=len(whole.test)))
+    return LocalSite.from_federation(federation, 0, domains.content, classes=own_classes, **counts)
 
 
 @lru_cache(maxsize=CACHED_RUNS)
@@ -222,26 +232,7 @@ def _open_partition(config_key: str, number: int, stamp: str) -> LocalSite:
     if not 0 <= number < len(federation.clients):
         message = f"partition-id is {number}, but must be from 0 to {len(federation.clients) - 1}"
         raise InputError(message, public=message)
-    domain, classes = federation.clients[number].domain, tuple(federation.card["classes"])
-    site = _describe(federation, number, domain, classes, federation.manifest["hash"])
-    return replace(site, description=replace(site.description, partition=number, shared=True))
-
-
-def _describe(federation: Federation, number: int, domain: str, classes: tuple[str, ...], content: str) -> LocalSite:
-    federation.load_features()  # while the server still waits for sites, so that no round takes longer
-    client, card = federation.clients[number], federation.card
-    description = SiteDescription(
-        domain,
-        classes,
-        len(client.train or ()),
-        len(client.test or ()),
-        content,
-        card["image_size"],
-        card["channels"],
-        client.sizes.validation,
-        versions=VERSIONS,
-    )
-    return LocalSite(client, federation.task, description)
+    return LocalSite.from_federation(federation, number, federation.manifest["hash"], partition=number, shared=True)
 
 
 def _is_simulated() -> bool:

@@ -17,6 +17,7 @@ from fedcir.data.opening import selected_classes
 from fedcir.errors import InputError
 from fedcir.flower.wire import CONFIG, HEADER
 from fedcir.models.task import Task, make_image_task
+from fedcir.text import join_names
 from fedcir.validation import build_dataclass
 
 MAX_NAME = 200
@@ -89,28 +90,24 @@ class SiteRoster:
 
     @property
     def evaluators(self) -> dict[int, str]:
-        first: dict[str, int] = {}
-        for client in self.manifest["clients"]:
-            first.setdefault(client["domain"], client["id"])
-        return {client: domain for domain, client in first.items()}
+        first = {client["domain"]: client["id"] for client in reversed(self.manifest["clients"])}
+        return {first[domain]: domain for domain in dict.fromkeys(c["domain"] for c in self.manifest["clients"])}
 
     @property
     def unseen(self) -> tuple[str, ...]:
         seen = {client["domain"] for client in self.manifest["clients"] if client["train"]}
         return tuple(domain for domain in self.evaluators.values() if domain not in seen)
 
+    @property
+    def sizes(self) -> dict[int, SampleCounts]:
+        parts = SampleCounts._fields
+        return {client["id"]: SampleCounts(*(client[part] for part in parts)) for client in self.manifest["clients"]}
+
     def images(self, client: int) -> int:
         return self.sizes[client].train
 
     def hash_images(self) -> None:
         """Return None: hashes of the sites' images would let a server confirm a guess."""
-
-    @property
-    def sizes(self) -> dict[int, SampleCounts]:
-        return {
-            client["id"]: SampleCounts(*(client[part] for part in SampleCounts._fields))
-            for client in self.manifest["clients"]
-        }
 
 
 def build_roster(manifest: dict[str, Any], config: Config, notes: Iterable[str] = ()) -> SiteRoster:
@@ -163,19 +160,10 @@ def list_clients(sites: Sequence[SiteDescription], hold_out: str | None = None) 
         raise InputError("some nodes have a partition-id and others data of their own: start all the same way")
     clients = []
     for number, site in enumerate(sites):
-        partition = {"partition": site.partition} if site.partition >= 0 else {}
-        train = site.train if site.domain != hold_out else 0
-        clients.append(
-            {
-                "id": partition.get("partition", number),
-                **partition,
-                "domain": site.domain,
-                "train": train,
-                "test": site.test,
-                "validation": site.validation,
-                "content": site.content,
-            }
-        )
+        shared = {"id": site.partition, "partition": site.partition}
+        client = {**(shared if site.partition >= 0 else {"id": number}), "domain": site.domain}
+        counts = {"train": site.train if site.domain != hold_out else 0, "test": site.test}
+        clients.append({**client, **counts, "validation": site.validation, "content": site.content})
     return clients
 
 
@@ -197,20 +185,18 @@ def _check_sites(sites: Sequence[SiteDescription], config: Config) -> None:
         raise InputError(f"the sites' images differ in size: {sizes}; set data.image_size")
     if sites[0].partition >= 0:
         return
-    if config.partition.scheme != "domain":
+    scheme, hold_out, domains = config.partition.scheme, config.partition.hold_out, [site.domain for site in sites]
+    if scheme != "domain":
         raise InputError(
-            f"partition.scheme={config.partition.scheme} divides one dataset, but the sites have data of their own: "
-            "leave it out"
+            f"partition.scheme={scheme} divides one dataset, but the sites have data of their own: leave it out"
         )
     if config.data.name != "folders":
         raise InputError(f"the sites have images of their own, but data.name is {config.data.name}: set it to folders")
-    hold_out, domains = config.partition.hold_out, [site.domain for site in sites]
     if hold_out is not None and hold_out not in domains:
         raise InputError(f"partition.hold_out: there is no site {hold_out!r}; choose from {', '.join(domains)}")
-    for site in sites:
-        if len(site.classes) < 2:
-            only = "".join(f", only {name!r}" for name in site.classes)
-            raise InputError(f"site {site.domain!r} has too few classes{only}: add images of at least two")
+    if (site := next((site for site in sites if len(site.classes) < 2), None)) is not None:
+        only = "".join(f", only {name!r}" for name in site.classes)
+        raise InputError(f"site {site.domain!r} has too few classes{only}: add images of at least two")
 
 
 def _compare_classes(
@@ -221,16 +207,13 @@ def _compare_classes(
     for site in sites:
         own = set(site.classes)
         if missing := [name for name in classes if name not in own and (configured or holders[name] > 1)]:
-            notes.append(f"site {site.domain!r} has no image of {_list_names(missing)}")
+            notes.append(f"site {site.domain!r} has no image of {join_names([*map(repr, missing)])}")
         if unknown := sorted(own.difference(classes)):
-            notes.append(f"site {site.domain!r} also has {_list_names(unknown)}, which data.classes leaves out")
+            notes.append(
+                f"site {site.domain!r} also has {join_names([*map(repr, unknown)])}, which data.classes leaves out"
+            )
         alone = [name for name in classes if name in own and holders[name] == 1]
         if alone and not configured and len(sites) > 1:
-            names = _list_names(alone)
+            names = join_names([*map(repr, alone)])
             notes.append(f"only site {site.domain!r} has {names}: check that all sites spell it the same way")
     return notes
-
-
-def _list_names(names: Sequence[str]) -> str:
-    rest = f" and {len(names) - 5} more" if len(names) > 5 else ""
-    return ", ".join(repr(name) for name in names[:5]) + rest

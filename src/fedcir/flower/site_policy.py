@@ -5,12 +5,11 @@ every noised upload on disk, over all runs.
 """
 
 import json
-import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,11 +23,14 @@ from fedcir.files import acquire_lock, add_checksum, read_json, write_file
 from fedcir.flower.site_data import AuditLog, write_to_state
 from fedcir.flower.wire import TaskHeader
 from fedcir.server.accounting import Accountant, Adjacency, composed_epsilon
-from fedcir.validation import build_dataclass, check_type
+from fedcir.validation import Between, build_dataclass, check_bounds, check_type
 
 LEDGER = "privacy.json"
 """File of the state folder."""
 LOCK_TIMEOUT = 30.0
+
+Limit = Annotated[int | None, Between(1, 2**63)]
+AboveZero = Annotated[float | None, Between(0, float("inf"), above=True, below=True)]
 
 
 class PolicyError(InputError):
@@ -39,25 +41,21 @@ class PolicyError(InputError):
 class PrivacyRules:
     """Clipping and noise of uploads. With this table, nothing leaves the site without them."""
 
-    min_noise: float | None = None
+    min_noise: AboveZero = None
     """The least noise, in multiples of the clip (privacy.noise)."""
-    max_clip: float | None = None
+    max_clip: AboveZero = None
     """The largest norm of a change to the model (privacy.clip)."""
     unit: Literal["client", "example"] = "example"
     """What must be protected: all data of the site, or at least each image."""
     place: Literal["client", "server"] = "client"
     """Who must add the noise: the site itself, or else the server, which must then be trusted."""
-    max_epsilon: float | None = None
+    max_epsilon: AboveZero = None
     """The largest epsilon of all uploads of this site, over all runs. The site counts it in its state folder."""
-    delta: float = 1e-5
+    delta: Annotated[float, Between(0, 1, above=True, below=True)] = 1e-5
     """Probability with which max_epsilon may fail to hold."""
 
     def __post_init__(self) -> None:
-        for name in ("min_noise", "max_clip", "max_epsilon"):
-            if (value := getattr(self, name)) is not None and not 0 < value < math.inf:
-                raise InputError(f"policy.privacy.{name} must be above 0, got {value}")
-        if not 0 < self.delta < 1:
-            raise InputError(f"policy.privacy.delta must be between 0 and 1, got {self.delta}")
+        check_bounds(self, "policy.privacy")
         if self.max_epsilon is not None and self.place == "server":
             raise InputError(
                 "policy.privacy.max_epsilon counts noise that the site adds: leave it out, or set place to client"
@@ -67,14 +65,14 @@ class PrivacyRules:
         """Refuse privacy settings of a run that protect less."""
         if privacy.clip is None or not privacy.noise:
             raise _refuse("asks for privacy.clip and privacy.noise", "its table [privacy] lets nothing else leave")
-        if self.place == "client" and privacy.by_server:
-            raise _refuse("does not allow privacy.place=server", "the site itself must add the noise")
-        if self.unit == "client" and privacy.unit == "example":
-            raise _refuse("does not allow privacy.unit=example", "it protects all data of the site")
-        if self.min_noise is not None and privacy.noise < self.min_noise:
-            raise _refuse(f"does not allow privacy.noise={privacy.noise:g}", f"it asks for at least {self.min_noise}")
-        if self.max_clip is not None and privacy.clip > self.max_clip:
-            raise _refuse(f"does not allow privacy.clip={privacy.clip:g}", f"it allows at most {self.max_clip}")
+        for setting, refused, rule in (
+            ("place=server", self.place == "client" and privacy.by_server, "the site itself must add the noise"),
+            ("unit=example", self.unit == "client" and privacy.unit == "example", "it protects all data of the site"),
+            (f"noise={privacy.noise:g}", privacy.noise < (self.min_noise or 0), f"its min_noise is {self.min_noise}"),
+            (f"clip={privacy.clip:g}", privacy.clip > (self.max_clip or np.inf), f"its max_clip is {self.max_clip}"),
+        ):
+            if refused:
+                raise _refuse(f"does not allow privacy.{setting}", rule)
 
 
 @dataclass(frozen=True)
@@ -91,19 +89,19 @@ class Policy:
     """The networks that a run may use, by name."""
     classes: tuple[str, ...] | None = None
     """The classes that a run may use; the site names no other."""
-    max_rounds: int | None = None
+    max_rounds: Limit = None
     """The most rounds of a run."""
-    max_steps: int | None = None
+    max_steps: Limit = None
     """The most local steps of a round."""
-    max_batch_size: int | None = None
+    max_batch_size: Limit = None
     """The most images of a step."""
-    min_steps: int = 1
+    min_steps: Annotated[int, Between(1, 2**63)] = 1
     """The fewest local steps of a round: one step uploads the gradient of its images."""
-    min_batch_size: int = 1
+    min_batch_size: Annotated[int, Between(1, 2**63)] = 1
     """The fewest images of a step, and to train on."""
-    max_image_size: int | None = None
+    max_image_size: Limit = None
     """The largest width and height of an image, in pixels."""
-    min_per_class: int = 1
+    min_per_class: Annotated[int, Between(1, 2**63)] = 1
     """The fewest images of each class, among those to train, to validate and to test on, before anything is shared."""
     never_send: tuple[str, ...] = ()
     """Tensors that never leave the site, by the beginning of their names, such as "prototypes/" or "model/head."."""
@@ -111,10 +109,7 @@ class Policy:
     """Differential privacy that the site asks for."""
 
     def __post_init__(self) -> None:
-        limits = ("max_rounds", "max_steps", "max_batch_size", "max_image_size")
-        for name in (*limits, "min_steps", "min_batch_size", "min_per_class"):
-            if (value := getattr(self, name)) is not None and value < 1:
-                raise InputError(f"policy.{name} must be at least 1, got {value}")
+        check_bounds(self, "policy")
 
     def check_header(self, header: TaskHeader) -> None:
         """Refuse a run before anything is opened for it."""
@@ -135,10 +130,9 @@ class Policy:
             ("local.batch_size", config.local.batch_size, self.min_batch_size, self.max_batch_size),
             ("data.image_size", config.data.image_size or IMAGE_SIZE, 0, self.max_image_size),
         ):
-            if most is not None and number > most:
-                raise _refuse(f"does not allow {setting}={number}", f"it allows at most {most}")
-            if number < least:
-                raise _refuse(f"does not allow {setting}={number}", f"it asks for at least {least}")
+            if number < least or (most is not None and number > most):
+                rule = f"it asks for at least {least}" if number < least else f"it allows at most {most}"
+                raise _refuse(f"does not allow {setting}={number}", rule)
         if self.privacy is not None:
             self.privacy.check(config.privacy)
 
@@ -154,18 +148,16 @@ class Policy:
 
     def check_data(self, client: Client) -> None:
         """Refuse to share anything if there are too few images. The server learns neither the class nor the number."""
-        if client.train is not None:
-            self.check_images(len(client.train))
-        if self.min_per_class > 1:  # reading labels may take long
-            parts = {"train": client.train, "validate": client.validation, "test": client.test}
-            self.check_labels({name: data.labels().numpy() for name, data in parts.items() if data is not None})
+        parts = {"train": client.train, "validate": client.validation, "test": client.test}
+        known = {name: data for name, data in parts.items() if data is not None}
+        labels = {name: data.labels().numpy() for name, data in known.items()} if self.min_per_class > 1 else {}
+        self.check_counts(None if client.train is None else len(client.train), labels)
 
-    def check_images(self, images: int) -> None:
-        if images < self.min_batch_size:
+    def check_counts(self, images: int | None, parts: Mapping[str, NDArray[np.int64]]) -> None:
+        """Check the number of training images, if there are any, and the labels of each part."""
+        if images is not None and images < self.min_batch_size:
             rule = f"min_batch_size is {self.min_batch_size}, and there are {images} to train on"
             raise _refuse("asks for more images to train on than the run leaves", rule)
-
-    def check_labels(self, parts: Mapping[str, NDArray[np.int64]]) -> None:
         for part, labels in parts.items():
             fewest = min(Counter(labels.tolist()).values(), default=self.min_per_class)
             if fewest < self.min_per_class:
@@ -175,7 +167,7 @@ class Policy:
     def check_names(self, names: Iterable[str]) -> None:
         """Refuse to send any of these tensors, `group/name`, or a whole group, `group/`."""
         for name in names:
-            if any(name.startswith(rule) for rule in self.never_send):
+            if name.startswith(self.never_send):
                 raise _refuse(f"never sends {name}", f"never_send is {', '.join(self.never_send)}")
 
     def __str__(self) -> str:
@@ -199,8 +191,7 @@ def read_policy(path: str) -> Policy:
 
 def _list_changed_fields(rules: Policy | PrivacyRules) -> dict[str, Any]:
     """Return the fields that differ from their defaults."""
-    values = {field.name: (getattr(rules, field.name), field.default) for field in fields(rules)}
-    return {name: value for name, (value, default) in values.items() if value != default}
+    return {f.name: getattr(rules, f.name) for f in fields(rules) if getattr(rules, f.name) != f.default}
 
 
 def _refuse(public: str, rule: str) -> PolicyError:
@@ -232,44 +223,47 @@ class PrivacyBudget:
     folder: Path
     site: str
     """The site's name in its node-config. Several sites may share a state folder."""
+    rules: PrivacyRules | None
 
-    def spend(self, accountant: Accountant, steps: int, rules: PrivacyRules | None) -> tuple[int, float | None]:
+    def spend(self, accountant: Accountant, steps: int) -> tuple[int, float | None]:
         """Count an upload before it leaves, if the rules allow it; return the number of uploads so far, and epsilon."""
         with write_to_state(self.folder):
             lock = acquire_lock(self.folder / f".{LEDGER}.lock", LOCK_TIMEOUT)
             if lock is None:
                 raise RunError(f"another process keeps {self.folder / LEDGER} locked", public="it is busy")
             with lock:
-                ledger = self._read()
-                spent = _add_upload(ledger.get(self.site, []), accountant, steps)
-                epsilon = self._check(spent, rules)
+                ledger, uploads, epsilon = self.check(accountant, steps)
                 sites = {name: [asdict(entry) for entry in entries] for name, entries in ledger.items()}
-                sites[self.site] = [asdict(entry) for entry in spent]
                 write_file(self.folder / LEDGER, json.dumps(add_checksum({"sites": sites}), indent=1) + "\n")
                 (self.folder / LEDGER).chmod(0o600)
-        return sum(entry.uploads for entry in spent), epsilon
+        return uploads, epsilon
 
-    def check(self, accountant: Accountant, steps: int, rules: PrivacyRules | None) -> None:
-        """Refuse an upload that the rules do not allow, before it is computed."""
-        self._check(_add_upload(self._read().get(self.site, []), accountant, steps), rules)
-
-    def _check(self, spent: Sequence[Spending], rules: PrivacyRules | None) -> float | None:
-        """Return epsilon of what is spent, if it is within the rules; None if there is no limit."""
-        if rules is None or rules.max_epsilon is None:
-            return None
-        self._check_complete(sum(entry.uploads for entry in spent) - 1)
-        kinds = [(Accountant(s.noise, rules.delta, s.rate, s.adjacency), s.steps) for s in spent]
+    def check(self, accountant: Accountant, steps: int) -> tuple[dict[str, list[Spending]], int, float | None]:
+        """Return the ledger with another upload, the site's number of uploads, and epsilon if the rules limit it."""
+        ledger = self._read()
+        spent = ledger.setdefault(self.site, [])
+        kind = Spending(accountant.noise, accountant.rate, accountant.adjacency)
+        before = next((entry for entry in spent if replace(entry, steps=0, uploads=0) == kind), kind)
+        spent[:] = [entry for entry in spent if entry is not before]
+        spent.append(replace(kind, steps=before.steps + steps, uploads=before.uploads + 1))
+        uploads = sum(entry.uploads for entry in spent)
+        if self.rules is None or self.rules.max_epsilon is None:
+            return ledger, uploads, None
+        self._check_complete(uploads - 1)
+        delta, most = self.rules.delta, self.rules.max_epsilon
         try:
-            epsilon = composed_epsilon(kinds, rules.delta)
+            epsilon = composed_epsilon(
+                [(Accountant(s.noise, delta, s.rate, s.adjacency), s.steps) for s in spent], delta
+            )
         except InputError as error:  # no Opacus
             raise PolicyError(str(error), public="it cannot count its privacy budget") from error
-        if epsilon > rules.max_epsilon:
+        if epsilon > most:
             raise PolicyError(
                 f"this site's privacy budget is used up: another upload would bring epsilon to {epsilon:.4g}, above "
-                f"max_epsilon = {rules.max_epsilon:g} of its policy, at delta = {rules.delta:g}",
+                f"max_epsilon = {most:g} of its policy, at delta = {delta:g}",
                 public="its privacy budget is used up",
             )
-        return epsilon
+        return ledger, uploads, epsilon
 
     def _check_complete(self, uploads: int) -> None:
         """Refuse a ledger with fewer uploads than the audit log numbers: it was deleted or replaced."""
@@ -291,10 +285,3 @@ class PrivacyBudget:
             return sites
         except (InputError, KeyError) as error:
             raise PolicyError(str(error), public="its count of privacy spent cannot be read") from error
-
-
-def _add_upload(spent: Sequence[Spending], accountant: Accountant, steps: int) -> list[Spending]:
-    kind = Spending(accountant.noise, accountant.rate, accountant.adjacency)
-    before = next((entry for entry in spent if replace(entry, steps=0, uploads=0) == kind), kind)
-    rest = [entry for entry in spent if entry is not before]
-    return [*rest, replace(kind, steps=before.steps + steps, uploads=before.uploads + 1)]

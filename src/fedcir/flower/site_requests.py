@@ -18,7 +18,6 @@ from fedcir.algorithms.algorithm import Algorithm
 from fedcir.client.client_requests import RequestKind, handle_request
 from fedcir.client.local_update import LocalTrainer
 from fedcir.client.state import GENERATIONS, ClientStore
-from fedcir.client.state import STATE_FILE as ROUND_FILE
 from fedcir.client.uploads import check_example_privacy, check_update_privacy
 from fedcir.config import AlgorithmConfig, Config, config_to_tables
 from fedcir.data.federation import Client
@@ -39,8 +38,8 @@ from fedcir.tensor_files import pack_groups, unpack_groups
 from fedcir.types import ClientReply, Groups
 from fedcir.validation import build_dataclass
 
-REPLIES = "replies"
-"""Folder of a run in the state folder."""
+REPLIES, REPLY_FILE = "replies", "round-{:06d}.safetensors"
+"""Folder of a run in the state folder, and a file of a client in it."""
 STORED_ROUNDS = 3
 """Rounds whose replies are stored. With noise, a server saves a checkpoint every round, so it repeats one at most."""
 
@@ -82,15 +81,15 @@ def handle_message(
     msg: Message, context: Context, open_site: SiteOpener, algorithm: type[Algorithm] | None = None
 ) -> Message:
     """Do what a message asks for, and record it. Errors are logged here; the server gets their public text only."""
-    site, kind = NodeConfig(context).site, msg.metadata.message_type
-    audit = AuditLog(NodeConfig(context).state_folder, {"by": "site", "site": site, "run": str(msg.metadata.run_id)})
-    request = SiteRequest(msg, context, open_site, algorithm, audit)
+    node, kind = NodeConfig(context), msg.metadata.message_type
+    audit = AuditLog(node.state_folder, {"by": "site", "site": node.site, "run": str(msg.metadata.run_id)})
+    request = SiteRequest(msg, node, open_site, algorithm, audit)
     if kind == MessageType.TRAIN and request.evaluates_first:
         tested = request.handle(MessageType.EVALUATE, rounds_back=1)
         return Message(pack_combined(tested, request.handle(kind)), reply_to=msg)
     content = request.handle(kind)
-    if isinstance(content, Error) and kind == MessageType.QUERY and site is not None:
-        content = Error(content.code, f"site {site!r}: {content.reason}")
+    if isinstance(content, Error) and kind == MessageType.QUERY and node.site is not None:
+        content = Error(content.code, f"site {node.site!r}: {content.reason}")
     return Message(content, reply_to=msg)
 
 
@@ -99,14 +98,10 @@ class SiteRequest:
     """A message at a site, and what it takes to handle it."""
 
     msg: Message
-    context: Context
+    node: NodeConfig
     open_site: SiteOpener
     algorithm: type[Algorithm] | None
     audit: AuditLog
-
-    @property
-    def node(self) -> NodeConfig:
-        return NodeConfig(self.context)
 
     @property
     def evaluates_first(self) -> bool:
@@ -142,7 +137,7 @@ class SiteRequest:
         policy.check_header(header)
         method = self._make_algorithm(config)
         policy.check_names(f"{group}/" for group in method.uploads)
-        site = self.open_site(policy.limit_classes(header), self.context)
+        site = self.open_site(policy.limit_classes(header), self.node.context)
         policy.check_data(site.client)
         if kind == MessageType.QUERY:
             description = replace(site.description, classes=policy.filter_classes(site.description.classes))
@@ -150,60 +145,49 @@ class SiteRequest:
             self.audit.record("introduced", algorithm=config.algorithm.name, **counts)
             return description.to_content()
         client = replace(site.client, id=header.clients[self.msg.metadata.dst_node_id])
+        part: RequestKind = "train" if kind == MessageType.TRAIN else "evaluate"
         retain_freed_memory()
-        if kind == MessageType.TRAIN:
-            event, reply, fields = "trained", *self._train(site, client, method, groups, header, policy)
+
+        def compute() -> ClientReply:
+            # As far back as a server that is killed may resume from; it may not have received the last round yet.
+            generations = GENERATIONS * config.server.checkpoint_every + 1
+            store = ClientStore(self.node.state_folder / header.key, generations)
+            received = groups if part == "train" else {name: groups[name] for name in method.trains}
+            with use_threads(config.run.threads), self._open_trainer(site, config, method) as trainer:
+                if part == "train":
+                    _check_noise(config, method, groups, trainer)
+                reply = handle_request(trainer, client, store, part, received, header.round)
+            policy.check_names(f"{group}/{name}" for group, bag in reply.tensors.items() for name in bag)
+            return reply
+
+        fields: dict[str, Any] = {}
+        if part == "train" and config.privacy.noised_uploads:
+            reply, fields = self._count_upload(compute, client, groups, header, policy)
         else:
-            trained = {name: groups[name] for name in method.trains}
-            event, fields = "tested", dict[str, Any]()
-            reply = self._compute(site, client, method, trained, header, policy, "evaluate")
-        num_bytes = {group: count_bytes({group: bag}) for group, bag in reply.tensors.items()}
-        self.audit.record(
-            event, algorithm=config.algorithm.name, key=header.key, round=header.round, bytes=num_bytes, **fields
-        )
+            reply = compute()
+        fields = {"bytes": {group: count_bytes({group: bag}) for group, bag in reply.tensors.items()}, **fields}
+        event = "trained" if part == "train" else "tested"
+        self.audit.record(event, algorithm=config.algorithm.name, key=header.key, round=header.round, **fields)
         return pack_reply(reply, method.trains)
 
-    def _train(
-        self, site: LocalSite, client: Client, method: Algorithm, groups: Groups, header: TaskHeader, policy: Policy
+    def _count_upload(
+        self, compute: Callable[[], ClientReply], client: Client, groups: Groups, header: TaskHeader, policy: Policy
     ) -> tuple[ClientReply, dict[str, Any]]:
-        """Train, and return the reply with fields for the audit log.
+        """Count a noised reply in the privacy budget, and return it with fields for the audit log.
 
-        A noised reply is counted in the privacy budget. If the same request came before, its stored reply is sent.
+        A repeated request gets the stored reply: fresh noise on the same update would average out.
         """
-        config, folder = header.config, self.node.state_folder
-        if not config.privacy.noised_uploads:
-            return self._compute(site, client, method, groups, header, policy, "train"), {}
-        replies, digest = ReplyStore(folder / header.key / REPLIES), digest_request(groups, header)
-        if (stored := replies.load(client.id, header.round, digest)) is not None:
+        folder, digest = self.node.state_folder, digest_request(groups, header)
+        replies = folder / header.key / REPLIES / str(client.id)
+        if (stored := load_reply(replies, client.id, header.round, digest)) is not None:
             return stored, {"repeated": True}
-        accountant, steps = upload_accountant(config.privacy, config.local, len(client.train or ()))
-        budget = PrivacyBudget(folder, str(self.node.site))
-        budget.check(accountant, steps, policy.privacy)
-        reply = self._compute(site, client, method, groups, header, policy, "train")
-        uploads, epsilon = budget.spend(accountant, steps, policy.privacy)
-        replies.save(header.round, digest, reply)
+        upload = upload_accountant(header.config.privacy, header.config.local, len(client.train or ()))
+        budget = PrivacyBudget(folder, str(self.node.site), policy.privacy)
+        budget.check(*upload)  # before anything is computed
+        reply = compute()
+        uploads, epsilon = budget.spend(*upload)
+        save_reply(replies, reply, header.round, digest)
         return reply, {"upload": uploads, **({} if epsilon is None else {"epsilon": epsilon})}
-
-    def _compute(
-        self,
-        site: LocalSite,
-        client: Client,
-        method: Algorithm,
-        groups: Groups,
-        header: TaskHeader,
-        policy: Policy,
-        kind: RequestKind,
-    ) -> ClientReply:
-        config = header.config
-        # As far back as a server that is killed may resume from; it may not have received the last round yet.
-        generations = GENERATIONS * config.server.checkpoint_every + 1
-        store = ClientStore(self.node.state_folder / header.key, generations)
-        with use_threads(config.run.threads), self._open_trainer(site, config, method) as trainer:
-            if kind == "train":
-                _check_noise(config, method, groups, trainer)
-            reply = handle_request(trainer, client, store, kind, groups, header.round)
-        policy.check_names(f"{group}/{name}" for group, bag in reply.tensors.items() for name in bag)
-        return reply
 
     @contextlib.contextmanager
     def _open_trainer(self, site: LocalSite, config: Config, method: Algorithm) -> Iterator[LocalTrainer]:
@@ -255,41 +239,29 @@ def digest_request(groups: Groups, header: TaskHeader) -> bytes:
     return digest.digest()
 
 
-@dataclass(frozen=True)
-class ReplyStore:
-    """Replies of the last rounds of a run, by client and round, each with the digest of its request.
+def load_reply(folder: Path, client: int, round: int, digest: bytes) -> ClientReply | None:
+    """Return the stored reply to the same request, if there is one."""
+    try:
+        groups, _ = unpack_groups(folder / REPLY_FILE.format(round), "reply", "about")
+    except InputError:  # there is none, or it is damaged
+        return None
+    request, metrics = groups["about"]["request"], groups["about"]["metrics"]
+    if bytes(request["digest"].tolist()) != digest:
+        return None
+    numbers = {name: float(value) for name, value in metrics.items()}
+    return ClientReply(client, int(request["examples"]), groups["reply"], numbers)
 
-    A repeated request gets the stored reply: fresh noise on the same update would average out.
-    """
 
-    folder: Path
-
-    def load(self, client: int, round: int, digest: bytes) -> ClientReply | None:
-        """Return the reply to the same request, if there is one."""
-        try:
-            groups, _ = unpack_groups(self._path(client, round), "reply", "about")
-        except InputError:  # there is none, or it is damaged
-            return None
-        request, metrics = groups["about"]["request"], groups["about"]["metrics"]
-        if bytes(request["digest"].tolist()) != digest:
-            return None
-        numbers = {name: float(value) for name, value in metrics.items()}
-        return ClientReply(client, int(request["examples"]), groups["reply"], numbers)
-
-    def save(self, round: int, digest: bytes, reply: ClientReply) -> None:
-        request = {"digest": torch.tensor(list(digest)), "examples": torch.tensor(reply.num_examples)}
-        metrics = {name: torch.tensor(value, dtype=torch.double) for name, value in reply.metrics.items()}
-        path = self._path(reply.client_id, round)
-        with write_to_state(self.folder.parent):
-            for folder in (self.folder, path.parent):
-                make_private_folder(folder)
-            write_file(
-                path, pack_groups({"reply": reply.tensors, "about": {"metrics": metrics, "request": request}}, round)
-            )
-            for earlier in path.parent.glob("round-*"):
-                number = ROUND_FILE.fullmatch(earlier.name)
-                if number and not round - STORED_ROUNDS < int(number[1]) <= round:
-                    earlier.unlink()
-
-    def _path(self, client: int, round: int) -> Path:
-        return self.folder / str(client) / f"round-{round:06d}.safetensors"
+def save_reply(folder: Path, reply: ClientReply, round: int, digest: bytes) -> None:
+    """Store a reply with the digest of its request, and delete those of other than the last rounds."""
+    request = {"digest": torch.tensor(list(digest)), "examples": torch.tensor(reply.num_examples)}
+    metrics = {name: torch.tensor(value, dtype=torch.double) for name, value in reply.metrics.items()}
+    content = pack_groups({"reply": reply.tensors, "about": {"metrics": metrics, "request": request}}, round)
+    recent = {REPLY_FILE.format(number) for number in range(round - STORED_ROUNDS + 1, round + 1)}
+    with write_to_state(folder.parents[1]):
+        for path in (folder.parent, folder):
+            make_private_folder(path)
+        write_file(folder / REPLY_FILE.format(round), content)
+        for path in folder.glob("round-*.safetensors"):
+            if path.name not in recent:
+                path.unlink()

@@ -215,8 +215,8 @@ class AlgorithmStrategy(Strategy):
         self, kind: str, round: int, groups: Groups, cohort: list[int], config: ConfigRecord
     ) -> list[Message]:
         """Make a cohort's messages, with the caller's config and the round under the name that Flower uses."""
-        record = ConfigRecord({**config, "server-round": round})
-        self._sent, self._missing = self._require_transport().make_messages(kind, round, groups, cohort, record)
+        values, transport = {**config, "server-round": round}, self._require_transport()
+        self._sent, self._missing = transport.make_messages(kind, round, groups, cohort, config=values)
         return list(self._sent.values())
 
     def _read(self, replies: Iterable[Message], template: Groups) -> Iterator[ClientReply | DroppedReply]:

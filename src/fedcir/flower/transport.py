@@ -7,8 +7,8 @@ used it first.
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence, Set
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field
 from typing import Any
 
 from flwr.app import ConfigRecord, Message, MessageType, Metadata, RecordDict
@@ -120,20 +120,17 @@ class NodeRegistry:
 
     def wait(self, enough: int, timeout: float) -> None:
         """Wait until enough sites are connected and every node has replied, logging progress."""
-        start = reminded = self.clock.now()
-        repeat = f"asked again every {self.reminder_interval:g} s"
+        now = reminded = self.clock.now()
+        deadline, repeat = now + timeout, f"asked again every {self.reminder_interval:g} s"
         advice = f". It is {repeat}; if you change its node-config, restart its SuperNode"
-        while True:
-            self.refresh(advice)
-            now = self.clock.now()
-            if len(self.sites) >= enough and not self._requests:
-                return
-            if now > start + timeout:
-                break
+        self.refresh(advice)
+        while (len(self.sites) < enough or self._requests) and now <= deadline:
             if now > reminded + self.reminder_interval:
                 reminded = now
-                self._remind(enough, start + timeout - now)
+                self._remind(enough, deadline - now)
             self.clock.sleep(POLL_SECONDS)
+            self.refresh(advice)
+            now = self.clock.now()
         if len(self.sites) < enough:
             failed = "".join(f"; node {node}: {reason}" for node, reason in self.failures.items())
             raise RunError(
@@ -143,17 +140,16 @@ class NodeRegistry:
 
     def find_nodes(self, clients: Sequence[dict[str, Any]]) -> tuple[dict[int, int], dict[int, str]]:
         """Return the node of each client of the manifest, and why others have none."""
-        connected = self.refresh()
+        self.refresh()
         nodes: dict[int, int] = {}
-        rejected = {name: self.failures[node] for node, name in self._rejected.items() if node in self.failures}
         by_name = {client_name(client): client for client in clients}
-        missing = {}
-        for name, client in by_name.items():
-            claim = f", and another was turned away: {rejected[name]}" if name in rejected else ""
-            missing[client["id"]] = f"its node is not connected{claim}"
+        missing = {client["id"]: "its node is not connected" for client in clients}
+        for node, name in self._rejected.items():
+            if name in by_name and node in self.failures:
+                missing[by_name[name]["id"]] += f", and another was turned away: {self.failures[node]}"
         for node, site in self.sites.items():
             client = by_name.get(site.name, {})
-            if not client or node not in connected or client["id"] in nodes:
+            if not client or client["id"] in nodes:
                 continue  # the first node keeps a name until it disconnects
             if client["content"] != site.content:
                 missing[client["id"]] = "its data have changed since the run began"
@@ -199,23 +195,20 @@ class NodeRegistry:
             for node, site in self.sites.items()
         }
         entries |= {node: {"event": "refused", "reason": reason} for node, reason in self.failures.items()}
-        for node in self._reported.keys() - entries.keys():
-            log.warning("node %s has disconnected", node)
-            self._record(node, {**self._reported[node], "event": "left"})
-        for node, entry in entries.items():
-            if self._reported.get(node) == entry:
-                continue
-            if node in self.failures:
+        gone = self._reported.keys() - entries.keys()
+        changes = {node: {**self._reported[node], "event": "left"} for node in gone}
+        changes |= {node: entry for node, entry in entries.items() if self._reported.get(node) != entry}
+        for node, entry in changes.items():
+            if node in gone:
+                log.warning("node %s has disconnected", node)
+            elif node in self.failures:
                 log.warning("node %s cannot take part: %s%s", node, entry["reason"], advice)
             else:
                 counts = f"{entry['train']} training and {entry['test']} test images"
                 log.info("site %r connected as node %s: %s", entry["site"], node, counts)
-            self._record(node, entry)
+            if self.audit is not None:
+                self.audit.record(**entry, node=str(node))
         self._reported = entries
-
-    def _record(self, node: int, entry: dict[str, Any]) -> None:
-        if self.audit is not None:
-            self.audit.record(**entry, node=str(node))
 
     def _remind(self, enough: int, seconds_left: float) -> None:
         """Log what the run waits for, and ask failed nodes again, which may be fixed by now."""
@@ -303,17 +296,16 @@ class GridTransport:
     def send(
         self, kind: str, round: int, groups: Groups, cohort: Sequence[int], tests: Sequence[int] = ()
     ) -> PendingMessages:
-        """Send the groups to a cohort's nodes; clients in `tests` evaluate them first, in twice the time."""
-        timeout = 2 * self.timeout if tests else self.timeout
+        """Send the groups to a cohort's nodes."""
         if not cohort:
             return PendingMessages(round, {}, {}, 0.0)
-        messages, missing = self.make_messages(kind, round, groups, cohort, tests=tests, timeout=timeout)
+        messages, missing = self.make_messages(kind, round, groups, cohort, tests)
         by_node = {message.metadata.dst_node_id: client for client, message in messages.items()}
         sent = push_messages(self.registry.grid, list(messages.values()))
         waiting = {name: (by_node[request.dst_node_id], request) for name, request in sent.items()}
         lost = messages.keys() - {client for client, _ in waiting.values()}
         missing |= dict.fromkeys(lost, "its message could not be sent")
-        return PendingMessages(round, waiting, missing, self.registry.clock.now() + timeout)
+        return PendingMessages(round, waiting, missing, self.registry.clock.now() + (2 if tests else 1) * self.timeout)
 
     def make_messages(
         self,
@@ -321,17 +313,20 @@ class GridTransport:
         round: int,
         groups: Groups,
         cohort: Sequence[int],
-        config: ConfigRecord | None = None,
         tests: Sequence[int] = (),
-        timeout: float | None = None,
+        config: Mapping[str, Any] | None = None,
     ) -> tuple[dict[int, Message], dict[int, str]]:
-        """Make a message for each client that is connected, by client, and say why others are not."""
+        """Make a message for each client that is connected, by client, and say why others are not.
+
+        Clients in `tests` evaluate the groups first, in twice the time. `config` holds values of others, such as
+        Flower's mods.
+        """
         nodes, missing = self._find_nodes(cohort)
-        clients = {node: client for client, node in nodes.items()}
-        header = replace(self.registry.header, config=self.session.config, clients=clients)
-        header = replace(header, round=round, key=self.key, tests=tuple(tests))
+        numbers = {node: client for client, node in nodes.items()}
+        classes = self.registry.header.classes
+        header = TaskHeader(self.session.config, numbers, round, classes, self.key, tests=tuple(tests))
         content = pack_task(groups, self.session.algorithm.trains, header, config)
-        ttl = timeout or self.timeout
+        ttl = (2 if tests else 1) * self.timeout
         return {client: make_message(content, node, kind, round, ttl) for client, node in nodes.items()}, missing
 
     def collect(self, pending: PendingMessages, template: Groups) -> Iterator[ClientReply | DroppedReply]:

@@ -82,7 +82,7 @@ class TaskHeader:
 
 
 def pack_task(
-    groups: Groups, trained: Iterable[str], header: TaskHeader, config: ConfigRecord | None = None
+    groups: Groups, trained: Iterable[str], header: TaskHeader, config: Mapping[str, Any] | None = None
 ) -> RecordDict:
     """Pack what a client is sent; `config` holds the values of others, such as Flower's mods."""
     header = replace(header, groups=tuple(groups))
@@ -224,11 +224,11 @@ def _find_fault(sent: Mapping[str, bytes], expected: Tensors) -> str | None:
         if len(sent[name]) > array.nbytes + MAX_NPY_HEADER:
             return f"{name} has {len(sent[name])} bytes, expected {array.nbytes}"
         try:
-            dtype, shape, _ = _read_npy_header(sent[name])
+            received = _view_array(sent[name])
         except ValueError:
             return f"{name} is not an array"
-        if dtype != array.dtype or shape != array.shape:
-            return f"{name} is {dtype}{list(shape)}, expected {array.dtype}{list(array.shape)}"
+        if received.dtype != array.dtype or received.shape != array.shape:
+            return f"{name} is {received.dtype}{list(received.shape)}, expected {array.dtype}{list(array.shape)}"
     return None
 
 
@@ -245,26 +245,25 @@ def _find_misplaced(
     return f"{misplaced[0]} is not in the record where it belongs" if misplaced else None
 
 
-def _read_npy_header(data: bytes) -> tuple[np.dtype[Any], tuple[int, ...], int]:
-    """Return dtype, shape and offset of the numbers of an .npy file in C order, or raise ValueError."""
+def _view_array(data: bytes) -> np.ndarray[Any, Any]:
+    """Return the numbers of an .npy file in C order, without copying them, or raise ValueError."""
     file = io.BytesIO(data)
     try:
         if np.lib.format.read_magic(file) != (1, 0):
             raise ValueError("not version 1.0 of the format")
         shape, fortran, dtype = np.lib.format.read_array_header_1_0(file, max_header_size=MAX_NPY_HEADER)
+        if dtype.hasobject or (fortran and len(shape) > 1):
+            raise ValueError("objects, or not in C order")
+        if len(data) - file.tell() != math.prod(shape) * dtype.itemsize:
+            raise ValueError("cut short, or too long")
+        return np.frombuffer(data, dtype, offset=file.tell()).reshape(shape)
     except Exception as error:  # numpy's parser raises half a dozen kinds
-        raise ValueError("no header of an array") from error
-    if dtype.hasobject or (fortran and len(shape) > 1):
-        raise ValueError("objects, or not in C order")
-    if len(data) - file.tell() != math.prod(shape) * dtype.itemsize:
-        raise ValueError("cut short, or too long")
-    return dtype, shape, file.tell()
+        raise ValueError(f"no array: {error}") from error
 
 
 def _load_tensor(data: bytes, name: str) -> Tensor:
     try:
-        dtype, shape, start = _read_npy_header(data)
-        return torch.from_numpy(np.frombuffer(data, dtype, offset=start).reshape(shape).copy())
+        return torch.from_numpy(_view_array(data).copy())
     except (ValueError, TypeError) as error:
         raise ValueError(f"{name} is not an array: {error}") from error
 
