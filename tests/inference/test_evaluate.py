@@ -60,7 +60,7 @@ def test_metrics_by_hand() -> None:
     assert result.confusion.tolist() == [[1, 1], [0, 2]]
     assert result.log_loss == pytest.approx(-np.log([0.9, 0.8, 0.4, 0.7]).mean())
     assert result.calibration_error == pytest.approx((0.1 + 0.2 + 0.6 + 0.3) / 4)
-    bins = [(item.images, item.confidence, item.accuracy) for item in result.reliability()]
+    bins = [(images, confidence, accuracy) for confidence, accuracy, images in result.reliability()]
     assert np.allclose(bins, [(1, 0.6, 0.0), (1, 0.7, 1.0), (1, 0.8, 1.0), (1, 0.9, 1.0)])
     assert result.class_metrics == pytest.approx({"AUC": 1.0, "F1": 0.8, "sensitivity": 1.0, "specificity": 0.5})
     assert result.recall[0].value == 0.5  # type: ignore[union-attr]

@@ -53,7 +53,9 @@ def calibration_sums(batches: Iterable[tuple[Tensor, Tensor, Tensor]]) -> dict[s
     margin = 0.0
     for logits, novelty, labels in batches:
         slopes += loss_slopes(logits, labels).cpu()
-        margin += label_margin(logits, labels)
+        # If a share of each label is spread over all classes, every slope grows by that share of this sum.
+        values = logits.double()  # (B, C)
+        margin += float((values.gather(1, labels[:, None])[:, 0] - values.mean(-1)).sum())
         counts += (novelty * BINS).long().clamp(0, BINS - 1).bincount(minlength=BINS).cpu()
     return dict(zip(SUMS, [*slopes.tolist(), margin, *counts.tolist()], strict=True))
 
@@ -63,15 +65,6 @@ def loss_slopes(logits: Tensor, labels: Tensor) -> Tensor:
     values = logits.double()  # (B, C)
     true = values.gather(1, labels[:, None]).sum()
     return torch.stack([((beta * values).softmax(-1) * values).sum() - true for beta in BETAS])
-
-
-def label_margin(logits: Tensor, labels: Tensor) -> float:
-    """Sum over a batch of the differences between the logit of the label and the mean logit.
-
-    If a share of each label is spread over all classes, every slope grows by that share of this sum.
-    """
-    values = logits.double()  # (B, C)
-    return float((values.gather(1, labels[:, None])[:, 0] - values.mean(-1)).sum())
 
 
 @dataclass(frozen=True)
@@ -90,13 +83,18 @@ class Calibration:
     @classmethod
     def of(cls, replies: Iterable[Mapping[str, float]], round: int) -> Self | None:
         """Build it from the valid sums of all clients; None if there are none."""
-        sums = [values for metrics in replies if (values := _read(metrics)) is not None]
+        sums = []
+        for metrics in replies:
+            values = [float(metrics.get(name, math.nan)) for name in SUMS]
+            counts = values[-BINS:]
+            if all(map(math.isfinite, values)) and any(counts) and all(c >= 0 and c.is_integer() for c in counts):
+                sums.append(values)
         if not sums:
             return None
         total = np.sum(sums, axis=0)
-        slopes, margin, counts = total[: len(BETAS)], total[len(BETAS)], total[-BINS:]
-        smoothing = 1 / (counts.sum() + 2)
-        return cls(1 / find_zero(slopes + smoothing * margin), tuple(int(count) for count in counts), round)
+        slopes, margin, images = total[: len(BETAS)], total[len(BETAS)], total[-BINS:]
+        smoothing = 1 / (images.sum() + 2)
+        return cls(1 / find_zero(slopes + smoothing * margin), tuple(int(count) for count in images), round)
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
@@ -139,11 +137,3 @@ class Calibration:
 def find_zero(slopes: Any) -> float:
     """The beta at which slopes, which grow with beta, cross 0; the first or the last of BETAS if they do not."""
     return float(np.exp(np.interp(0.0, slopes, np.log(BETAS))))
-
-
-def _read(metrics: Mapping[str, float]) -> list[float] | None:
-    """The sums of one client, in the order of SUMS, if all are there and can be what they say."""
-    values = [float(metrics.get(name, math.nan)) for name in SUMS]
-    counts = values[-BINS:]
-    usable = all(map(math.isfinite, values)) and all(c >= 0 and c.is_integer() for c in counts)
-    return values if usable and any(counts) else None

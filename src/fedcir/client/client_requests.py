@@ -19,7 +19,7 @@ from fedcir.errors import RunError
 from fedcir.models.normalisation import estimate_statistics
 from fedcir.models.tensors import find_non_finite
 from fedcir.rng import numpy_rng, secret_rng, torch_rng
-from fedcir.types import ClientReply, Groups, LocalContext, Tensors
+from fedcir.types import ClientReply, Groups, LocalContext
 
 RequestKind = Literal["train", "evaluate"]
 
@@ -35,7 +35,9 @@ def handle_request(
     if trainer.privacy.by_clients:
         reply = privatise_reply(trainer, reply, broadcast, round)
     if trainer.upload != "float32":
-        reply, new_state[ROUNDING] = compress_reply(trainer, reply, broadcast, client_state, round)
+        rng, residual = numpy_rng(trainer.seed, "rounding", round, client.id), client_state.get(ROUNDING, {})
+        rounded, new_state[ROUNDING] = compress_update(reply.tensors, broadcast, residual, trainer.upload, rng)
+        reply = replace(reply, tensors=rounded)
     store.save(client.id, round, new_state)
     return reply if client.tamper is None else client.tamper(reply, broadcast, round)
 
@@ -52,15 +54,6 @@ def privatise_reply(trainer: LocalTrainer, reply: ClientReply, broadcast: Groups
         raise RunError(message, public=message)
     metrics = {name: value for name, value in reply.metrics.items() if not name.startswith("loss/")}
     return replace(reply, tensors=mean.compute([reply.tensors], before), metrics=metrics)
-
-
-def compress_reply(
-    trainer: LocalTrainer, reply: ClientReply, broadcast: Groups, client_state: Groups, round: int
-) -> tuple[ClientReply, Tensors]:
-    """Round the update of a reply, and return the rounding errors for the client's next update."""
-    rng = numpy_rng(trainer.seed, "rounding", round, reply.client_id)
-    compressed, errors = compress_update(reply.tensors, broadcast, client_state.get(ROUNDING, {}), trainer.upload, rng)
-    return replace(reply, tensors=compressed), errors
 
 
 @torch.inference_mode()
@@ -96,19 +89,15 @@ def load_for_evaluation(
     """
     ctx = trainer.load(client, broadcast, client_state, round, torch_rng(trainer.seed, "evaluate", round))
     if BATCHNORM in trainer.initial_state and BATCHNORM not in client_state:
-        _adapt_batchnorm(trainer, client)
+        # A site that has not trained yet takes the BatchNorm statistics of its training data.
+        assert client.train is not None
+        model, local = trainer.modules["model"].train(), trainer.local
+        with estimate_statistics(model):
+            for positions in draw_batches(len(client.train), local.batch_size, local.steps, numpy_rng(0)):
+                model(client.train.batch(positions, trainer.device, trainer.layout)[0])
     for module in trainer.modules.values():
         module.eval()
     return ctx
-
-
-def _adapt_batchnorm(trainer: LocalTrainer, client: Client) -> None:
-    """Estimate the BatchNorm statistics of a site that has not trained yet on its training data."""
-    assert client.train is not None
-    model, local = trainer.modules["model"].train(), trainer.local
-    with estimate_statistics(model):
-        for positions in draw_batches(len(client.train), local.batch_size, local.steps, numpy_rng(0)):
-            model(client.train.batch(positions, trainer.device, trainer.layout)[0])
 
 
 def _evaluate_examples(

@@ -114,13 +114,8 @@ def sum_costs(records: Sequence[RoundRecord]) -> Cost:
     for record in records:
         for phase, value in record.seconds.items():
             seconds[phase] = seconds.get(phase, 0.0) + value
-    return Cost(
-        rounds=len(records),
-        bytes_down=sum(record.bytes_down for record in records),
-        bytes_up=sum(record.bytes_up for record in records),
-        flops=sum(record.flops for record in records),
-        seconds=seconds,
-    )
+    down, up, flops = (sum(getattr(record, name) for record in records) for name in ("bytes_down", "bytes_up", "flops"))
+    return Cost(len(records), down, up, flops, seconds)
 
 
 def cost_to_target(records: Sequence[RoundRecord], target: float) -> Cost | None:

@@ -169,18 +169,20 @@ def _train_client(
         ctx = replace(ctx, cross_entropy=partial(balanced_cross_entropy, counts=ctx.class_counts))
     elif local.balance == "classes":
         ctx = replace(ctx, cross_entropy=partial(class_weighted_cross_entropy, counts=ctx.class_counts))
-    _set_training_mode(trainer)
+    for name, module in modules.items():
+        module.train(name in (*algorithm.trains, *algorithm.keeps))
+    if trainer.freeze_batchnorm:
+        for layer in find_statistics_layers(modules["model"]):
+            layer.eval()
     trainer.optimizer.restart()
     with torch.no_grad():
         algorithm.local_start(modules, ctx)
-    augment_rng = torch_rng(trainer.seed, "augment", round, client.id)
     sums: Tensors = {}
-    if algorithm.one_shot:
-        flops = 0
-    elif trainer.privacy.by_steps:
-        flops = _take_private_steps(trainer, client.train, ctx, augment_rng, client.id)
-    else:
-        sums, flops = _take_steps(trainer, client.train, ctx, augment_rng, client.id)
+    flops = 0
+    if trainer.privacy.by_steps and not algorithm.one_shot:
+        flops = _take_private_steps(trainer, client.train, ctx)
+    elif not algorithm.one_shot:
+        sums, flops = _take_steps(trainer, client.train, ctx)
     for module in modules.values():
         module.eval()
     tensors = {name: trainer.get_upload(name) for name in algorithm.trains if name in algorithm.uploads}
@@ -196,23 +198,13 @@ def _train_client(
     return ClientReply(client.id, len(client.train), tensors | summary, metrics), new_state
 
 
-def _set_training_mode(trainer: LocalTrainer) -> None:
-    trained = (*trainer.algorithm.trains, *trainer.algorithm.keeps)
-    for name, module in trainer.modules.items():
-        module.train(name in trained)
-    if trainer.freeze_batchnorm:
-        for layer in find_statistics_layers(trainer.modules["model"]):
-            layer.eval()
-
-
-def _take_steps(
-    trainer: LocalTrainer, data: Examples, ctx: LocalContext, augment_rng: torch.Generator, client: int
-) -> tuple[Tensors, int]:
+def _take_steps(trainer: LocalTrainer, data: Examples, ctx: LocalContext) -> tuple[Tensors, int]:
     """Take the local steps, and return the sums of the loss terms and the FLOPs of one step."""
     sums: Tensors = {}
     flops = 0
     local, optimizer = trainer.local, trainer.optimizer
-    rng = numpy_rng(trainer.seed, "batches", ctx.round, client)
+    augment_rng = torch_rng(trainer.seed, "augment", ctx.round, ctx.client)
+    rng = numpy_rng(trainer.seed, "batches", ctx.round, ctx.client)
     for positions in draw_batches(len(data), local.batch_size, local.steps, rng):
         x, y = data.batch(positions, trainer.device, trainer.layout)
         x = augment(x, local.augment, augment_rng)
@@ -227,11 +219,10 @@ def _take_steps(
     return sums, flops
 
 
-def _take_private_steps(
-    trainer: LocalTrainer, data: Examples, ctx: LocalContext, augment_rng: torch.Generator, client: int
-) -> int:
+def _take_private_steps(trainer: LocalTrainer, data: Examples, ctx: LocalContext) -> int:
     """Take the steps of DP-SGD, and return the FLOPs of one. Losses have no noise, so they are not reported."""
-    rng = secret_rng() if trainer.deployed else numpy_rng(trainer.seed, "privacy", ctx.round, client)
+    rng = secret_rng() if trainer.deployed else numpy_rng(trainer.seed, "privacy", ctx.round, ctx.client)
+    augment_rng = torch_rng(trainer.seed, "augment", ctx.round, ctx.client)
     for _ in range(trainer.local.steps):
         positions = sample_poisson_batch(len(data), trainer.local.batch_size, rng)
         x, y = data.batch(positions, trainer.device, trainer.layout)

@@ -1,7 +1,7 @@
 """Predictions of a method, and which test images a client got right."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any, Self, TypedDict
 
@@ -47,39 +47,20 @@ def predict(algorithm: Algorithm, modules: Modules, x: Tensor, ctx: LocalContext
 
     Every batch sees the same random numbers, so a method that samples gives the same answer whenever it is asked.
     """
-    model = modules["model"]
-    with _encoder_outputs(model) as outputs:
+    model, outputs = modules["model"], []
+    with ExitStack() as hooks:
+        if isinstance(encoder := getattr(model, "encoder", None), nn.Module):
+            hooks.enter_context(encoder.register_forward_hook(lambda module, inputs, output: outputs.append(output)))
         logits = algorithm.predict(modules, x, replace(ctx, rng=ctx.rng.clone_state()))
-    z, sigma = _select_representations(outputs, len(x))
     class_weights = model.head.weight if isinstance(model, Classifier | GaussianClassifier) else None
-    return Output(logits, z, sigma, class_weights)
-
-
-@contextmanager
-def _encoder_outputs(model: nn.Module) -> Iterator[list[Any]]:
-    """Collect what the part of a network that is called `encoder`, if there is one, gives while the network is used."""
-    outputs: list[Any] = []
-    encoder = getattr(model, "encoder", None)
-    if not isinstance(encoder, nn.Module):
-        yield outputs
-        return
-    handle = encoder.register_forward_hook(lambda module, inputs, output: outputs.append(output))
-    try:
-        yield outputs
-    finally:
-        handle.remove()
-
-
-def _select_representations(outputs: Sequence[Any], count: int) -> tuple[Tensor | None, Tensor | None]:
-    """z and sigma of a batch: the first output that is (B, Z), or two of these."""
-    for output in outputs:
+    for output in outputs:  # z is the first that is (B, Z), or z and sigma are two of these
         parts = output if isinstance(output, tuple) else (output,)
-        fit = all(isinstance(part, Tensor) and part.ndim == 2 and len(part) == count for part in parts)
+        fit = all(isinstance(part, Tensor) and part.ndim == 2 and len(part) == len(x) for part in parts)
         if fit and len(parts) == 1:
-            return parts[0], None
+            return Output(logits, parts[0], None, class_weights)
         if fit and len(parts) == 2 and parts[0].shape == parts[1].shape:
-            return parts[0], parts[1]
-    return None, None
+            return Output(logits, parts[0], parts[1], class_weights)
+    return Output(logits, None, None, class_weights)
 
 
 GROUP = "hits"
@@ -122,21 +103,32 @@ class Hits:
         """Unpack what the clients that test replied, by domain; None unless every reply holds bits."""
         if not arrays or not all(GROUP in groups for groups in arrays.values()):
             return None
-        return cls(round, {domain: _unpack_reply(groups) for domain, groups in arrays.items()})
+        domains = {}
+        for domain, groups in arrays.items():
+            bits, labels = groups[GROUP]["bits"], groups[GROUP]["labels"]
+            correct = np.unpackbits(bits.numpy(), count=int(labels.sum())).astype(bool)
+            domains[domain] = DomainHits(correct, tuple(labels.tolist()))
+        return cls(round, domains)
 
     @classmethod
     def from_json(cls, values: SavedHits) -> Self:
-        return cls(values["round"], {domain: _from_json(saved) for domain, saved in values["domains"].items()})
+        domains = {}
+        for domain, saved in values["domains"].items():
+            images, labels = saved["images"], saved["labels"]
+            try:
+                packed = np.frombuffer(bytes.fromhex(saved["hits"]), np.uint8)
+            except ValueError as error:
+                raise InputError("hits are not hexadecimal digits") from error
+            if images < 1 or len(packed) != -(-images // 8) or min(labels, default=-1) < 0 or sum(labels) != images:
+                raise InputError(f"hits and labels are not those of {images} images")
+            domains[domain] = DomainHits(np.unpackbits(packed, count=images).astype(bool), tuple(labels))
+        return cls(values["round"], domains)
 
     def to_json(self) -> dict[str, Any]:
-        domains = {
-            domain: {
-                "images": len(hits.correct),
-                "hits": np.packbits(hits.correct).tobytes().hex(),
-                "labels": list(hits.labels),
-            }
-            for domain, hits in self.domains.items()
-        }
+        domains = {}
+        for domain, hits in self.domains.items():
+            packed = np.packbits(hits.correct).tobytes().hex()
+            domains[domain] = {"images": len(hits.correct), "hits": packed, "labels": list(hits.labels)}
         return {"round": self.round, "domains": domains}
 
 
@@ -144,20 +136,3 @@ def pack_hits(correct: Tensor, labels: Tensor, classes: int) -> Groups:
     """Arrays of an evaluation reply: the bits (N,), packed, and the test images of each class (C,)."""
     bits = np.packbits(correct.cpu().numpy())
     return {GROUP: {"bits": torch.from_numpy(bits), "labels": labels.cpu().bincount(minlength=classes)}}
-
-
-def _unpack_reply(groups: Groups) -> DomainHits:
-    labels = groups[GROUP]["labels"]
-    correct = np.unpackbits(groups[GROUP]["bits"].numpy(), count=int(labels.sum()))
-    return DomainHits(correct.astype(bool), tuple(labels.tolist()))
-
-
-def _from_json(saved: SavedDomain) -> DomainHits:
-    try:
-        packed = np.frombuffer(bytes.fromhex(saved["hits"]), np.uint8)
-    except ValueError as error:
-        raise InputError("hits are not hexadecimal digits") from error
-    images, labels = saved["images"], saved["labels"]
-    if images < 1 or len(packed) != -(-images // 8) or min(labels, default=-1) < 0 or sum(labels) != images:
-        raise InputError(f"hits and labels are not those of {images} images")
-    return DomainHits(np.unpackbits(packed, count=images).astype(bool), tuple(labels))

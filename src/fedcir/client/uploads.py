@@ -177,10 +177,12 @@ def compress_update(
         if kind == "int8":
             scale = change.abs().max() / LARGEST if change.numel() else change.new_zeros(())
             sent.setdefault(SCALES, {})[key] = scale
-            steps = _round_stochastically(change / scale if scale else change, rng)
+            dither = torch.as_tensor(rng.random(change.shape, dtype=np.float32))
+            steps = ((change / scale if scale else change) + dither).floor()
             sent[group][name] = steps.clamp(-LARGEST, LARGEST).to(torch.int8)
-        else:
-            sent[group][name] = _to_bfloat16(change, rng)
+        else:  # the bits of a bfloat16 as int16, which every message can carry
+            lower = torch.as_tensor(rng.integers(0, 1 << 16, change.shape, dtype=np.int32))
+            sent[group][name] = ((change.contiguous().view(torch.int32) + lower) >> 16).to(torch.int16)
         errors[key] = change - _change(sent, group, name)
     return sent, errors
 
@@ -207,14 +209,3 @@ def _change(sent: Groups, group: str, name: str) -> Tensor:
     if SCALES in sent:
         return sent[group][name] * sent[SCALES][f"{group}/{name}"]
     return sent[group][name].view(torch.bfloat16).float()
-
-
-def _round_stochastically(values: Tensor, rng: np.random.Generator) -> Tensor:
-    """Round stochastically to adjacent integers, without bias."""
-    return (values + torch.as_tensor(rng.random(values.shape, dtype=np.float32))).floor()
-
-
-def _to_bfloat16(values: Tensor, rng: np.random.Generator) -> Tensor:
-    """Round stochastically to bfloat16, and return its bits as int16, which every message can carry."""
-    lower = torch.as_tensor(rng.integers(0, 1 << 16, values.shape, dtype=np.int32))
-    return ((values.contiguous().view(torch.int32) + lower) >> 16).to(torch.int16)

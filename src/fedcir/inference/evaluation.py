@@ -33,16 +33,6 @@ CALIBRATION_BINS, RELIABILITY_BINS = 15, 10
 
 
 @dataclass(frozen=True)
-class ReliabilityBin:
-    """Images with about the same probability of their predicted class."""
-
-    images: int
-    confidence: float
-    """Mean probability of the predicted class."""
-    accuracy: float
-
-
-@dataclass(frozen=True)
 class DomainPredictions:
     """Predictions on the labelled images of one domain. Undefined metrics are nan."""
 
@@ -128,12 +118,12 @@ class DomainPredictions:
     def calibration_error(self) -> float:
         return expected_calibration_error(self.labels, self.probabilities)
 
-    def reliability(self) -> list[ReliabilityBin]:
-        """Confidence and accuracy in equal bins of confidence; empty bins are left out."""
+    def reliability(self) -> list[tuple[float, float, int]]:
+        """Mean confidence, accuracy and number of images in equal bins of confidence; empty bins are left out."""
         confidence, is_correct = self.probabilities.max(axis=1), self.is_correct
         bins = np.minimum((confidence * RELIABILITY_BINS).astype(np.int64), RELIABILITY_BINS - 1)
         members = [bins == number for number in np.unique(bins)]
-        return [ReliabilityBin(int(m.sum()), float(confidence[m].mean()), float(is_correct[m].mean())) for m in members]
+        return [(float(confidence[m].mean()), float(is_correct[m].mean()), int(m.sum())) for m in members]
 
     def sample(self, limit: int | None, seed: int) -> "DomainPredictions":
         """Draw at most `limit` images at random."""
@@ -148,16 +138,10 @@ class DomainPredictions:
             "accuracy_before": self.accuracy_before,
             "log_loss": self.log_loss,
             "ece": self.calibration_error,
-            **{
-                name.lower().replace(" ", "_"): None if math.isnan(value) else value
-                for name, value in self.class_metrics.items()
-            },
-            "recall": {
-                name: None if recall is None else asdict(recall)
-                for name, recall in zip(classes, self.recall, strict=True)
-            },
+            **{name.lower().replace(" ", "_"): None if math.isnan(v) else v for name, v in self.class_metrics.items()},
+            "recall": {name: r and asdict(r) for name, r in zip(classes, self.recall, strict=True)},
             "confusion": self.confusion.tolist(),
-            "reliability": [[bin.confidence, bin.accuracy, bin.images] for bin in self.reliability()],
+            "reliability": self.reliability(),
         }
 
 
@@ -190,9 +174,8 @@ class Evaluation:
     @cached_property
     def all(self) -> DomainPredictions:
         """All images together."""
-        labels, scores = (
-            np.concatenate([getattr(domain, name) for domain in self]) for name in ("labels", "log_probabilities")
-        )
+        labels = np.concatenate([domain.labels for domain in self])
+        scores = np.concatenate([domain.log_probabilities for domain in self])
         before = [domain.predicted_before for domain in self if domain.predicted_before is not None]
         whole = np.concatenate(before) if len(before) == len(self.domains) else None
         return DomainPredictions("all images", labels, scores, predicted_before=whole)
@@ -222,9 +205,7 @@ class Evaluation:
             "accuracy_mean": asdict(self.mean),
             "accuracy_mean_before": self.mean_before,
             "all": self.all.to_json(self.classes),
-            "domains": {
-                domain.domain: {"trained_on": domain.is_trained_on, **domain.to_json(self.classes)} for domain in self
-            },
+            "domains": {d.domain: {"trained_on": d.is_trained_on, **d.to_json(self.classes)} for d in self},
             "overlap": self.overlap.to_json(),
             "notes": list(self.notes),
         }

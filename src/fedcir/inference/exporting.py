@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from safetensors.torch import load, save
 from torch.export import Dim, ExportedProgram
 
+from fedcir.algorithms.algorithm import Algorithm
 from fedcir.client.calibration import Calibration
 from fedcir.data.domains import Domains, Split
 from fedcir.errors import InputError, RunError, suggest_name
@@ -77,11 +78,15 @@ def export(
     if format is not None and format not in get_args(Format):
         raise InputError(f"there is no format {format!r}; {suggest_name(str(format), get_args(Format))}")
     check_output_file(path)
-    format = _choose_format(path, format)
-    if format == "onnx" and (
-        missing := next((p for p in ("onnx", "onnxscript", "onnxruntime") if not find_spec(p)), "")
-    ):
-        raise InputError(f"format onnx needs {missing}: pip install 'fedcir[onnx]'")
+    ending = ENDINGS.get(path.suffix.lower())
+    if format is not None and ending not in (None, format):
+        names = f"the name of a file of format {ending}, and the format asked for is {format}"
+        raise InputError(f"{path} is {names}: change one")
+    if (format := format or ending) is None:
+        raise InputError(f"{path} does not say which format to write: name it {path.stem}.onnx, .pt2 or .safetensors")
+    missing = [package for package in ("onnx", "onnxscript", "onnxruntime") if not find_spec(package)]
+    if format == "onnx" and missing:
+        raise InputError(f"format onnx needs {missing[0]}: pip install 'fedcir[onnx]'")
     trained = open_model(run, site=site, algorithm=algorithm, device="cpu", trust_code=trust_code)
     images, domains = _select_check_images(trained, data_root)
     file = _make_file(trained, format, images)
@@ -89,8 +94,7 @@ def export(
     card = path.parent / CARD
     new = not card.exists()
     if new:
-        text = model_card(file.trained, path.name, format, _list_accuracies(file, domains), file.note)
-        write_file(card, text)
+        write_file(card, model_card(file.trained, path.name, format, _list_accuracies(file, domains), file.note))
     return Exported(path, card, new, file.difference, len(images), domains is not None, file.note)
 
 
@@ -107,20 +111,21 @@ class _File:
 
 def _make_file(trained: TrainedModel, format: Format, images: Pixels) -> _File:
     """Make a file that predicts as the run does, or else as its plain network does."""
-    make = {"onnx": _write_onnx, "torch": _write_torch, "safetensors": _write_safetensors}[format]
-    plain = trained.plain()
+
+    def make(model: TrainedModel, note: str = "") -> _File:
+        write = {"onnx": _write_onnx, "torch": _write_torch, "safetensors": _write_safetensors}[format]
+        data, predict = write(model)
+        return _File(data, predict, model, _compare(model, predict, images), note)
+
+    plain = replace(trained, algorithm=Algorithm())  # the answer is what the network gives
     if float((trained.predict(images)[0] - plain.predict(images)[0]).abs().max()) <= TOLERANCE:
-        data, predict = make(plain)
-        return _File(data, predict, plain, _compare(plain, predict, images))
+        return make(plain)
     if format != "safetensors":  # which holds a network and no rule
         with suppress(Exception):  # a method's own code need not be one that torch can export
-            data, predict = make(trained)
-            return _File(data, predict, trained, _compare(trained, predict, images))
-    plain = replace(plain, calibration=Calibration())
-    data, predict = make(plain)
+            return make(trained)
     name = trained.card["algorithm"]["name"]
     note = f"{name} predicts in a way of its own, which a file of format {format} does not carry: it holds the network"
-    return _File(data, predict, plain, _compare(plain, predict, images), note)
+    return make(replace(plain, calibration=Calibration()), note)
 
 
 def _list_accuracies(file: _File, domains: Domains | None) -> dict[str, Any]:
@@ -142,12 +147,9 @@ def _list_accuracies(file: _File, domains: Domains | None) -> dict[str, Any]:
 
 
 def _measure_accuracy(predict: Predict, images: Split) -> float:
-    correct = 0
-    for start in range(0, len(images), CHECKED):
-        rows = np.arange(start, min(start + CHECKED, len(images)))
-        predicted = predict(np.ascontiguousarray(images.pixels(rows))).argmax(-1)
-        correct += int((predicted == images.labels[rows]).sum())
-    return correct / len(images)
+    parts = np.split(np.arange(len(images)), range(CHECKED, len(images), CHECKED))
+    predicted = [predict(np.ascontiguousarray(images.pixels(rows))).argmax(-1) for rows in parts]
+    return float((np.concatenate(predicted) == images.labels).mean())
 
 
 def about(trained: TrainedModel) -> dict[str, str]:
@@ -173,17 +175,6 @@ def _describe_privacy(trained: TrainedModel) -> dict[str, str]:
     if (guarantee := guarantee_of(trained.run)) is None:
         return {}
     return {"privacy": json.dumps(guarantee if trained.site is None else {"epsilon": None, "reason": OWN_LAYERS})}
-
-
-def _choose_format(path: Path, requested: Format | None) -> Format:
-    ending = ENDINGS.get(path.suffix.lower())
-    if requested is None and ending is None:
-        raise InputError(f"{path} does not say which format to write: name it {path.stem}.onnx, .pt2 or .safetensors")
-    if requested is not None and ending is not None and requested != ending:
-        raise InputError(
-            f"{path} is the name of a file of format {ending}, and the format asked for is {requested}: change one"
-        )
-    return requested or ending or "onnx"
 
 
 def _write_onnx(trained: TrainedModel) -> tuple[bytes, Predict]:
@@ -228,8 +219,7 @@ def _write_safetensors(trained: TrainedModel) -> tuple[bytes, Predict]:
 
 def _trace_program(trained: TrainedModel) -> ExportedProgram:
     example = torch.zeros(2, trained.size, trained.size, trained.channels, dtype=torch.uint8)
-    with _silence_exporter():
-        return torch.export.export(ExportedModule(trained).eval(), (example,), dynamic_shapes=({0: Dim("batch")},))
+    return torch.export.export(ExportedModule(trained).eval(), (example,), dynamic_shapes=({0: Dim("batch")},))
 
 
 @contextmanager
@@ -255,11 +245,10 @@ def _select_check_images(trained: TrainedModel, data_root: str | Path | None) ->
             raise
         shape = CHECKED, trained.size, trained.size, trained.channels
         return numpy_rng(0, "export").integers(0, 256, shape, dtype=np.uint8), None
-    per_domain = -(-CHECKED // len(domains))
-    some = [
-        domain.test.pixels(np.linspace(0, len(domain.test) - 1, min(per_domain, len(domain.test))).astype(np.int64))
-        for domain in domains
-    ]
+    some = []
+    for split in (domain.test for domain in domains):
+        count = min(-(-CHECKED // len(domains)), len(split))
+        some.append(split.pixels(np.linspace(0, len(split) - 1, count).astype(np.int64)))
     return np.concatenate(some)[:CHECKED], domains
 
 

@@ -120,10 +120,6 @@ class TrainedModel:
         probabilities = (output.logits.double() / self.calibration.temperature).softmax(-1)
         return probabilities.cpu(), self.calibration.share(output.novelty.cpu())
 
-    def plain(self) -> "TrainedModel":
-        """The same without the method's own way to predict: the answer is what the network gives."""
-        return replace(self, algorithm=Algorithm())
-
     def with_network(self, network: nn.Module) -> "TrainedModel":
         return replace(self, modules={**self.modules, "model": network}, features=None)
 

@@ -68,21 +68,24 @@ def model_card(trained: TrainedModel, file: str, format: str, tested: dict[str, 
 
     `tested` holds the accuracies of the file, and `note` why it predicts in another way than the run, where it does.
     """
-    front = "\n".join(_write_front_matter(trained, format, tested))
-    parts = [_describe_model(trained), _describe_data(trained), _describe_method(trained)]
-    if (guarantee := guarantee_of(trained.run)) is not None:
-        parts.append(describe_guarantee(guarantee, trained.site))
-    parts += [
-        _describe_accuracy(trained, tested, note),
-        _describe_calibration(trained, note),
-        _describe_limits(trained, tested),
+    guarantee = guarantee_of(trained.run)
+    is_private = guarantee is not None
+    parts = [
+        _write_front_matter(trained, format, tested, is_private),
+        _describe_model(trained),
+        _describe_data(trained, is_private),
+        _describe_method(trained, is_private),
+        *([] if guarantee is None else [describe_guarantee(guarantee, trained.site)]),
+        _describe_accuracy(trained, tested, note, is_private),
+        _describe_calibration(trained, note, is_private),
+        _describe_limits(tested["accuracy"], is_private),
+        _describe_use(trained, file, format),
     ]
-    return "\n\n".join([f"---\n{front}\n---", *parts, _use(trained, file, format)]) + "\n"
+    return "\n\n".join(parts) + "\n"
 
 
-def _write_front_matter(trained: TrainedModel, format: str, tested: dict[str, Any]) -> list[str]:
+def _write_front_matter(trained: TrainedModel, format: str, tested: dict[str, Any], is_private: bool) -> str:
     """YAML, in which every text is written as JSON, so that no name can be misread."""
-    config = trained.run.config
     tags = ["image-classification", "federated-learning", "fedcir", str(trained.card["algorithm"]["name"]), format]
     lines = [
         "license: unknown  # fill in the licence under which you give the model to others",
@@ -90,23 +93,17 @@ def _write_front_matter(trained: TrainedModel, format: str, tested: dict[str, An
         "pipeline_tag: image-classification",
         f"tags: {json.dumps(tags)}",
     ]
-    if _is_private(trained):
-        return lines
-    lines += [
-        "metrics: [accuracy]",
-        "model-index:",
-        f"- name: {_quote(trained.run.path.resolve().name)}",
-        "  results:",
-    ]
-    shown = {"mean over domains": tested["accuracy_mean"], **tested["accuracy"]}
-    for name, value in shown.items():
-        if value is not None:
-            lines += [
-                "  - task: {type: image-classification}",
-                f"    dataset: {{name: {_quote(config.data.name)}, type: {_quote(config.data.name)}, split: test}}",
-                f"    metrics: [{{type: accuracy, name: {_quote(name)}, value: {value:.4f}}}]",
-            ]
-    return lines
+    if not is_private:
+        name, data = _quote(trained.run.path.resolve().name), _quote(trained.run.config.data.name)
+        lines += ["metrics: [accuracy]", "model-index:", f"- name: {name}", "  results:"]
+        for domain, value in {"mean over domains": tested["accuracy_mean"], **tested["accuracy"]}.items():
+            if value is not None:
+                lines += [
+                    "  - task: {type: image-classification}",
+                    f"    dataset: {{name: {data}, type: {data}, split: test}}",
+                    f"    metrics: [{{type: accuracy, name: {_quote(domain)}, value: {value:.4f}}}]",
+                ]
+    return "\n".join(["---", *lines, "---"])
 
 
 def _describe_model(trained: TrainedModel) -> str:
@@ -127,29 +124,27 @@ def _describe_model(trained: TrainedModel) -> str:
     )
 
 
-def _describe_data(trained: TrainedModel) -> str:
-    run = trained.run
+def _describe_data(trained: TrainedModel, is_private: bool) -> str:
     counts: dict[str, list[int]] = {}
-    for client in run.manifest["clients"]:
+    for client in trained.run.manifest["clients"]:
         images = client.get("train", 0)
         counts.setdefault(client["domain"], []).append(images if isinstance(images, int) else len(images))
-    is_private, tested, rows = _is_private(trained), _count_test_images(trained), []
-    for name, images in counts.items():
-        row = f"| {escape_markdown(name)} | {sum(count > 0 for count in images)} |"
-        if not is_private:
-            row += f" {sum(images):,} | {f'{tested[name]:,}' if name in tested else ''} |"
-        rows.append(row)
-    head = "| domain | clients that train |\n|---|---:|"
+    rows = ["| domain | clients that train |", "|---|---:|"]
     if not is_private:
-        head = "| domain | clients that train | training images | test images |\n|---|---:|---:|---:|"
-    return f"## Training data\n\nDataset: {format_code(run.config.data.name)}.\n\n{head}\n" + "\n".join(rows)
+        rows = ["| domain | clients that train | training images | test images |", "|---|---:|---:|---:|"]
+    tested = _count_test_images(trained)
+    for name, numbers in counts.items():
+        row = f"| {escape_markdown(name)} | {sum(number > 0 for number in numbers)} |"
+        shown = f" {sum(numbers):,} | {f'{tested[name]:,}' if name in tested else ''} |"
+        rows.append(row if is_private else row + shown)
+    return f"## Training data\n\nDataset: {format_code(trained.run.config.data.name)}.\n\n" + "\n".join(rows)
 
 
-def _describe_method(trained: TrainedModel) -> str:
+def _describe_method(trained: TrainedModel, is_private: bool) -> str:
     config = trained.run.config
     fields = {name: value for name, value in trained.card["algorithm"].items() if name != "name"}
     values = f" ({escape_markdown(', '.join(f'{name} {value}' for name, value in fields.items()))})" if fields else ""
-    seed = "" if _is_private(trained) else f", with seed {config.run.seed}"  # the noise of an experiment is the seed's
+    seed = "" if is_private else f", with seed {config.run.seed}"  # the noise of an experiment is the seed's
     start = "from published weights" if config.model.weights else "from its usual initial weights"
     name, local = escape_markdown(str(trained.card["algorithm"]["name"])), config.local
     return (
@@ -158,93 +153,105 @@ def _describe_method(trained: TrainedModel) -> str:
     )
 
 
-def _describe_accuracy(trained: TrainedModel, tested: dict[str, Any], note: str) -> str:
-    if _is_private(trained):
+def _describe_accuracy(trained: TrainedModel, tested: dict[str, Any], note: str, is_private: bool) -> str:
+    if is_private:
         return "## Accuracy\n\nAccuracies are not given: clients count them on their images without noise."
     counts, unseen = _count_test_images(trained), tested.get("unseen") or []
-    rows = []
+    rows = ["| domain | test accuracy (%) | 95 % interval (Wilson) |", "|---|---:|---|"]
     for name, value in tested["accuracy"].items():
-        mark = " (not trained on)" if name in unseen else ""
-        interval = ""
+        mark, interval = " (not trained on)" if name in unseen else "", ""
         if count := counts.get(name):
             ends = wilson_interval(round(value * count), count)
             interval = f"{100 * ends.low:.1f} to {100 * ends.high:.1f}"
         rows.append(f"| {escape_markdown(name)}{mark} | {100 * value:.1f} | {interval} |")
     if tested["accuracy_mean"] is not None:
         rows.append(f"| mean over domains{' trained on' if unseen else ''} | {100 * tested['accuracy_mean']:.1f} | |")
-    table = "| domain | test accuracy (%) | 95 % interval (Wilson) |\n|---|---:|---|\n" + "\n".join(rows)
-    how = [f"Note: {escape_markdown(note)}. The run's own accuracies do not hold for it."] if note else []
+    parts = ["## Accuracy"]
+    if note:
+        parts.append(f"Note: {escape_markdown(note)}. The run's own accuracies do not hold for it.")
+    if tested["accuracy"] and tested.get("measured"):
+        parts.append("These accuracies were measured with this file, on the run's test images.")
     if tested["accuracy"]:
-        measured = "These accuracies were measured with this file, on the run's test images."
-        return "\n\n".join(["## Accuracy", *how, *([measured] if tested.get("measured") else []), table])
-    if note or trained.site:
-        how.append("Its accuracy was not measured, because the run's data could not be opened.")
-    return "\n\n".join(["## Accuracy", *(how or ["The run was not tested."])])
+        parts.append("\n".join(rows))
+    elif note or trained.site:
+        parts.append("Its accuracy was not measured, because the run's data could not be opened.")
+    else:
+        parts.append("The run was not tested.")
+    return "\n\n".join(parts)
 
 
-def _describe_calibration(trained: TrainedModel, note: str) -> str:
-    calibration = trained.calibration
-    if not trained.calibrated:
-        reason = "the run's temperature is that of its own predictions" if note else "the clients set no images aside"
-        if _is_private(trained):
-            reason = "a temperature would be fitted on images of clients without noise"
+def _describe_calibration(trained: TrainedModel, note: str, is_private: bool) -> str:
+    if trained.calibrated:
+        fitted = trained.calibration
         return (
-            f"## Calibration\n\nProbabilities are not calibrated: {reason}. Treat them as scores, not as frequencies."
+            f"## Calibration\n\nProbabilities are calibrated by a temperature of {fitted.temperature:.3g}, fitted on "
+            f"{fitted.images:,} images that the clients set aside. Only sums over these images left the clients."
         )
-    return (
-        f"## Calibration\n\nProbabilities are calibrated by a temperature of {calibration.temperature:.3g}, fitted on "
-        f"{calibration.images:,} images that the clients set aside. Only sums over these images left the clients."
-    )
+    reason = "the run's temperature is that of its own predictions" if note else "the clients set no images aside"
+    if is_private:
+        reason = "a temperature would be fitted on images of clients without noise"
+    return f"## Calibration\n\nProbabilities are not calibrated: {reason}. Treat them as scores, not as frequencies."
 
 
-def _describe_limits(trained: TrainedModel, tested: dict[str, Any]) -> str:
+def _describe_limits(accuracy: dict[str, float], is_private: bool) -> str:
     limits = [
         "It always answers with one of its classes, whatever the image shows. fedcir's own predictor also tells how "
-        "unlike anything seen an image is.",
-        "The accuracies hold for images like those of the domains above. Evaluate it on your own images first: "
-        "`fedcir evaluate`.",
-        "They are those of one training run; another seed gives other numbers.",
+        "unlike anything seen an image is."
     ]
-    if _is_private(trained):
-        limits[1:] = ["Evaluate it on your own images first: `fedcir evaluate`."]
-    if len(accuracy := tested["accuracy"]) > 1:
+    if len(accuracy) > 1:
         worst = min(accuracy, key=lambda name: accuracy[name])
-        limits.insert(
-            1, f"Its weakest domain is {escape_markdown(worst)}, with {100 * accuracy[worst]:.1f} % test accuracy."
+        limits.append(
+            f"Its weakest domain is {escape_markdown(worst)}, with {100 * accuracy[worst]:.1f} % test accuracy."
         )
+    hold = "" if is_private else "The accuracies hold for images like those of the domains above. "
+    limits.append(f"{hold}Evaluate it on your own images first: `fedcir evaluate`.")
+    if not is_private:
+        limits.append("They are those of one training run; another seed gives other numbers.")
     return "## Limits\n\n" + "\n".join(f"- {limit}" for limit in limits)
 
 
-def _use(trained: TrainedModel, file: str, format: str) -> str:
-    size = trained.size
-    mode = "RGB" if trained.channels == 3 else "L"
-    picture = (
-        f'picture = Image.open("image.jpg")\npicture.draft("{mode}", ({size}, {size}))\n'
-        f'picture = picture.convert("{mode}").resize(({size}, {size}), Image.Resampling.BILINEAR, reducing_gap=3.0)\n'
-        f"images = np.asarray(picture, np.uint8).reshape(1, {size}, {size}, {trained.channels})\n"
-    )
-    codes = {
-        "onnx": "import json\n\nimport numpy as np\nimport onnxruntime\nfrom PIL import Image\n\n"
-        f"session = onnxruntime.InferenceSession({_quote(file)})\n"
-        'classes = json.loads(session.get_modelmeta().custom_metadata_map["classes"])\n'
-        f'{picture}(probabilities,) = session.run(["probabilities"], {{"images": images}})\n'
-        "print(classes[probabilities[0].argmax()], probabilities[0].max())",
-        "torch": "import json\n\nimport numpy as np\nimport torch\nfrom PIL import Image\n\n"
-        f'about = {{"fedcir.json": ""}}\nmodel = torch.export.load({_quote(file)}, extra_files=about).module()\n'
-        'classes = json.loads(json.loads(about["fedcir.json"])["classes"])\n'
-        f"{picture}probabilities = model(torch.tensor(images))[0]\n"
-        "print(classes[probabilities.argmax()], float(probabilities.max()))",
-        "safetensors": "from safetensors import safe_open\n\n"
-        f'with safe_open({_quote(file)}, framework="pt") as model:\n'
-        '    about = model.metadata()["fedcir"]  # JSON: classes, image size, normalisation, network, temperature\n'
-        "    weights = {name: model.get_tensor(name) for name in model.keys()}",
-    }
-    how = (
-        ""
-        if format == "safetensors"
-        else "\n\nResize pictures as shown: resized in another way, some get another class."
-    )
-    return f"## How to use it\n\n```python\n{codes[format]}\n```{how}"
+PICTURE = """picture = Image.open("image.jpg")
+picture.draft("{mode}", ({size}, {size}))
+picture = picture.convert("{mode}").resize(({size}, {size}), Image.Resampling.BILINEAR, reducing_gap=3.0)
+images = np.asarray(picture, np.uint8).reshape(1, {size}, {size}, {channels})"""
+RESIZE = "\n\nResize pictures as shown: resized in another way, some get another class."
+CODE = {
+    "onnx": f"""import json
+
+import numpy as np
+import onnxruntime
+from PIL import Image
+
+session = onnxruntime.InferenceSession({{file}})
+classes = json.loads(session.get_modelmeta().custom_metadata_map["classes"])
+{PICTURE}
+(probabilities,) = session.run(["probabilities"], {{{{"images": images}}}})
+print(classes[probabilities[0].argmax()], probabilities[0].max())""",
+    "torch": f"""import json
+
+import numpy as np
+import torch
+from PIL import Image
+
+about = {{{{"fedcir.json": ""}}}}
+model = torch.export.load({{file}}, extra_files=about).module()
+classes = json.loads(json.loads(about["fedcir.json"])["classes"])
+{PICTURE}
+probabilities = model(torch.tensor(images))[0]
+print(classes[probabilities.argmax()], float(probabilities.max()))""",
+    "safetensors": """from safetensors import safe_open
+
+with safe_open({file}, framework="pt") as model:
+    about = model.metadata()["fedcir"]  # JSON: classes, image size, normalisation, network, temperature
+    weights = {{name: model.get_tensor(name) for name in model.keys()}}""",
+}
+"""Code that uses a file of each format, for `str.format`."""
+
+
+def _describe_use(trained: TrainedModel, file: str, format: str) -> str:
+    values = {"size": trained.size, "channels": trained.channels, "mode": "RGB" if trained.channels == 3 else "L"}
+    code = CODE[format].format(file=_quote(file), **values)
+    return f"## How to use it\n\n```python\n{code}\n```" + ("" if format == "safetensors" else RESIZE)
 
 
 def _count_test_images(trained: TrainedModel) -> dict[str, int]:
@@ -253,10 +260,6 @@ def _count_test_images(trained: TrainedModel) -> dict[str, int]:
     if "test" in manifest:
         return {name: len(ids) for name, ids in manifest["test"].items()}
     return {c["domain"]: int(c["test"]) for c in manifest["clients"] if isinstance(c.get("test"), int)}
-
-
-def _is_private(trained: TrainedModel) -> bool:
-    return guarantee_of(trained.run) is not None
 
 
 def _quote(text: str) -> str:

@@ -6,7 +6,7 @@ It is meant for encoders from torchvision, timm or MONAI, pretrained or not, tha
 import copy
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import takewhile
 from typing import Any, Literal, cast
 
@@ -108,60 +108,51 @@ def renormalise(
     if not layers:
         raise InputError(f"{type(module).__name__} has no BatchNorm layers to replace")
     sizes = {layer: size for layer, size in _map_sizes(copied, layers, example).items() if size > 1}
-    stage = list(sizes)[: _find_first_stage(sizes) if first is None else first] if kind == "invariant" else []
-    norms: dict[nn.Module, nn.Module] = {layer: _make_norm(layer, instance=layer in stage) for layer in layers}
-    _replace(copied, norms)
+    stage = []
+    if kind == "invariant" and sizes:
+        stage = list(sizes)[: _find_first_stage(sizes) if first is None else first]
+    norms: dict[nn.Module | None, nn.Module] = {}
+    for layer in layers:
+        channels, groups = layer.num_features, count_groups(layer.num_features)
+        norm = nn.GroupNorm(groups, channels, layer.eps, layer.affine)
+        if layer in stage:
+            norm = InstanceNorm(channels, layer.eps, layer.affine)
+        if layer.affine:
+            norm.weight, norm.bias = layer.weight, layer.bias
+        children = list(layer.children())  # timm's BatchNormAct2d has a dropout and an activation
+        norms[layer] = (nn.Sequential(norm, *children) if children else norm).train(layer.training)
+    for parent in list(copied.modules()):
+        for name, child in parent._modules.items():  # named_children() lists a layer once that is used twice
+            if child in norms:
+                parent.register_module(name, norms[child])
     return norms.get(copied, copied)
 
 
-def _map_sizes(module: nn.Module, layers: list[_BatchNorm], example: Tensor) -> dict[nn.Module, int]:
+def _map_sizes(module: nn.Module, layers: list[_BatchNorm], example: Tensor) -> dict[_BatchNorm, int]:
     """Return the smallest number of values of a channel's map at each layer, in the order in which they run."""
-    sizes: dict[nn.Module, int] = {}
+    sizes: dict[_BatchNorm, int] = {}
 
     def note(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        assert isinstance(layer, _BatchNorm)
         size = math.prod(inputs[0].shape[2:])
         sizes[layer] = min(size, sizes.get(layer, size))
 
-    hooks = [layer.register_forward_pre_hook(note) for layer in layers]
     modes = {part: part.training for part in module.modules()}
-    with torch.no_grad():
+    with ExitStack() as hooks, torch.no_grad():
+        for layer in layers:
+            hooks.enter_context(layer.register_forward_pre_hook(note))
         module.eval()(example)
     for part, training in modes.items():
         part.training = training
-    for hook in hooks:
-        hook.remove()
     return sizes
 
 
-def _find_first_stage(sizes: dict[nn.Module, int]) -> int:
+def _find_first_stage(sizes: dict[_BatchNorm, int]) -> int:
     """Count the layers before maps become smaller than those of the last layer that is as wide as the first."""
     layers = list(sizes)
-    if not layers:
-        return 0
     alike = list(takewhile(lambda layer: layer.num_features == layers[0].num_features, layers))
     last = alike[-1] if len(alike) < len(layers) else layers[0]  # if all have one width, the first map decides
     return sum(1 for _ in takewhile(lambda layer: sizes[layer] >= sizes[last], layers))
-
-
-def _make_norm(layer: _BatchNorm, instance: bool) -> nn.Module:
-    channels = layer.num_features
-    norm = (
-        InstanceNorm(channels, layer.eps, layer.affine)
-        if instance
-        else nn.GroupNorm(count_groups(channels), channels, layer.eps, layer.affine)
-    )
-    if layer.affine:
-        norm.weight, norm.bias = layer.weight, layer.bias
-    children = list(layer.children())  # timm's BatchNormAct2d has a dropout and an activation
-    return (nn.Sequential(norm, *children) if children else norm).train(layer.training)
-
-
-def _replace(module: nn.Module, norms: dict[nn.Module, nn.Module]) -> None:
-    for name, child in module._modules.items():  # named_children() lists a layer once that is used twice
-        if child in norms:
-            module.register_module(name, norms[child])
-        elif child is not None:
-            _replace(child, norms)
 
 
 def find_statistics_layers(network: nn.Module) -> list[_BatchNorm]:

@@ -5,6 +5,7 @@ The classes in torch.optim import torch's compiler when they are constructed: tw
 
 from collections.abc import Iterable
 from itertools import starmap
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,18 +36,8 @@ class SGD:
         """Make a step along the gradients; parameters without one are unchanged."""
         moved = [(p, p.grad, m) for p, m in zip(self.parameters, self._momenta, strict=True) if p.grad is not None]
         parameters, gradients, momenta = (list(column) for column in zip(*starmap(_align, moved), strict=True))
-        sgd(
-            parameters,
-            gradients,
-            momenta,
-            fused=True,
-            lr=lr,
-            momentum=momentum,
-            weight_decay=weight_decay,
-            dampening=0.0,
-            nesterov=False,
-            maximize=False,
-        )
+        rates: dict[str, Any] = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "dampening": 0.0}
+        sgd(parameters, gradients, momenta, fused=True, nesterov=False, maximize=False, **rates)
 
 
 def _align(parameter: Tensor, gradient: Tensor, momentum: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -71,12 +62,9 @@ class Adam:
         self.parameters, self.lr, self.weight_decay = list(parameters), lr, weight_decay
         self.state: Tensors = {}
         for index, parameter in enumerate(self.parameters):
-            for name, fresh in (
-                ("step", torch.zeros(())),
-                ("exp_avg", torch.zeros_like(parameter)),
-                ("exp_avg_sq", torch.zeros_like(parameter)),
-            ):
-                self.state[f"{index}.{name}"] = state.get(f"{index}.{name}", fresh).clone()
+            for name, like in (("step", torch.zeros(())), ("exp_avg", parameter), ("exp_avg_sq", parameter)):
+                key = f"{index}.{name}"
+                self.state[key] = state[key].clone() if key in state else torch.zeros_like(like)
 
     def zero_grad(self) -> None:
         for parameter in self.parameters:
@@ -85,19 +73,10 @@ class Adam:
     @torch.no_grad()
     def step(self) -> None:
         numbers = [number for number, parameter in enumerate(self.parameters) if parameter.grad is not None]
-        adam(
-            [self.parameters[n] for n in numbers],
-            [gradient for n in numbers if (gradient := self.parameters[n].grad) is not None],
-            [self.state[f"{n}.exp_avg"] for n in numbers],
-            [self.state[f"{n}.exp_avg_sq"] for n in numbers],
-            [],
-            [self.state[f"{n}.step"] for n in numbers],
-            foreach=False,
-            amsgrad=False,
-            beta1=0.9,
-            beta2=0.999,
-            lr=self.lr,
-            weight_decay=self.weight_decay,
-            eps=1e-8,
-            maximize=False,
+        gradients = [gradient for n in numbers if (gradient := self.parameters[n].grad) is not None]
+        averages, squares, steps = (
+            [self.state[f"{n}.{name}"] for n in numbers] for name in ("exp_avg", "exp_avg_sq", "step")
         )
+        rates: dict[str, Any] = {"lr": self.lr, "weight_decay": self.weight_decay, "beta1": 0.9, "beta2": 0.999}
+        modes: dict[str, Any] = {"eps": 1e-8, "foreach": False, "amsgrad": False, "maximize": False}
+        adam([self.parameters[n] for n in numbers], gradients, averages, squares, [], steps, **rates, **modes)

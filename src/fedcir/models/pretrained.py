@@ -16,11 +16,14 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedcir.config import ModelConfig
 from fedcir.errors import InputError
+from fedcir.models.normalisation import renormalise
 from fedcir.models.tensors import describe_tensor, is_statistic
 from fedcir.plugins import find_plugin, get_attribute, is_file_plugin
+from fedcir.text import describe_error
 from fedcir.types import Tensors
 
 WRAPPED = ("state_dict", "model_state_dict", "model")
@@ -251,5 +254,14 @@ def remove_classifier(network: nn.Module, example: Tensor, name: str) -> nn.Modu
     return network
 
 
-def describe_error(error: BaseException) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+def build_foreign_encoder(model: ModelConfig, example: Tensor) -> ForeignEncoder:
+    """Build a network of another package without its classifier, with the configured weights and norms."""
+    if model.foreign:
+        network = remove_classifier(build_foreign(model), example, model.name)
+        if model.weights is not None:
+            load_weights(network, read_weights(Path(model.weights)), model.weights)
+    else:
+        network = efficientnet_lite0(example.shape[1], example.shape[-1], model.arguments, model.weights)
+    if model.norm in ("invariant", "group") and any(isinstance(layer, _BatchNorm) for layer in network.modules()):
+        network = renormalise(network, example, model.norm)
+    return ForeignEncoder(network)

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 
 from fedcir.config import BUILTIN_MODELS, ModelConfig
@@ -25,18 +24,9 @@ from fedcir.models.classifier import (
     ProjectedEncoder,
 )
 from fedcir.models.networks import CNN, ResNet18, StagedEncoder
-from fedcir.models.normalisation import renormalise
-from fedcir.models.pretrained import (
-    ForeignEncoder,
-    FrozenEncoder,
-    build_foreign,
-    describe_error,
-    efficientnet_lite0,
-    load_weights,
-    read_weights,
-    remove_classifier,
-)
+from fedcir.models.pretrained import FrozenEncoder, build_foreign_encoder, load_weights, read_weights
 from fedcir.rng import seeded_init
+from fedcir.text import describe_error
 
 BACKBONES: dict[str, type[CNN] | type[ResNet18]] = {"cnn": CNN, "resnet18": ResNet18}
 
@@ -102,7 +92,7 @@ def make_image_task(model: ModelConfig, num_classes: int, channels: int, seed: i
     else:
         example = torch.zeros(2, channels, image_size, image_size)
         with seeded_init(seed, "init", "encoder"):
-            encoder = _build_foreign_encoder(model, example)
+            encoder = build_foreign_encoder(model, example)
         whole = make_module_task(encoder, example, num_classes, model.latent, seed, "images")
     if not model.freeze:
         return whole
@@ -140,19 +130,6 @@ def _make_builtin_task(model: ModelConfig, num_classes: int, channels: int, seed
     check_memory(3 * 4 * count, f"model.width: {model.name} of {count:,} weights")  # each has a gradient and a momentum
     features = drawn.features
     return Task(num_classes, features, model.latent or features, seed, make_encoder, torch.zeros(1, channels, 32, 32))
-
-
-def _build_foreign_encoder(model: ModelConfig, example: Tensor) -> ForeignEncoder:
-    """Build a network of another package without its classifier, with the configured weights and norms."""
-    if model.foreign:
-        network = remove_classifier(build_foreign(model), example, model.name)
-        if model.weights is not None:
-            load_weights(network, read_weights(Path(model.weights)), model.weights)
-    else:
-        network = efficientnet_lite0(example.shape[1], example.shape[-1], model.arguments, model.weights)
-    if model.norm in ("invariant", "group") and any(isinstance(layer, _BatchNorm) for layer in network.modules()):
-        network = renormalise(network, example, model.norm)
-    return ForeignEncoder(network)
 
 
 def make_module_task(

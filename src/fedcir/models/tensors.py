@@ -81,23 +81,19 @@ def to_second_moments(bag: Tensors) -> Tensors:
     moments = {name: t.double() if name.endswith(("running_mean", "running_var")) else t for name, t in bag.items()}
     for name in bag:
         if name.endswith("running_var"):
-            moments[name] = moments[name] + moments[_compute_mean(name)].square()
+            moments[name] = moments[name] + moments[name.removesuffix("var") + "mean"].square()
     return moments
 
 
 def from_second_moments(bag: Tensors) -> Tensors:
     """The inverse of `to_second_moments`: with averaged moments, the variance of the mixture of all clients."""
     variances = {
-        name: (tensor - bag[_compute_mean(name)].square()).clamp_min(0)
+        name: (tensor - bag[name.removesuffix("var") + "mean"].square()).clamp_min(0)
         for name, tensor in bag.items()
         if name.endswith("running_var")
     }
     moved = {**bag, **variances}
     return {name: t.float() if name.endswith(("running_mean", "running_var")) else t for name, t in moved.items()}
-
-
-def _compute_mean(name: str) -> str:
-    return name.removesuffix("running_var") + "running_mean"
 
 
 def average(bags: Iterable[Tensors], weights: Iterable[float] | None = None) -> Tensors:
@@ -110,12 +106,8 @@ def average(bags: Iterable[Tensors], weights: Iterable[float] | None = None) -> 
 
 def update_norm(bag: Tensors, sent: Tensors, statistics: bool = False) -> float:
     """L2 norm of an update in double precision, without BatchNorm statistics or of these alone."""
-    changed = [
-        t.double() - sent.get(name, 0)
-        for name, t in bag.items()
-        if t.is_floating_point() and is_statistic(name) == statistics
-    ]
-    return math.sqrt(sum(float(change.square().sum()) for change in changed))
+    names = [name for name, t in bag.items() if t.is_floating_point() and is_statistic(name) == statistics]
+    return math.sqrt(sum(float((bag[name].double() - sent.get(name, 0)).square().sum()) for name in names))
 
 
 def clip_update(bag: Tensors, sent: Tensors, limit: float) -> Tensors:

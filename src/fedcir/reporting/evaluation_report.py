@@ -271,8 +271,8 @@ def _render(evaluation: Evaluation, hidden_paths: Sequence[str]) -> str:
 def _build_calibration(evaluation: Evaluation) -> Section:
     charts: dict[str, Chart] = {}
     for domain in (evaluation.all, *evaluation):
-        bins = domain.reliability()
-        series = Series(evaluation.name, tuple(b.confidence for b in bins), tuple(b.accuracy for b in bins))
+        confidences, accuracies, _ = zip(*domain.reliability(), strict=True)
+        series = Series(evaluation.name, confidences, accuracies)
         ideal = Series("perfectly calibrated", (0.0, 1.0), (0.0, 1.0))
         charts[_mark(domain)] = Lines("", "probability of the predicted class", "accuracy", (series, ideal))
     note = "Below the diagonal the model is overconfident, above it underconfident. Empty bins are left out."
