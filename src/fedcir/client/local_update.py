@@ -76,9 +76,8 @@ class LocalTrainer:
             use_matmul_conv(module)
         self.initial_state.update(self.get_client_state())
         if twice := {*self.algorithm.remembers} & {*self.algorithm.keeps, BATCHNORM, ROUNDING}:
-            raise TypeError(
-                f"{type(self.algorithm).__name__}.remembers names {sorted(twice)}, which clients already keep"
-            )
+            method = type(self.algorithm).__name__
+            raise TypeError(f"{method}.remembers names {sorted(twice)}, which clients already keep")
         trained = (*self.algorithm.trains, *self.algorithm.keeps)
         self.optimizer = SGD(p for name in trained for p in self.modules[name].parameters())
 
@@ -88,11 +87,6 @@ class LocalTrainer:
         if self.local_names:
             state[BATCHNORM] = {n: t for n, t in snapshot(self.modules["model"]).items() if n in self.local_names}
         return state
-
-    def get_upload(self, name: str) -> Tensors:
-        """Copy the tensors of a trained module that the client uploads."""
-        tensors = snapshot(self.modules[name])
-        return {n: t for n, t in tensors.items() if n not in self.local_names} if name == "model" else tensors
 
     def load(
         self, client: Client, broadcast: Groups, client_state: Groups, round: int, rng: torch.Generator
@@ -185,7 +179,9 @@ def _train_client(
         sums, flops = _take_steps(trainer, client.train, ctx)
     for module in modules.values():
         module.eval()
-    tensors = {name: trainer.get_upload(name) for name in algorithm.trains if name in algorithm.uploads}
+    tensors = {name: snapshot(modules[name]) for name in algorithm.trains if name in algorithm.uploads}
+    if "model" in tensors:
+        tensors["model"] = {n: t for n, t in tensors["model"].items() if n not in trainer.local_names}
     with torch.inference_mode():
         summary = algorithm.local_summary(modules, trainer.iterate_batches(client.train), ctx)
     _check_groups(algorithm, "local_summary", summary, algorithm.sends)

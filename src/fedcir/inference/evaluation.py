@@ -256,8 +256,7 @@ def predict_domains(
     restored: RestoredModel, federation: Federation, limit: int | None, seed: int
 ) -> list[DomainPredictions]:
     """Predict at most `limit` random test images of every domain with a restored model."""
-    trainer = restored.trainer
-    predictions = []
+    trainer, predictions = restored.trainer, []
     with use_threads(1), torch.inference_mode():
         for number, domain in federation.evaluators.items():
             client = federation.clients[number]

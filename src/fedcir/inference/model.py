@@ -29,6 +29,7 @@ from fedcir.runs.reader import Run, RunSource, restore_model, to_run
 from fedcir.runtime.devices import is_out_of_memory, pick_device
 from fedcir.runtime.resume import use_saved_model
 from fedcir.runtime.run_folder import RunFolder
+from fedcir.text import to_one_line
 from fedcir.types import LocalContext, Modules
 from fedcir.validation import build_dataclass
 
@@ -105,10 +106,8 @@ class TrainedModel:
         except RuntimeError as error:  # by torch, for images that are too small for the network
             if self.run.config.model.foreign or is_out_of_memory(error):
                 raise
-            reason = " ".join(str(error).split())[:200]
-            raise InputError(
-                f"the model of {self.run.path} takes no {self.size}x{self.size} images: {reason}"
-            ) from error
+            problem = f"the model of {self.run.path} takes no {self.size}x{self.size} images"
+            raise InputError(f"{problem}: {to_one_line(error, 200)}") from error
         if not output.logits.softmax(-1).isfinite().all():
             raise InputError(f"the model of {self.run.path} gives no numbers for some images: train it again")
         return output
@@ -167,25 +166,19 @@ def open_model(
             f"own: choose one as site, from {', '.join(domains)}"
         )
     restored = restore_model(run, run.config, method, run.task(run.weights()), str(pick_device(device)))
-    client = replace(_find_client(run, site), train=train)
+    first = {client["domain"]: client["id"] for client in reversed(run.manifest["clients"])}
+    if site is not None and site not in first:
+        raise InputError(f"no domain {site!r} in {run.path}; {suggest_name(site, first)}")
+    client = Client(0 if site is None else first[site], site or "", train, None)
     local_tensors = get_local_tensors(restored.store.load(client.id, restored.round + 1))
     if site is not None and train is None and not local_tensors and has_client_parts(run, method):
         raise InputError(f"no client of {site!r} has trained in {run.path}, so it has no model: choose another site")
     ctx, trainer = restored.load(client), restored.trainer
     for module in trainer.modules.values():
         module.requires_grad_(False)
-    # earlier versions fitted one on private data too
-    fitted = None if run.config.privacy.noise else RunFolder(run.path).calibration()
-    calibration = fitted or Calibration()
+    # Earlier versions fitted one on private data too.
+    calibration = (None if run.config.privacy.noise else RunFolder(run.path).calibration()) or Calibration()
     return TrainedModel(run, method, trainer.modules, ctx, trainer.device, trainer.layout, calibration, site)
-
-
-def _find_client(run: Run, site: str | None) -> Client:
-    """The client whose own parts of the model are taken: the first of a site."""
-    first = {client["domain"]: client["id"] for client in reversed(run.manifest["clients"])}
-    if site is not None and site not in first:
-        raise InputError(f"no domain {site!r} in {run.path}; {suggest_name(site, first)}")
-    return Client(first[site] if site is not None else 0, site or "", None, None)
 
 
 def has_client_parts(run: Run, method: Algorithm) -> bool:

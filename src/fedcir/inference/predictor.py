@@ -2,7 +2,7 @@
 
 import os
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
@@ -16,13 +16,12 @@ from PIL import Image
 from fedcir.data.decoding import MODES, SUFFIXES, Decoding, decode_file, to_square
 from fedcir.data.sources.folders import open_folder
 from fedcir.errors import InputError
-from fedcir.inference.model import BATCH, AlgorithmChoice, TrainedModel, open_model
+from fedcir.inference.model import BATCH, AlgorithmChoice, open_model
 from fedcir.machine import count_cores
 from fedcir.runs.reader import RunSource
 from fedcir.validation import Between
 
 Pixels = NDArray[np.uint8]
-Picture = Image.Image | NDArray[Any] | str | Path
 
 
 def files_in(paths: Iterable[str | Path]) -> list[str]:
@@ -52,15 +51,6 @@ def read_file(path: str, size: int, channels: int) -> Pixels | str:
         return "it is empty"
     look, pixels = decode_file(path, Decoding(size, _check_channels(channels)))
     return look.error or np.frombuffer(pixels, np.uint8).reshape(size, size, channels)
-
-
-def list_pictures(images: Any) -> Sequence[Picture]:
-    """Return a batch, a list or a single picture as a list of pictures."""
-    if isinstance(images, Image.Image | str | Path):
-        return [images]
-    if isinstance(images, np.ndarray):
-        return list(images) if images.ndim == 4 else [images]
-    return list(images)
 
 
 def to_pixels(picture: Any, size: int, channels: int) -> Pixels:
@@ -128,9 +118,7 @@ class Predictor:
     ) -> None:
         Between(1, 1_000_000).check("top", top)
         Between(1, 65_536).check("batch_size", batch_size)
-        self.trained: TrainedModel = open_model(
-            path, site=site, algorithm=algorithm, device=device, trust_code=trust_code
-        )
+        self.trained = open_model(path, site=site, algorithm=algorithm, device=device, trust_code=trust_code)
         self.top, self.batch_size = top, batch_size
 
     @property
@@ -154,7 +142,9 @@ class Predictor:
                 raise InputError(f"cannot read {picture}: {pixels}")
             return pixels
 
-        return [answer for _, answer in self._predict(list_pictures(images), read) if isinstance(answer, Prediction)]
+        if isinstance(images, Image.Image | str | Path) or (isinstance(images, np.ndarray) and images.ndim != 4):
+            images = [images]
+        return [answer for _, answer in self._predict(images, read) if isinstance(answer, Prediction)]
 
     def files(self, paths: Iterable[str]) -> Iterator[tuple[str, Prediction | str]]:
         """Predict files batch by batch. Yields each path with its prediction, or with its error."""
@@ -176,17 +166,18 @@ class Predictor:
             finally:
                 pool.shutdown(cancel_futures=True)  # after Ctrl-C nobody waits for the rest
 
-    def _batch(self, ready: list[tuple[Any, "Future[Pixels | str]"]]) -> list[tuple[Any, Prediction | str]]:
+    def _batch(self, ready: list[tuple[Any, "Future[Pixels | str]"]]) -> Iterator[tuple[Any, Prediction | str]]:
+        """Predict the pictures of a batch that could be read."""
         results = [(picture, future.result()) for picture, future in ready]
-        pixels = [result for _, result in results if not isinstance(result, str)]
-        predictions = iter(self._predict_pixels(np.stack(pixels)) if pixels else ())
-        return [(picture, result if isinstance(result, str) else next(predictions)) for picture, result in results]
-
-    def _predict_pixels(self, pixels: Pixels) -> list[Prediction]:
-        probabilities, novelty = self.trained.predict(pixels)
-        values, labels = probabilities.topk(min(self.top, len(self.classes)), dim=-1)
-        predictions = []
-        for row, indices, share in zip(values.tolist(), labels.tolist(), novelty.tolist(), strict=True):
-            top = tuple((self.classes[index], value) for index, value in zip(indices, row, strict=True))
-            predictions.append(Prediction(*top[0], share, top))
-        return predictions
+        rows: Iterator[tuple[list[float], list[int], float]] = iter(())
+        if pixels := [result for _, result in results if not isinstance(result, str)]:
+            probabilities, novelty = self.trained.predict(np.stack(pixels))
+            values, labels = probabilities.topk(min(self.top, len(self.classes)), dim=-1)
+            rows = zip(values.tolist(), labels.tolist(), novelty.tolist(), strict=True)
+        for picture, result in results:
+            if isinstance(result, str):
+                yield picture, result
+            else:
+                shares, indices, share = next(rows)
+                top = tuple((self.classes[index], value) for index, value in zip(indices, shares, strict=True))
+                yield picture, Prediction(*top[0], share, top)

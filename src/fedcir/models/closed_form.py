@@ -245,8 +245,7 @@ class StandardisedEncoder(nn.Module):
 
 def fit_site_count(network: nn.Module, tensors: Tensors) -> None:
     """Give a network's standardised encoder as many sites as these tensors have."""
-    keys = tensors.get("encoder.site_keys")
-    encoder = getattr(network, "encoder", None)
+    keys, encoder = tensors.get("encoder.site_keys"), getattr(network, "encoder", None)
     if isinstance(encoder, StandardisedEncoder) and keys is not None and keys.ndim == 1:
         encoder.resize(len(keys))
 

@@ -97,10 +97,11 @@ class ResNet18(nn.Module):
         self.conv1 = make_conv(norm, channels, width, 7, 2, 3)
         self.bn1 = make_norm(norm, width, first=True)
         self.stem = nn.Identity()  # for methods that hook the output of a stage
-        self.layer1 = _make_stage(width, width, 1, norm, first=True)
-        self.layer2 = _make_stage(width, 2 * width, 2, norm)
-        self.layer3 = _make_stage(2 * width, 4 * width, 2, norm)
-        self.layer4 = _make_stage(4 * width, 8 * width, 2, norm)
+        widths = [width, width, 2 * width, 4 * width, 8 * width]
+        self.layer1, self.layer2, self.layer3, self.layer4 = (
+            nn.Sequential(BasicBlock(a, b, 1 if first else 2, norm, first), BasicBlock(b, b, 1, norm, first))
+            for (a, b), first in zip(pairwise(widths), (True, False, False, False), strict=True)
+        )
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
@@ -109,12 +110,6 @@ class ResNet18(nn.Module):
         x = self.stem(F.max_pool2d(F.relu(self.bn1(self.conv1(x)), inplace=True), 3, 2, 1))
         x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
         return torch.flatten(F.adaptive_avg_pool2d(x, 1), 1)
-
-
-def _make_stage(channels_in: int, channels: int, stride: int, norm: str, first: bool = False) -> nn.Sequential:
-    return nn.Sequential(
-        BasicBlock(channels_in, channels, stride, norm, first), BasicBlock(channels, channels, 1, norm, first)
-    )
 
 
 POOLS = (nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d)  # they follow the last stage

@@ -8,6 +8,7 @@ import importlib
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
@@ -66,12 +67,10 @@ def load_weights(network: nn.Module, arrays: Tensors, source: str) -> None:
     if missing or wrong:
         used = {id(tensor) for tensor in matched.values()}
         unused = [name for name, tensor in arrays.items() if id(tensor) not in used and not is_statistic(name)]
-        shapes = {name: describe_tensor(tensor) for name, tensor in state.items()}
+        want, got = ({n: describe_tensor(t) for n, t in bag.items()} for bag in (state, matched))
         problems = {
-            "missing": [f"{name} {shapes[name]}" for name in missing],
-            "of another shape": [
-                f"{name} is {describe_tensor(matched[name])}, expected {shapes[name]}" for name in wrong
-            ],
+            "missing": [f"{name} {want[name]}" for name in missing],
+            "of another shape": [f"{name} is {got[name]}, expected {want[name]}" for name in wrong],
             "in the file only": [f"{name} {describe_tensor(arrays[name])}" for name in unused],
         }
         listed = "; ".join(
@@ -180,8 +179,7 @@ def build_foreign(model: ModelConfig) -> nn.Module:
     function = find_callable(model.name)
     called = f"model.name: {model.name}({', '.join(f'{name}={value!r}' for name, value in model.arguments.items())})"
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of code that is not the user's
+        with warnings.catch_warnings(action="ignore"):  # of code that is not the user's
             network = function(**model.arguments)
     except (Exception, SystemExit) as error:
         raise InputError(f"{called} fails: {describe_error(error)}; set model.arguments") from error
@@ -207,8 +205,7 @@ def find_callable(name: str) -> Callable[..., Any]:
 
 def _import_module(source: str, name: str) -> ModuleType:
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):
             return importlib.import_module(source)
     except (Exception, SystemExit) as error:
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
@@ -227,16 +224,16 @@ def remove_classifier(network: nn.Module, example: Tensor, name: str) -> nn.Modu
     """
     last: list[tuple[nn.Module, Any]] = []
     leaves = [module for module in network.modules() if not list(module.children())]
-    hooks = [leaf.register_forward_hook(lambda leaf, _, output: last.append((leaf, output))) for leaf in leaves]
     try:
-        with torch.no_grad():
+        with ExitStack() as hooks, torch.no_grad():
+            for leaf in leaves:
+                hook = leaf.register_forward_hook(lambda leaf, _, output: last.append((leaf, output)))
+                hooks.enter_context(hook)
             output = network.eval()(example)
     except Exception as error:
         size = f"images of {example.shape[1]} channels and {example.shape[-1]} pixels"
         raise InputError(f"model.name: {name} fails on {size}: {describe_error(error)}; set model.arguments") from error
     finally:
-        for hook in hooks:
-            hook.remove()
         network.train()
     output = output[0] if isinstance(output, tuple | list) and output else output
     while last and isinstance(last[-1][0], ENDS) and last[-1][1] is output:
