@@ -14,6 +14,8 @@ import pytest
 
 from fedcir.algorithms import find_algorithm
 from fedcir.config import Config, config_from_tables, merge_tables, parse_assignment
+from fedcir.data.domains import Domains
+from fedcir.data.sources.minidigits import minidigits
 from fedcir.plugins import FILE_MODULE
 from fedcir.runtime.simulation import open_run
 from warm_process import Output, WarmProcess
@@ -73,8 +75,14 @@ def data_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def digits() -> Domains:
+    """The embedded dataset, drawn once: it takes seconds."""
+    return minidigits()
+
+
+@pytest.fixture(scope="session")
 def tiny(data_root: Path) -> Callable[..., Config]:
-    """Make a config: `tiny("fedavg", "server.rounds=5")`. The default is three rounds of two steps."""
+    """Make a config: `tiny("fedavg", "server.rounds=5")`. The default is three rounds of two steps in one process."""
 
     def make(algorithm: str = "fedcir", *assignments: str) -> Config:
         tables = {
@@ -83,7 +91,7 @@ def tiny(data_root: Path) -> Callable[..., Config]:
             "local": {"steps": 2, "batch_size": 8},
             "server": {"rounds": 3},
             "algorithm": {"name": algorithm},
-            "run": {"device": "cpu"},
+            "run": {"device": "cpu", "workers": 1},
         }
         if "hidden" in {field.name for field in dataclasses.fields(find_algorithm(algorithm))}:
             tables["algorithm"]["hidden"] = 8
@@ -204,5 +212,5 @@ def fork_fedcir(warm_process: WarmProcess, monkeypatch: pytest.MonkeyPatch) -> C
 @pytest.fixture(scope="session")
 def options(data_root: Path) -> list[str]:
     """Options of the command line for the same tiny run."""
-    text = "--dataset arrays --rounds 3 --local-steps 2 --batch-size 8 --device cpu --set model.width=2"
+    text = "--dataset arrays --rounds 3 --local-steps 2 --batch-size 8 --device cpu --workers 1 --set model.width=2"
     return [*text.split(), "--no-report", "--data-root", str(data_root)]

@@ -61,7 +61,8 @@ def trained() -> Callable[..., fedcir.Result]:
     """fedcir.train on three sites: `trained(FedProx(mu=0.0), rounds=2)`."""
 
     def run(algorithm: fedcir.Algorithm, *, sizes: Sequence[int] = (12, 9, 7), **options: Any) -> fedcir.Result:
-        settings = {"num_classes": CLASSES, "rounds": 3, "local_steps": 3, "batch_size": 6, "device": "cpu", **options}
+        settings = {"num_classes": CLASSES, "rounds": 3, "local_steps": 3, "batch_size": 6, "device": "cpu"}
+        settings |= {"workers": 1, **options}
         return fedcir.train(_sites(sizes), encoder=_encoder(), algorithm=algorithm, **settings)
 
     return run

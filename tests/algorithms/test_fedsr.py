@@ -253,7 +253,7 @@ def rounds_kept(out: Path) -> set[int]:
     return {int(path.stem.removeprefix("round-")) for path in (out / "clients").glob("*/round-*.safetensors")}
 
 
-@pytest.mark.parametrize("stop", [1, 2, 3, 5])
+@pytest.mark.parametrize("stop", [1, 5])
 def test_a_resumed_run_takes_what_clients_kept_from_disk(
     tiny: Tiny, train: Train, whole: bytes, tmp_path: Path, stop: int
 ) -> None:
@@ -263,7 +263,7 @@ def test_a_resumed_run_takes_what_clients_kept_from_disk(
     assert model(out) == whole
 
 
-@pytest.mark.parametrize("stop", [1, 3, 4, 5])
+@pytest.mark.parametrize("stop", [1, 4])
 def test_what_clients_kept_after_the_checkpoint_is_not_used(
     tiny: Tiny, train: Train, whole: bytes, tmp_path: Path, stop: int
 ) -> None:

@@ -233,13 +233,14 @@ def decoders(cache: Path) -> list[int]:
     return results
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="needs /proc to find the processes")
 @pytest.mark.parametrize(
     ("number", "event", "file"),
     [
-        pytest.param(signal.SIGINT, "import", "fedcir.data", marks=pytest.mark.slow),
+        (signal.SIGINT, "import", "fedcir.data"),
         (signal.SIGINT, "open", ".bmp"),
-        pytest.param(signal.SIGTERM, "open", ".bmp", marks=pytest.mark.slow),
+        (signal.SIGTERM, "open", ".bmp"),
     ],
     ids=["ctrl-c at the start", "ctrl-c in the middle", "sigterm in the middle"],
 )

@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from fedcir.config import DataConfig
 from fedcir.data.domains import Domains
 from fedcir.data.opening import open_dataset
 from fedcir.errors import InputError
+from warm_process import Output
 
 datasets = pytest.importorskip("datasets", reason="the datasets library is not installed (fedcir[hub])")
 
@@ -199,12 +200,11 @@ def test_a_folder_of_something_else_is_named(tmp_path: Path) -> None:
         opened(tmp_path)
 
 
-def command(*arguments: object, code: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
-    """The command in a process of its own, after some code."""
-    message = f"{code}; from fedcir.cli import main; main()".strip("; ")
-    line = [sys.executable, "-c", message, *map(str, arguments)]
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "HUGGINGFACE"))}
-    return subprocess.run(line, env={**kept, **environment}, capture_output=True, text=True, timeout=300, check=False)
+def command(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run the command in a process of its own, without the user's settings of the library."""
+    line = [sys.executable, "-m", "fedcir", *map(str, arguments)]
+    own = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "HUGGINGFACE"))}
+    return subprocess.run(line, env={**own, **environment}, capture_output=True, text=True, timeout=300, check=False)
 
 
 @pytest.mark.slow
@@ -223,11 +223,13 @@ def test_a_path_that_is_not_there_is_named(tmp_path: Path) -> None:
         opened(tmp_path / "saved")
 
 
-def test_without_the_library_its_installation_is_told() -> None:
-    absent = "import sys; sys.modules['datasets'] = None"
-    output = command("data", "check", "hub", "--data-root", "flwrlabs/pacs", code=absent)
-    assert output.returncode == 2
-    assert output.stderr == "fedcir: dataset 'hub' needs the datasets library: pip install 'fedcir[hub]'\n"
+def test_without_the_library_its_installation_is_told(
+    monkeypatch: pytest.MonkeyPatch, fedcir: Callable[..., Output]
+) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    output = fedcir("data", "check", "hub", "--data-root", "flwrlabs/pacs")
+    assert output.code == 2
+    assert output.err == "fedcir: dataset 'hub' needs the datasets library: pip install 'fedcir[hub]'\n"
 
 
 @pytest.mark.slow

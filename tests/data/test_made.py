@@ -10,7 +10,7 @@ import pytest
 
 from fedcir.data.cache import clear_cache
 from fedcir.data.domains import Domains, Split
-from fedcir.data.sources.minidigits import cached_minidigits, minidigits
+from fedcir.data.sources.minidigits import cached_minidigits
 
 
 @pytest.fixture(autouse=True)
@@ -19,9 +19,17 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
-@pytest.fixture(scope="module")
-def digits() -> Domains:
-    return minidigits()
+@pytest.fixture(autouse=True)
+def made(digits: Domains, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Make the images once for all tests of this file, and count how often they are asked for."""
+    calls: list[int] = []
+
+    def make(seed: int = 0) -> Domains:
+        calls.append(seed)
+        return digits
+
+    monkeypatch.setattr("fedcir.data.sources.minidigits.minidigits", make)
+    return calls
 
 
 def splits(domains: Domains) -> Iterator[Split]:
@@ -34,10 +42,11 @@ def same(one: Domains, other: Domains) -> bool:
     return all(equal) and all(list(a.ids) == list(b.ids) for a, b in pairs) and one.names == other.names
 
 
-def test_what_is_read_again_is_what_was_made(digits: Domains, folder: Path) -> None:
-    made, read = cached_minidigits(), cached_minidigits()
+def test_what_is_read_again_is_what_was_made(digits: Domains, folder: Path, made: list[int]) -> None:
+    first, read = cached_minidigits(), cached_minidigits()
+    assert made == [0]
     assert [path.suffix for path in folder.iterdir()] == [".npz"]
-    assert same(made, digits)
+    assert same(first, digits)
     assert same(read, digits)
     assert read.classes == digits.classes
 
@@ -49,12 +58,13 @@ def test_reading_again_imports_nothing_that_draws() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout == "False\n"
 
 
-def test_a_damaged_file_is_made_anew(digits: Domains, folder: Path) -> None:
+def test_a_damaged_file_is_made_anew(digits: Domains, folder: Path, made: list[int]) -> None:
     cached_minidigits()
     (file,) = folder.iterdir()
     whole = file.read_bytes()
     file.write_bytes(whole[: len(whole) // 2])
     assert same(cached_minidigits(), digits)
+    assert made == [0, 0]
     assert len(file.read_bytes()) == len(whole)
 
 

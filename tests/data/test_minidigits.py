@@ -12,11 +12,6 @@ WRITTEN = ("handwritten", "photo", "outlined")
 
 
 @pytest.fixture(scope="module")
-def digits() -> Domains:
-    return minidigits()
-
-
-@pytest.fixture(scope="module")
 def other() -> Domains:
     return minidigits(1)
 

@@ -214,7 +214,7 @@ def test_settings_that_do_not_go_together_are_refused_in_one_line(
     assert named in output.err
 
 
-@pytest.mark.parametrize("algorithm", ["fedavg", "fedcir", "centralized"])
+@pytest.mark.parametrize("algorithm", ["fedcir", "centralized"])
 def test_a_run_by_a_file_names_its_clients_and_gives_the_same_bits_again(
     write: Write, by_file: Tiny, train: Train, tmp_path: Path, algorithm: str
 ) -> None:

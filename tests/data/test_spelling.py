@@ -56,7 +56,7 @@ def test_a_site_that_has_both_means_both() -> None:
 
 
 def test_thousands_of_classes_are_compared_at_once() -> None:
-    classes = {"a": [f"Class {i} of many" for i in range(3000)], "b": [f"class_{i}_of_many" for i in range(2990, 3010)]}
+    classes = {"a": [f"Class {i} of many" for i in range(1000)], "b": [f"class_{i}_of_many" for i in range(990, 1010)]}
     assert len(find_spelling_variants(classes)) == 10
 
 

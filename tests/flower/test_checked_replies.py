@@ -20,25 +20,15 @@ from crossing import (
     rounds,
     shares,
 )
-from flwr.app import Array, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from grid import Node, run_of_flower, site  # noqa: F401
 
 from fedcir.flower.server_app import DeploymentSettings, open_deployment
 from fedcir.runtime.run_folder import RunFolder
 
 
-def scramble(content: RecordDict) -> None:
-    content.array_records["arrays"][BIAS] = Array("float32", (3,), "numpy.ndarray", b"\x80\x05garbage")
-
-
-FAULTS: dict[Change, str] = {
-    poison: f"{BIAS} is not finite; a lower local.lr may help",
-    scramble: f"{BIAS} is not an array",
-}
-
-
-def told(**values: float) -> Change:
-    """Metrics that are other than they should be."""
+def with_metrics(**values: float) -> Change:
+    """Replace metrics of a reply."""
 
     def change(content: RecordDict) -> None:
         content.metric_records["metrics"].update(values)
@@ -46,23 +36,26 @@ def told(**values: float) -> Change:
     return change
 
 
-@pytest.mark.parametrize(("change", "reason"), FAULTS.items(), ids=lambda value: getattr(value, "__name__", ""))
 def test_a_node_whose_replies_cannot_be_used_is_dropped_and_named_and_the_run_goes_on(
-    tiny: Tiny, tmp_path: Path, change: Change, reason: str
+    tiny: Tiny, tmp_path: Path
 ) -> None:
     grid = shares(tmp_path)
-    grid.nodes[17] = altered(grid.nodes[17], MessageType.TRAIN, change)
+    grid.nodes[17] = altered(grid.nodes[17], MessageType.TRAIN, poison)
     across(grid, tiny("fedcir", "server.rounds=2"), tmp_path / "run")
     for record in rounds(tmp_path / "run"):
         assert list(record["dropped"]) == ["1"]
-        assert record["dropped"]["1"].startswith(reason)
+        assert record["dropped"]["1"].startswith(f"{BIAS} is not finite; a lower local.lr may help")
         assert len(record["accuracy"]) == 3
     assert RunFolder(tmp_path / "run").finished
 
 
 LIES: dict[str, tuple[str, Change, str]] = {
-    "images to train on": ("train", told(**{"num-examples": 10**18}), f"num_examples is {10**18}, expected 24"),
-    "images to test on": ("evaluate", told(correct=1e308, count=1e308), "evaluation: count is 1e+308, expected 12"),
+    "images to train on": ("train", with_metrics(**{"num-examples": 10**18}), f"num_examples is {10**18}, expected 24"),
+    "images to test on": (
+        "evaluate",
+        with_metrics(correct=1e308, count=1e308),
+        "evaluation: count is 1e+308, expected 12",
+    ),
 }
 
 
@@ -164,22 +157,22 @@ def test_a_node_that_does_not_answer_when_asked_to_test_and_to_train_is_dropped_
 
 
 @pytest.mark.parametrize(
-    ("part", "told"),
+    ("part", "expected"),
     [("evaluate", [{"1": "evaluation: full"}, {}, {}]), ("train", [{}, {"1": "full"}, {"1": "full"}])],
 )
 def test_what_goes_wrong_with_one_of_two_things_that_were_asked_for_does_not_touch_the_other(
-    tiny: Tiny, tmp_path: Path, part: str, told: list[dict[str, str]]
+    tiny: Tiny, tmp_path: Path, part: str, expected: list[dict[str, str]]
 ) -> None:
     def fail(content: RecordDict) -> None:
         if "tests" in content:
             content["faults"] = ConfigRecord({part: "full"})
             if part == "evaluate":
-                told[1] = {"1": "evaluation: full"}
+                expected[1] = {"1": "evaluation: full"}
 
     grid = shares(tmp_path)
     grid.nodes[17] = altered(grid.nodes[17], MessageType.TRAIN, fail)
     across(grid, tiny("fedavg", "server.rounds=3"), tmp_path / "run")
-    assert dropped(tmp_path / "run") == told
+    assert dropped(tmp_path / "run") == expected
 
 
 def test_an_error_in_a_round_that_nobody_thought_of_is_told_by_its_kind_only(tiny: Tiny, tmp_path: Path) -> None:

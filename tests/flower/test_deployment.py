@@ -30,6 +30,8 @@ from fedcir.flower.site_check import SiteSetup, check_site
 from fedcir.runtime.run_folder import IMAGE_HASHES, RunFolder
 from fedcir.runtime.simulation import open_run
 
+pytestmark = pytest.mark.slow  # SuperLinks, SuperNodes and Ray take a minute of CPU time to start
+
 EXAMPLE = Path(__file__).parents[2] / "examples" / "flower_app"
 METHODS = ["fedcir", "fedsr"]
 OTHERS = ["fedavg", "fedgen", "fedprox", "fedproc", "fedreg", "fedalign"]
@@ -101,7 +103,6 @@ def until(done: Callable[[], bool], log: Callable[[], str], seconds: float = 300
         time.sleep(0.2)
 
 
-@pytest.mark.slow
 def test_on_flower_a_run_is_bit_for_bit_what_it_is_in_process_though_its_server_was_killed(
     federation: LocalFederation, two_sites: str, tmp_path: Path
 ) -> None:
@@ -123,7 +124,6 @@ def test_on_flower_a_run_is_bit_for_bit_what_it_is_in_process_though_its_server_
         assert_same_run(RunFolder(tmp_path / "flower" / method), in_process(two_sites, method, tmp_path / method))
 
 
-@pytest.mark.slow
 def test_in_flowers_simulation_too(simulation: LocalFederation, two_sites: str, tmp_path: Path) -> None:
     settings = {"set": two_sites, "out": str(tmp_path / "flower"), "algorithms": " ".join(METHODS)}
     simulation.submit("methods", settings, APP).wait()
@@ -160,7 +160,6 @@ def test_the_command_of_the_examples_readme_learns_and_is_bit_for_bit_what_train
     assert "'accuracy': 1.0" in done.stdout + done.stderr
 
 
-@pytest.mark.slow
 def test_all_other_methods_too(
     federation: LocalFederation, simulation: LocalFederation, two_sites: str, tmp_path: Path
 ) -> None:
@@ -173,7 +172,6 @@ def test_all_other_methods_too(
             assert_same_run(RunFolder(tmp_path / name / method), other)
 
 
-@pytest.mark.slow
 def test_a_superlink_that_was_killed_starts_again_on_its_database_and_the_run_goes_on(
     two_domains: Path, two_sites: str, tmp_path: Path
 ) -> None:
@@ -195,7 +193,6 @@ def test_a_superlink_that_was_killed_starts_again_on_its_database_and_the_run_go
     assert_same_run(folder, in_process(two_sites, "fedsr", tmp_path / "fedsr"))
 
 
-@pytest.mark.slow
 def test_a_node_of_another_ca_or_with_an_unknown_key_or_without_tls_is_refused(
     federation: LocalFederation, tmp_path: Path
 ) -> None:
@@ -220,7 +217,7 @@ def test_a_node_of_another_ca_or_with_an_unknown_key_or_without_tls_is_refused(
         del federation.nodes[known:]
 
 
-@pytest.mark.slow  # waits 20 s; test_sites.py does the same on a clock of its own, without Flower's log and status
+# It waits 20 s; test_sites.py does the same on a clock of its own, without Flower's log and status.
 def test_a_run_whose_sites_cannot_open_their_data_says_so_at_once_and_ends_with_one_line_and_as_failed(
     federation: LocalFederation, two_domains: Path, two_sites: str, tmp_path: Path
 ) -> None:
@@ -277,7 +274,7 @@ def test_through_the_proxy_a_site_reaches_its_part_of_the_superlink_and_nobody_t
     assert status(federation, federation.port, "/v1/control/list-runs") not in (401, 403, 404)  # it asks for no key
 
 
-@pytest.mark.slow  # test_checked_replies.py does the same with nodes in memory
+# test_checked_replies.py does the same with nodes in memory.
 def test_the_round_goes_on_without_a_site_that_dies_or_sends_what_it_should_not(tmp_path: Path) -> None:
     roots = {name: _pictures(tmp_path / "data" / name, number) for number, name in enumerate(("bonn", "kyiv", "oslo"))}
     (roots["oslo"] / "lying").rename(roots["oslo"] / "laying")  # a class that no other site has

@@ -11,10 +11,10 @@ from grid import MemoryGrid, run_of_flower, site  # noqa: F401
 import fedcir
 from fedcir.errors import InputError
 from fedcir.runtime.run_folder import RunFolder
+from kinds import mark_others_slow
 
 
-@pytest.mark.parametrize("algorithm", ["fedcir", "fedsr", "fedgen"])
-@pytest.mark.parametrize("scheme", ["domain", "dirichlet"])
+@pytest.mark.parametrize(("algorithm", "scheme"), [("fedcir", "domain"), ("fedsr", "dirichlet"), ("fedgen", "domain")])
 def test_a_run_across_nodes_is_bit_for_bit_the_run_in_process(
     tiny: Tiny, train: Train, tmp_path: Path, algorithm: str, scheme: str
 ) -> None:
@@ -28,7 +28,7 @@ def test_a_run_across_nodes_is_bit_for_bit_the_run_in_process(
     assert dropped(tmp_path / "two") == [{}, {}]
 
 
-@pytest.mark.parametrize("form", ["median", "trimmed-mean", "krum", "norm-clip"])
+@pytest.mark.parametrize("form", mark_others_slow(["median", "trimmed-mean", "krum", "norm-clip"], ["krum"]))
 def test_a_robust_form_across_nodes_is_bit_for_bit_that_in_process(
     tiny: Tiny, train: Train, tmp_path: Path, form: str
 ) -> None:
@@ -46,7 +46,7 @@ def test_the_calibration_across_nodes_is_that_in_process(tiny: Tiny, train: Trai
     assert dropped(tmp_path / "two") == [{}]
 
 
-@pytest.mark.parametrize("name", ["scaffold", "moon", "feddyn", "fedbn"])
+@pytest.mark.parametrize("name", mark_others_slow(["scaffold", "moon", "feddyn", "fedbn"], ["moon"]))
 def test_what_a_client_keeps_across_nodes_is_what_it_keeps_in_process(
     tiny: Tiny, train: Train, tmp_path: Path, name: str
 ) -> None:
@@ -72,7 +72,7 @@ def test_what_a_method_keeps_at_a_site_lies_there_under_the_key_of_the_run(tiny:
     assert kept == [f"{number}/{key}/{number}/round-000001.safetensors" for number in range(3)]
 
 
-@pytest.mark.parametrize("algorithm", ["fedavg", "fedcir", "fedgen", "fedproto"])
+@pytest.mark.parametrize("algorithm", ["fedgen", "fedproto"])
 def test_a_round_is_one_message_for_each_node_and_after_the_last_one_is_only_to_test(
     tiny: Tiny, tmp_path: Path, algorithm: str
 ) -> None:

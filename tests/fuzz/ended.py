@@ -7,7 +7,7 @@ from typing import Any
 
 from fedcir.errors import FedcirError, InputError
 
-HANG = 60
+HANG = 300
 """Seconds after which a reader counts as stuck, on a machine that has much else to do."""
 LONG = 6000
 """Characters of a line: a path alone may have 4,096."""

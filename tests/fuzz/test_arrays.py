@@ -46,7 +46,7 @@ def rewritten(path: Path, rng: random.Random) -> str:
     return f"{path.name}: {name} changed ({what})"
 
 
-@batches(80)
+@batches(40)
 def test_a_mutated_archive_is_checked_and_opened_or_refused_in_one_line(
     seeds: range, data_root: Path, tmp_path: Path
 ) -> None:

@@ -43,7 +43,7 @@ def settled(tables: dict[str, Any]) -> Config:
     return config
 
 
-@batches(120)
+@batches(60)
 def test_a_mutated_file_is_read_or_refused_in_one_line(seeds: range, tmp_path: Path) -> None:
     texts = [text_of(name, Config()) for name in list_algorithms()]
     path = tmp_path / "config.toml"
@@ -84,7 +84,7 @@ def quick(config: Config, like: Config) -> Config:
     return replace(config, data=replace(config.data, root=like.data.root), local=local)
 
 
-@batches(20, range(200))
+@batches(10, range(200))
 def test_what_is_accepted_opens_and_trains_for_a_round(
     seeds: range, tiny: Callable[..., Config], tmp_path: Path
 ) -> None:

@@ -43,7 +43,7 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return sorted(root.iterdir())
 
 
-@batches(120)
+@batches(30)
 def test_a_mutated_picture_is_seen_or_named(seeds: range, pictures: list[Path], tmp_path: Path) -> None:
     contents = [path.read_bytes() for path in pictures]
     path = tmp_path / "x.jpg"
@@ -97,7 +97,7 @@ def stray(root: Path, rng: random.Random) -> None:
         rng.choice(kinds)()
 
 
-@batches(60)
+@batches(30)
 def test_a_mutated_folder_is_checked_and_opened_or_refused_in_one_line(
     seeds: range, tree: Path, tmp_path: Path
 ) -> None:

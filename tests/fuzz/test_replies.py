@@ -84,7 +84,7 @@ def sent(
     return unpack_reply(Message(content, reply_to=question), reply.client_id, template, trained)
 
 
-@batches(120)
+@batches(50)
 def test_a_mutated_reply_to_train_is_dropped_in_one_line_or_used(seeds: range, session: Session) -> None:
     template = session.template()
     trained = session.algorithm.trains
@@ -106,7 +106,7 @@ def test_a_mutated_reply_to_train_is_dropped_in_one_line_or_used(seeds: range, s
     assert outcomes(seeds, attempt) == []
 
 
-@batches(120)
+@batches(50)
 def test_a_mutated_reply_of_a_test_is_dropped_in_one_line_or_gives_an_accuracy(seeds: range, session: Session) -> None:
     def attempt(rng: random.Random) -> str | None:
         def work() -> None:

@@ -65,7 +65,7 @@ def readers(run: Path, out: Path) -> dict[str, Callable[[], Any]]:
     }
 
 
-@batches(80)
+@batches(30)
 def test_a_damaged_run_is_read_or_refused_in_one_line(whole: Path, tmp_path: Path, seeds: range) -> None:
     def attempt(rng: random.Random) -> str | None:
         damage = damaged_copy(whole, tmp_path / "run", rng)
@@ -76,7 +76,7 @@ def test_a_damaged_run_is_read_or_refused_in_one_line(whole: Path, tmp_path: Pat
     assert outcomes(seeds, attempt) == []
 
 
-@batches(40)
+@batches(20)
 def test_a_damaged_run_resumes_to_the_same_model_or_is_refused_in_one_line(
     config: Config, whole: Path, stopped: Path, tmp_path: Path, seeds: range
 ) -> None:

@@ -177,7 +177,7 @@ def test_the_parts_of_a_network_are_where_the_score_looks(run: Path) -> None:
     assert isinstance(open_model(run).network, Classifier)
 
 
-@pytest.mark.parametrize("ending", ["pt2", "onnx"])
+@pytest.mark.parametrize("ending", ["pt2", pytest.param("onnx", marks=pytest.mark.slow)])
 def test_a_file_of_fedproto_predicts_by_the_prototypes(
     method_run: Callable[[str], Run], tmp_path: Path, ending: str
 ) -> None:

@@ -21,7 +21,9 @@ from kinds import mark_others_slow
 Train = Callable[..., Path]
 
 
-@pytest.mark.parametrize("name", [*mark_others_slow(), *FURTHER_METHODS])
+@pytest.mark.parametrize(
+    "name", [*mark_others_slow(fast=["fedavg", "fedbn", "fedproto", "centralized"]), *FURTHER_METHODS]
+)
 def test_evaluate_on_the_runs_own_test_set_gives_exactly_the_summarys_accuracies(
     method_run: Callable[[str], Run], name: str
 ) -> None:

@@ -17,6 +17,7 @@ from fedcir.errors import InputError
 from fedcir.runs.tracking import TRACKERS, flatten_record, open_tracker
 from fedcir.runtime.run_folder import RunFolder
 from fedcir.runtime.simulation import open_run
+from kinds import mark_others_slow
 
 Command = Callable[..., Any]
 Numbers = dict[str, dict[int, list[float]]]
@@ -127,7 +128,7 @@ def train(config: Config, out: Path, name: str, resume: bool = False, until: int
     return notes
 
 
-@pytest.fixture(scope="module", params=sorted(TRACKERS))
+@pytest.fixture(scope="module", params=mark_others_slow(sorted(TRACKERS), ["tensorboard"]))  # imports of others last
 def resumed(
     request: pytest.FixtureRequest, tiny: Callable[..., Config], tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[str, Path]:

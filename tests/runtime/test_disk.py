@@ -5,10 +5,9 @@ import fcntl
 import os
 import resource
 import subprocess
-import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from fedcir.errors import InputError
 from fedcir.files import write_file
 from fedcir.runtime.run_folder import RunFolder
 from fedcir.runtime.simulation import open_run
+from warm_process import Output
 
 HURRY = 300
 """Seconds that a thread may take before a test gives up on it."""
@@ -91,17 +91,16 @@ def test_a_run_whose_checkpoint_did_not_fit_goes_on_when_there_is_room(
     assert same_run(train(seven(tiny), run, resume=True), finished)
 
 
-def test_a_second_process_in_the_same_folder_is_refused(tiny: Tiny, options: list[str], tmp_path: Path) -> None:
+def test_a_second_process_in_the_same_folder_is_refused(
+    tiny: Tiny, options: list[str], fork_fedcir: Callable[..., Output], tmp_path: Path
+) -> None:
     out = tmp_path / "run"
     with open_run(tiny("fedavg"), out) as (_, rounds):
         next(rounds)
         before = snapshot(out)
-        command = [sys.executable, "-m", "fedcir", "run", *options, "--algorithm", "fedavg", "--resume", "-o", str(out)]
-        second = subprocess.run(command, check=False, capture_output=True, text=True)
-        assert second.returncode == 2
-        assert second.stderr == (
-            f"fedcir: another process is training in {out}: wait for it, or choose another folder\n"
-        )
+        second = fork_fedcir("run", *options, "--algorithm", "fedavg", "--resume", "-o", out)
+        assert second.code == 2
+        assert second.err == f"fedcir: another process is training in {out}: wait for it, or choose another folder\n"
         assert snapshot(out) == before
         assert [record.round for record in rounds] == [2, 3]
 

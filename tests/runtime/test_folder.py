@@ -2,6 +2,7 @@
 
 import json
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -53,8 +54,14 @@ def test_config_toml_is_resolved_and_says_which_versions_wrote_it(finished: Path
     assert tables.keys() == {"data", "partition", "model", "local", "server", "algorithm", "run", "attack", "privacy"}
     assert tables["server"]["active"] == 3
     assert tables["algorithm"]["lambda_reg"] == 0.5
-    settled = {"seed": 0, "threads": 1, "device": "cpu", "layout": "channels_last"}
-    assert tables["run"] == {**settled, "precision": "float32", "compile": False}  # and nothing of workers
+    settings = {"seed": 0, "threads": 1, "device": "cpu", "layout": "channels_last"}
+    assert tables["run"] == {**settings, "precision": "float32", "compile": False, "workers": 1}
+
+
+def test_config_toml_has_no_number_of_workers_that_nobody_asked_for(tiny: Tiny, train: Train, tmp_path: Path) -> None:
+    config = tiny("fedavg")
+    out = train(replace(config, run=replace(config.run, workers=None)), tmp_path / "run", until=0)
+    assert "workers" not in tomllib.loads((out / "config.toml").read_text(encoding="utf-8"))["run"]
 
 
 def test_a_run_of_before_domains_were_told_apart_still_reads(tiny: Tiny, train: Train, tmp_path: Path) -> None:

@@ -85,13 +85,13 @@ def test_a_label_that_is_no_class_is_named_with_its_client(
     wrong = TensorDataset(X, labels) if whole else list(zip(X, labels, strict=True))
     sites = {"here": (vectors(12, 0), vectors(12, 0)), "there": (wrong, vectors(12, 0))}
     with pytest.raises(fedcir.InputError, match=f"the train Dataset of 'there' {message}"):
-        fedcir.train(sites, encoder=on_vectors(), workers=workers, **TINY)
+        fedcir.train(sites, encoder=on_vectors(), **{**TINY, "workers": workers})
 
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_client_without_a_test_set_trains_and_is_not_tested(workers: int) -> None:
     sites = {"here": (vectors(24, 0), None), "there": (vectors(24, 1), vectors(12, 1))}
-    result = fedcir.train(sites, encoder=on_vectors(), workers=workers, **TINY)
+    result = fedcir.train(sites, encoder=on_vectors(), **{**TINY, "workers": workers})
     tested = {name: (train, vectors(12, 1)) for name, (train, _) in sites.items()}
     assert list(result.records[-1].accuracy or {}) == ["there"]
     assert same(result.model, fedcir.train(tested, encoder=on_vectors(), **TINY).model)
@@ -100,7 +100,7 @@ def test_a_client_without_a_test_set_trains_and_is_not_tested(workers: int) -> N
 @pytest.mark.parametrize("workers", [1, 2])
 def test_where_nobody_tests_accuracies_are_none(tmp_path: Path, workers: int, fedcir: Callable[..., Any]) -> None:
     sites = [(vectors(24, 0), None), (vectors(24, 1), None)]
-    result = train(sites, encoder=on_vectors(), workers=workers, out=tmp_path / "run", **TINY)
+    result = train(sites, encoder=on_vectors(), out=tmp_path / "run", **{**TINY, "workers": workers})
     last = result.records[-1]
     assert (last.accuracy, last.accuracy_mean, last.accuracy_weighted, last.accuracy_worst) == (None,) * 4
     assert result.summary["final"] is result.summary["best"] is None

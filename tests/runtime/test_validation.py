@@ -19,6 +19,7 @@ from fedcir.errors import InputError
 from fedcir.runtime.rounds import summarise
 from fedcir.runtime.run_folder import RunFolder
 from fedcir.runtime.simulation import open_run
+from kinds import mark_others_slow
 
 Tiny = Callable[..., Config]
 Train = Callable[..., Path]
@@ -173,7 +174,7 @@ def test_several_clients_of_a_domain_look_at_its_images_once(
     assert list(rounds(train(config, tmp_path / "run"))[0]["validation"]) == ["ink", "pen", "wax"]
 
 
-@pytest.mark.parametrize("algorithm", ["fedcir", "fedbn", "fedproto", "centralized"])
+@pytest.mark.parametrize("algorithm", mark_others_slow(["fedcir", "fedbn", "fedproto", "centralized"], ["fedbn"]))
 def test_a_run_stopped_on_its_way_ends_in_the_same_bits(
     tiny: Tiny, train: Train, tmp_path: Path, algorithm: str
 ) -> None:

@@ -246,7 +246,7 @@ def test_processes_start_beside_the_threads_of_an_earlier_run(
 
     train(tiny("fedavg", "run.threads=2", "run.workers=1", "server.rounds=1"), tmp_path / "threads")
     before = signal.signal(signal.SIGALRM, stuck)
-    signal.alarm(60)
+    signal.alarm(HURRY)
     try:
         train(tiny("fedavg", "run.threads=2", "run.workers=3", "server.rounds=1"), tmp_path / "processes")
     finally:

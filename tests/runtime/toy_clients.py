@@ -8,7 +8,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 Pairs = list[tuple[Dataset, Dataset]]
 
-TINY = {"num_classes": 3, "rounds": 3, "local_steps": 3, "batch_size": 8}
+TINY = {"num_classes": 3, "rounds": 3, "local_steps": 3, "batch_size": 8, "workers": 1}
 
 
 def vectors(count: int, site: int) -> TensorDataset:
