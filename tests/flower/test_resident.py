@@ -257,7 +257,7 @@ def living(watched: int) -> tuple[int, socket.socket]:
         child = os.fork()
     if not child:
         try:
-            client_app.serve(listener, Path(os.devnull), [watched], 60.0)
+            client_app.serve(listener, Path(os.devnull), [watched], 600.0)
         finally:
             os._exit(1)
     connection = socket.socket(socket.AF_UNIX)
