@@ -10,52 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-
-def _methods() -> dict[str, str]:
-    """The class that each file in algorithms/ defines, read from its text: importing it would import torch."""
-    files = sorted(Path(__file__).with_name("algorithms").glob("[!_]*.py"))
-    return {
-        name: f"fedcir.algorithms.{file.stem}"
-        for file in files
-        for name in re.findall(r"^class (\w+)", file.read_text(encoding="utf-8"), re.MULTILINE)
-    }
-
-
-_EXPORTS = {
-    **_methods(),
-    "Aggregator": "fedcir.types",
-    "Algorithm": "fedcir.algorithms.algorithm",
-    "Config": "fedcir.config",
-    "FedcirError": "fedcir.errors",
-    "InputError": "fedcir.errors",
-    "Losses": "fedcir.types",
-    "Prediction": "fedcir.inference.predictor",
-    "Predictor": "fedcir.inference.predictor",
-    "Result": "fedcir.runtime.simulation",
-    "RoundRecord": "fedcir.types",
-    "Run": "fedcir.runs.reader",
-    "RunError": "fedcir.errors",
-    "RunFolder": "fedcir.runtime.run_folder",
-    "audit": "fedcir.reporting.leakage_report",
-    "compare": "fedcir.experiments.comparison",
-    "diagnose": "fedcir.reporting.diagnosis_report",
-    "evaluate": "fedcir.reporting.evaluation_report",
-    "export": "fedcir.inference.exporting",
-    "init": "fedcir.experiments.starter",
-    "load_run": "fedcir.runs.reader",
-    "recommend": "fedcir.experiments.recommendation",
-    "report": "fedcir.reporting.run_report",
-    "reproduce": "fedcir.experiments.reproduction",
-    "train": "fedcir.runtime.simulation",
-    "tune": "fedcir.experiments.tuning",
-}
-
-__all__ = [  # noqa: PLE0604 (names, all of them)
-    *_EXPORTS,
-    "__version__",
-]
-
-if TYPE_CHECKING:  # for editors and type checkers; a method that is not here is exported all the same
+if TYPE_CHECKING:  # the public names, for editors, type checkers and `_list_exports`
     from fedcir.algorithms.algorithm import Algorithm as Algorithm
     from fedcir.algorithms.centralized import Centralized as Centralized
     from fedcir.algorithms.centralizedbatch import CentralizedBatch as CentralizedBatch
@@ -103,6 +58,20 @@ if TYPE_CHECKING:  # for editors and type checkers; a method that is not here is
     from fedcir.types import Aggregator as Aggregator
     from fedcir.types import Losses as Losses
     from fedcir.types import RoundRecord as RoundRecord
+
+
+def _list_exports() -> dict[str, str]:
+    """Module of each public name: those above, and the class of every file in algorithms/. Imports neither."""
+    exports = {}
+    for file in sorted(Path(__file__).with_name("algorithms").glob("[!_]*.py")):
+        for name in re.findall(r"^class (\w+)", file.read_text(encoding="utf-8"), re.MULTILINE):
+            exports[name] = f"fedcir.algorithms.{file.stem}"
+    own = Path(__file__).read_text(encoding="utf-8")
+    return exports | {name: module for module, name in re.findall(r"^    from (\S+) import \w+ as (\w+)$", own, re.M)}
+
+
+_EXPORTS = _list_exports()
+__all__ = [*_EXPORTS, "__version__"]  # noqa: PLE0604 (names, all of them)
 
 
 def __getattr__(name: str) -> Any:

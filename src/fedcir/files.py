@@ -15,7 +15,7 @@ import time
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any, TypedDict
+from typing import IO, Any
 
 from filelock import lock_descriptor
 from safetensors import SafetensorError
@@ -59,10 +59,6 @@ def read_text(path: str | Path, most: int) -> str:
     return read_bytes(path, most).decode("utf-8-sig")
 
 
-def read_regular_file(path: Path) -> bytes:
-    return check_regular_file(path).read_bytes()
-
-
 def check_regular_file(path: Path) -> Path:
     """Return the path of a regular file; reading a pipe or a device might never end."""
     if not stat.S_ISREG(os.stat(path).st_mode):
@@ -75,10 +71,10 @@ def explain_read_errors(source: Path | str, fix: str) -> Iterator[None]:
     """Turn the errors of a missing or damaged file into an InputError with its name and the fix."""
     try:
         yield
-    except (OSError, ValueError, LookupError, TypeError, RecursionError, SafetensorError) as error:
+    except RecursionError as error:
+        raise InputError(f"cannot read {source}: it is nested too deeply; {fix}") from error
+    except (OSError, ValueError, LookupError, TypeError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or ("No such file" if isinstance(error, FileNotFoundError) else error)
-        if isinstance(error, RecursionError):
-            reason = "it is nested too deeply"
         raise InputError(f"cannot read {source}: {to_one_line(reason)}; {fix}") from error
 
 
@@ -138,8 +134,23 @@ def _is_wandb_link(path: Path) -> bool:
 def write_file(path: Path, content: str | bytes | Iterable[str]) -> None:
     """Write a file atomically, even when the disk is full or the process is killed. Content may come in pieces."""
     pieces = [content] if isinstance(content, str | bytes) else content
-    with name_in_errors(path), open_replacement(path) as file:
-        file.writelines(piece.encode() if isinstance(piece, str) else piece for piece in pieces)
+    temporary = f".{secrets.token_hex(8)}.tmp"  # nobody can guess the name and put a link there beforehand
+    with name_in_errors(path), _open_folder(path.parent) as folder:
+        target = path.name
+        if folder is None:
+            temporary, target = str(path.with_name(temporary)), str(path)
+        mode = os.stat(path.parent if folder is None else folder).st_mode & 0o666
+        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_LINK, mode, dir_fd=folder)
+        try:
+            with open(handle, "wb") as file:
+                file.writelines(piece.encode() if isinstance(piece, str) else piece for piece in pieces)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, target, src_dir_fd=folder, dst_dir_fd=folder)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary, dir_fd=folder)
+            raise
 
 
 @contextlib.contextmanager
@@ -149,29 +160,6 @@ def name_in_errors(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from error
-
-
-@contextlib.contextmanager
-def open_replacement(path: Path) -> Iterator[IO[bytes]]:
-    """Open a temporary file that replaces `path` on success and is removed on failure.
-
-    Its name cannot be guessed, so nobody can put a link there beforehand.
-    """
-    name = f".{secrets.token_hex(8)}.tmp"
-    with _open_folder(path.parent) as folder:
-        temporary, target = (name, path.name) if folder is not None else (str(path.with_name(name)), str(path))
-        mode = os.stat(path.parent if folder is None else folder).st_mode & 0o666
-        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_LINK, mode, dir_fd=folder)
-        try:
-            with open(handle, "wb") as file:
-                yield file
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, target, src_dir_fd=folder, dst_dir_fd=folder)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary, dir_fd=folder)
-            raise
 
 
 @contextlib.contextmanager
@@ -239,7 +227,7 @@ def hash_file(path: Path) -> str:
 def read_json(path: Path, kind: type, fix: str) -> dict[str, Any]:
     """Read a JSON object of a type from a file, and verify its checksum."""
     with explain_read_errors(path, fix):
-        values: dict[str, Any] = verify_checksum(json.loads(read_regular_file(path)), kind, path.stem)
+        values: dict[str, Any] = verify_checksum(json.loads(check_regular_file(path).read_bytes()), kind, path.stem)
     return values
 
 
@@ -277,27 +265,15 @@ EVENTS_FILE = "FEDCIR_EVENTS"
 """Environment variable with the file for events. The process that starts a run sets it and reads the file."""
 
 
-class Event(TypedDict):
-    """A message of a run's process to the process that started it."""
-
-    event: str
-    """note or failed."""
-    text: str
-
-
 def send_event(event: str, text: str) -> bool:
-    """Append an event to the events file. Returns whether there is one."""
-    path = os.environ.get(EVENTS_FILE)
-    if path is None:
-        return False
-    with open(path, "a", encoding="utf-8") as file:
-        file.write(json.dumps(Event(event=event, text=text)) + "\n")
-    return True
+    """Append an event, which is "note" or "failed", to the events file. Returns whether there is one."""
+    if path := os.environ.get(EVENTS_FILE):
+        with open(path, "a", encoding="utf-8") as file:
+            file.write(json.dumps({"event": event, "text": text}) + "\n")
+    return bool(path)
 
 
-def read_events(path: Path) -> list[Event]:
+def read_events(path: Path) -> list[dict[str, str]]:
     """Read all complete lines of an events file; a killed process may leave an incomplete last line."""
-    if not path.exists():
-        return []
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
     return [json.loads(line) for line in lines if line.endswith("\n")]

@@ -26,12 +26,14 @@ def mixture_nll(logits: Tensor, labels: Tensor, weights: Tensor | None = None) -
 
     This is the log of a mixture of probabilities, not a mean of cross-entropies or of logits.
     """
-    clients, batch, _ = logits.shape
-    log_likelihood = (
-        logits.log_softmax(-1).gather(-1, labels.expand(clients, batch).unsqueeze(-1)).squeeze(-1)
-    )  # (K, B)
-    prior = logits.new_full((clients,), 1 / clients) if weights is None else weights
-    return -(log_likelihood + prior.log().unsqueeze(-1)).logsumexp(0).mean()
+    prior = logits.new_full((len(logits),), 1 / len(logits)) if weights is None else weights
+    return -(_log_likelihood(logits, labels) + prior.log().unsqueeze(-1)).logsumexp(0).mean()
+
+
+def _log_likelihood(logits: Tensor, labels: Tensor) -> Tensor:
+    """Log-probability of the labels (B,) under each client's logits (K, B, C) -> (K, B)."""
+    index = labels.expand(logits.shape[:2]).unsqueeze(-1)
+    return logits.log_softmax(-1).gather(-1, index).squeeze(-1)
 
 
 def balanced_cross_entropy(logits: Tensor, labels: Tensor, counts: Tensor) -> Tensor:
@@ -85,9 +87,7 @@ def teacher_loss(logits: Tensor, labels: Tensor, class_share: Tensor) -> Tensor:
 
     https://arxiv.org/abs/2105.10056
     """
-    clients, batch, _ = logits.shape
-    nll = -logits.log_softmax(-1).gather(-1, labels.expand(clients, batch).unsqueeze(-1)).squeeze(-1)  # (K, B)
-    return (class_share[:, labels] * nll).mean(1).sum()
+    return (class_share[:, labels] * -_log_likelihood(logits, labels)).mean(1).sum()
 
 
 def class_shares(counts: Tensor, extra: int = 0) -> Tensor:
@@ -113,9 +113,8 @@ def diversity(noise: Tensor, z: Tensor) -> Tensor:
 
 def distillation_kl(logits: Tensor, target_logits: Tensor) -> Tensor:
     """KL( target || prediction ), averaged over the batch; the target has no gradient."""
-    return F.kl_div(
-        logits.log_softmax(-1), target_logits.detach().log_softmax(-1), reduction="batchmean", log_target=True
-    )
+    target = target_logits.detach().log_softmax(-1)
+    return F.kl_div(logits.log_softmax(-1), target, reduction="batchmean", log_target=True)
 
 
 def log_mean_probability(logits: Tensor) -> Tensor:

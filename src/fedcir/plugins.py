@@ -60,13 +60,9 @@ def list_entry_points(kind: str) -> list[str]:
 
 def find_only(module: ModuleType, accepts: Callable[[Any], bool], name: str, expected: str) -> Any:
     """Return the only suitable object that a module defines itself."""
-    suitable = {
-        key: value
-        for key, value in vars(module).items()
-        if not key.startswith("_")
-        and getattr(value, "__module__", module.__name__) == module.__name__
-        and accepts(value)
-    }
+    public = {key: value for key, value in vars(module).items() if not key.startswith("_") and accepts(value)}
+    own = module.__name__
+    suitable = {key: value for key, value in public.items() if getattr(value, "__module__", own) == own}
     if len({id(value) for value in suitable.values()}) != 1:
         raise InputError(f"{name} must define {expected}, but it defines {', '.join(suitable) or 'none'}")
     return next(iter(suitable.values()))

@@ -35,13 +35,9 @@ class GroupsMetadata:
 
 
 def pack_groups(
-    kinds: dict[str, Groups],
-    round: int,
-    state_rounds: Mapping[int, int] | None = None,
-    run: str | None = None,
-    record: str | None = None,
+    kinds: dict[str, Groups], round: int, state_rounds: Mapping[int, int] | None = None, **origin: str | None
 ) -> bytes:
-    """Encode groups by kind as a safetensors file."""
+    """Encode groups by kind as a safetensors file; `origin` holds the `run` and `record` of GroupsMetadata."""
     tensors = copy_shared_tensors({
         f"{kind}/{quote(group, safe='')}/{name}": tensor  # quoted, since a group's name may contain a slash
         for kind, groups in kinds.items()
@@ -50,7 +46,7 @@ def pack_groups(
     })  # fmt: skip
     rounds = None if state_rounds is None else {str(client): number for client, number in state_rounds.items()}
     names = {kind: list(groups) for kind, groups in kinds.items()}
-    metadata = asdict(GroupsMetadata(round, names, rounds, run=run, record=record))
+    metadata = asdict(GroupsMetadata(round, names, rounds, **origin))
     metadata[CHECKSUM_KEY] = compute_tensor_checksum(metadata, tensors)
     return save(tensors, {"fedcir": json.dumps(metadata)})
 
@@ -84,11 +80,9 @@ def compute_tensor_checksum(metadata: Any, tensors: Tensors) -> str:
 def copy_shared_tensors(tensors: Tensors) -> Tensors:
     """Return contiguous tensors of which no two share memory: safetensors refuses those."""
     pointers: set[int] = set()
-    copies = {}
-    for name, tensor in tensors.items():
-        contiguous = tensor.contiguous()
-        if contiguous.numel() and contiguous.data_ptr() in pointers:
-            contiguous = contiguous.clone()
-        pointers.add(contiguous.data_ptr())
-        copies[name] = contiguous
+    copies = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    for name, tensor in copies.items():
+        if tensor.numel() and tensor.data_ptr() in pointers:
+            copies[name] = tensor.clone()
+        pointers.add(tensor.data_ptr())
     return copies

@@ -1,5 +1,6 @@
 """Text for people: quantities with units, lists of names, and escapes for terminals, Markdown and spreadsheets."""
 
+import contextlib
 import re
 from collections.abc import Sequence
 
@@ -50,14 +51,15 @@ def format_code(text: str) -> str:
 PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
 
 
-def format_bytes(count: float) -> str:
+def format_bytes(count: float, unit: str = "B") -> str:
     """Format a number of bytes, such as 105 MB."""
-    return _scale_unit(count, "B")
+    factor, name = choose_unit(count, unit)
+    return f"{count / factor:.3g} {name}"
 
 
 def format_flops(count: float) -> str:
     """Format a number of floating-point operations, such as 3.2 TFLOPs."""
-    return _scale_unit(count, "FLOPs")
+    return format_bytes(count, "FLOPs")
 
 
 def format_duration(seconds: float) -> str:
@@ -85,23 +87,15 @@ def choose_time_unit(longest: float) -> tuple[float, str]:
     return next((unit for unit in units if longest >= 2 * unit[0]), (1.0, "seconds"))
 
 
-def _scale_unit(count: float, unit: str) -> str:
-    factor, name = choose_unit(count, unit)
-    return f"{count / factor:.3g} {name}"
-
-
 _FORMULA = re.compile(r"'*[=+\-@\t\r]")
 
 
 def escape_cell(cell: str) -> str:
     """Escape a cell of a CSV file that a spreadsheet would run as a formula; numbers stay as they are."""
-    if not _FORMULA.match(cell):
-        return cell
-    try:
+    with contextlib.suppress(ValueError):
         float(cell)
-    except ValueError:
-        return f"'{cell}"
-    return cell
+        return cell
+    return f"'{cell}" if _FORMULA.match(cell) else cell
 
 
 def unescape_cell(cell: str) -> str:

@@ -71,12 +71,8 @@ def bounds_of(cls: type) -> dict[str, Between]:
     """Return the bounds of a dataclass's fields by name."""
     hints = get_type_hints(cls, include_extras=True)
     names = [field.name for field in dataclasses.fields(cls)] if dataclasses.is_dataclass(cls) else []
-    return {
-        name: bounds
-        for name in names
-        for bounds in getattr(hints[name], "__metadata__", ())
-        if isinstance(bounds, Between)
-    }
+    extras = [(name, extra) for name in names for extra in getattr(hints[name], "__metadata__", ())]
+    return {name: extra for name, extra in extras if isinstance(extra, Between)}
 
 
 def format_value(value: Any) -> str:
@@ -114,8 +110,8 @@ def check_type(value: Any, hint: Any, name: str) -> Any:
         if missing := sorted(hint.__required_keys__ - check_type(value, dict, name).keys()):
             raise InputError(f"{name}.{missing[0]} is missing")
         return {key: check_type(item, hints.get(key, object), f"{name}.{key}") for key, item in value.items()}
-    container = get_origin(hint)
-    return _check_items(value, hint, name) if container in (dict, list, tuple) else _check_scalar(value, hint, name)
+    is_container = get_origin(hint) in (dict, list, tuple)
+    return _check_items(value, hint, name) if is_container else _check_scalar(value, hint, name)
 
 
 def _check_items(value: Any, hint: Any, name: str) -> Any:

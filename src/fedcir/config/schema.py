@@ -20,10 +20,7 @@ PATH_SETTINGS = {"data.root", "data.lists", "data.table", "partition.file", "mod
 BUILTIN_MODELS = ("cnn", "resnet18")
 """Networks of this package, whose width and norm can be set; they start from random weights."""
 MODELS = (*BUILTIN_MODELS, "efficientnet-lite0")
-FORM = "package.module:callable"
 """Networks that have a name; others are called by `package.module:callable` or `./mine.py:callable`."""
-
-
 MAX_IMAGE_SIZE = 4_096
 """Width and height of images in pixels."""
 MAX_CLIENTS = 100_000
@@ -85,17 +82,13 @@ class PartitionConfig:
 
     def __post_init__(self) -> None:
         check_bounds(self, "partition")
-        if self.max_samples is not None and self.max_samples < self.min_samples:
-            raise InputError(
-                f"partition.max_samples must be at least partition.min_samples={self.min_samples}, "
-                f"got {self.max_samples}"
-            )
+        most, least = self.max_samples, self.min_samples
+        if most is not None and most < least:
+            raise InputError(f"partition.max_samples must be at least partition.min_samples={least}, got {most}")
         if (self.scheme == "csv") != (self.file is not None):
             raise InputError("partition.scheme=csv and partition.file=FILE.csv go together: give both or neither")
         if self.scheme == "csv" and self.clients is not None:
-            raise InputError(
-                f"partition.clients is {self.clients}, but {self.file} names the clients: leave partition.clients out"
-            )
+            raise InputError(f"{self.file} names the clients: leave partition.clients out, got {self.clients}")
 
 
 @dataclass(frozen=True)
@@ -131,26 +124,20 @@ class ModelConfig:
         if self.foreign and self.file is None and not (module and colon and attribute):
             installed = list_entry_points("model")
             if self.name not in installed:
-                names = (*MODELS, *installed, FORM)
+                names = (*MODELS, *installed, "package.module:callable")
                 raise InputError(f"model.name cannot be {format_value(self.name)}; {suggest_name(self.name, names)}")
         if self.name in BUILTIN_MODELS and self.arguments:
             raise InputError(f"{self.name} takes no model.arguments: leave them out")
-        if self.name not in BUILTIN_MODELS and self.width is not None:
-            raise InputError(f"model.width is for {' and '.join(BUILTIN_MODELS)}, not for {self.name}: leave it out")
-        if self.name not in BUILTIN_MODELS and self.norm == "standardised":
-            raise InputError(f"model.norm=standardised is for {' and '.join(BUILTIN_MODELS)}, not for {self.name}")
-        if self.stages is not None and not self.freeze:
-            raise InputError(
-                "model.stages pools stages of a frozen encoder: set model.freeze=true too, or leave it out"
-            )
-        if self.hidden is not None and not self.freeze:
-            raise InputError("model.hidden follows a frozen encoder: set model.freeze=true too, or leave it out")
+        for setting, is_set in (("width", self.width is not None), ("norm=standardised", self.norm == "standardised")):
+            if is_set and self.name not in BUILTIN_MODELS:
+                builtin = " and ".join(BUILTIN_MODELS)
+                raise InputError(f"model.{setting} is for {builtin}, not for {self.name}: leave it out")
+        for setting, is_set in (("stages", self.stages is not None), ("hidden", self.hidden is not None)):
+            if is_set and not self.freeze:
+                raise InputError(f"model.{setting} is for a frozen encoder: set model.freeze=true too, or leave it out")
         if self.keeps_norm and self.norm != "batch":
             setting = "model.freeze=true" if self.freeze else "model.batchnorm=frozen"
-            raise InputError(
-                f"{setting} keeps the encoder's norms as they are, and model.norm={self.norm} replaces them: "
-                "leave out one of them"
-            )
+            raise InputError(f"{setting} keeps the encoder's norms: leave it out, or model.norm={self.norm}")
         if (self.mean is None) != (self.std is None) or len(self.mean or ()) != len(self.std or ()):
             raise InputError("model.mean and model.std go together: give both, a value for each channel, or neither")
 
@@ -200,10 +187,7 @@ class LocalConfig:
     def __post_init__(self) -> None:
         check_bounds(self, "local")
         if self.prior == "client" and self.balance == "classes":
-            raise InputError(
-                "local.prior=client and local.balance=classes both correct for the label shares: "
-                "set local.prior=none or local.balance=none"
-            )
+            raise InputError("local.prior=client and local.balance=classes both correct for the label shares: set one")
 
 
 @dataclass(frozen=True)
@@ -267,10 +251,7 @@ class PrivacyConfig:
         if self.adaptive and self.place == "client":
             raise InputError("privacy.adaptive counts over all clients: it needs privacy.place=server")
         if self.unit == "example" and (self.adaptive or self.place == "client" or not self.noise):
-            raise InputError(
-                "privacy.unit=example clips and adds noise in every local step: set privacy.noise, "
-                "and leave out privacy.place and privacy.adaptive"
-            )
+            raise InputError("privacy.unit=example: set privacy.noise, leave out privacy.place and privacy.adaptive")
         if 0 < self.noise < 0.01:  # epsilon would say nothing, or overflow
             raise InputError(f"privacy.noise must be 0, or at least 0.01, got {self.noise}")
 
@@ -352,20 +333,13 @@ class Config:
 
     def __post_init__(self) -> None:
         if self.model.freeze and self.local.augment:
-            raise InputError(
-                f"local.augment={','.join(self.local.augment)} changes images at every step, but with "
-                "model.freeze=true features are computed once: leave out one of them"
-            )
+            names = ",".join(self.local.augment)
+            raise InputError(f"local.augment={names} changes images, but model.freeze=true encodes them once: set one")
         if self.model.freeze and self.attack.kind == "backdoor":
-            raise InputError(
-                "attack.kind=backdoor patches images, but with model.freeze=true clients train on features: "
-                "choose another kind"
-            )
-        if (self.privacy.by_server or self.privacy.by_clients) and self.server.weighting != "uniform":
-            raise InputError(
-                "privacy.clip bounds what one client can change, so all must count alike: "
-                f"set server.weighting=uniform, got {self.server.weighting}"
-            )
+            raise InputError("attack.kind=backdoor patches images, but model.freeze=true trains on features: set one")
+        weighting = self.server.weighting
+        if (self.privacy.by_server or self.privacy.by_clients) and weighting != "uniform":
+            raise InputError(f"privacy.clip needs clients of one weight: set server.weighting=uniform, got {weighting}")
         if self.privacy.by_server and self.server.aggregation != "mean":
             raise InputError("privacy.clip bounds a client's share of the mean: set server.aggregation=mean")
 

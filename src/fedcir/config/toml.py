@@ -51,11 +51,10 @@ def config_from_tables(tables: Mapping[str, Any]) -> Config:
 
 def config_to_tables(config: Config) -> dict[str, dict[str, Any]]:
     """Convert a config to tables; fields that are None or empty are left out, since TOML has no None."""
+    sections = {name: dataclasses.asdict(getattr(config, name)) for name in SECTIONS}
     tables = {
-        name: {
-            key: value for key, value in dataclasses.asdict(getattr(config, name)).items() if value not in (None, {})
-        }
-        for name in SECTIONS
+        name: {key: value for key, value in values.items() if value not in (None, {})}
+        for name, values in sections.items()
     }
     tables["algorithm"] = {"name": config.algorithm.name, **config.algorithm.fields}
     return tables
@@ -63,12 +62,10 @@ def config_to_tables(config: Config) -> dict[str, dict[str, Any]]:
 
 def find_differences(before: Config, after: Config) -> dict[str, tuple[Any, Any]]:
     """Return the old and new values of the settings in which two configs differ, by section.field."""
-    first, second = config_to_tables(before), config_to_tables(after)
-    differences = {}
-    for section in first:
-        for name in sorted(first[section].keys() | second[section].keys(), key=lambda name: (name != "name", name)):
-            old, new = first[section].get(name), second[section].get(name)
-            if old != new:
+    second, differences = config_to_tables(after), {}
+    for section, first in config_to_tables(before).items():
+        for name in sorted(first.keys() | second[section].keys(), key=lambda name: (name != "name", name)):
+            if (old := first.get(name)) != (new := second[section].get(name)):
                 differences[f"{section}.{name}"] = old, new
     return differences
 
@@ -79,12 +76,10 @@ def join_paths(tables: Mapping[str, Any], folder: str | Path = ".") -> dict[str,
     for key in PATH_SETTINGS:
         section, name = key.split(".")
         values = resolved.get(section)
-        if not isinstance(values, Mapping) or not isinstance(values.get(name), str):
-            continue
-        path = os.path.normpath(os.path.join(folder, values[name]))
-        if key == "data.root" and values.get("name") == "hub" and not os.path.exists(path):
-            continue  # the name of a dataset on the hub
-        resolved[section] = {**values, name: path}
+        if isinstance(values, Mapping) and isinstance(values.get(name), str):
+            path = os.path.normpath(os.path.join(folder, values[name]))
+            is_hub_name = key == "data.root" and values.get("name") == "hub" and not os.path.exists(path)
+            resolved[section] = values if is_hub_name else {**values, name: path}
     return resolved
 
 
@@ -112,20 +107,17 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 def _check_plain(tables: Mapping[str, Any]) -> None:
     """Refuse deep nesting, and whole numbers beyond the 64 bits of TOML."""
-    level: list[tuple[str, Any]] = list(tables.items())
-    for _ in range(MAX_DEPTH):
-        inside: list[tuple[str, Any]] = []
-        for name, value in level:
-            if isinstance(value, int) and abs(value) >= 2**63:
-                raise InputError(f"{name} must be a whole number of at most 19 digits, got {format_value(value)}")
-            if isinstance(value, Mapping):
-                inside += [(f"{name}.{key}", item) for key, item in value.items()]
-            elif isinstance(value, list | tuple):
-                inside += [(name, item) for item in value]
-        level = inside
-        if not level:
-            return
-    raise InputError(f"settings are nested at most {MAX_DEPTH} deep: write [section] and field = value")
+    nested: list[tuple[str, Any, int]] = [("", tables, 0)]
+    while nested:
+        name, value, depth = nested.pop()
+        if depth > MAX_DEPTH:
+            raise InputError(f"settings are nested at most {MAX_DEPTH} deep: write [section] and field = value")
+        if isinstance(value, int) and abs(value) >= 2**63:
+            raise InputError(f"{name} must be a whole number of at most 19 digits, got {format_value(value)}")
+        if isinstance(value, Mapping):
+            nested += [(f"{name}.{key}".removeprefix("."), item, depth + 1) for key, item in value.items()]
+        elif isinstance(value, list | tuple):
+            nested += [(name, item, depth + 1) for item in value]
 
 
 def dump_toml(tables: Mapping[str, Any]) -> str:

@@ -157,7 +157,7 @@ class RunFolder:
             return []
         records: list[RoundRecord] = []
         with files.explain_read_errors(path, files.RESTORE_HINT):
-            lines = files.read_regular_file(path).split(b"\n")[after:-1]
+            lines = files.check_regular_file(path).read_bytes().split(b"\n")[after:-1]
         for number, line in enumerate(lines, start=after + 1):
             with files.explain_read_errors(f"line {number} of {path}", RECORD_HINT):
                 record = file_formats.parse_record(line)
@@ -185,7 +185,7 @@ class RunFolder:
             backup_path = self.path / f"{stem}.old.jsonl"
             while backup_path.exists():
                 backup_path = self.path / f"{stem}-{next(numbers)}.old.jsonl"
-            files.write_file(backup_path, files.read_regular_file(self.path / "rounds.jsonl"))
+            files.write_file(backup_path, files.check_regular_file(self.path / "rounds.jsonl").read_bytes())
         files.write_file(self.path / "rounds.jsonl", "".join(file_formats.format_record(record) for record in records))
         (self.path / "summary.json").unlink(missing_ok=True)
         for saved in self.checkpoint_rounds():
@@ -209,7 +209,7 @@ class RunFolder:
         """
         kinds = {"shared": state.shared, "private": state.private}
         checksum = None if record is None else file_formats.compute_record_checksum(record)
-        data = pack_groups(kinds, state.round, client_rounds, self.identity, checksum)
+        data = pack_groups(kinds, state.round, client_rounds, run=self.identity, record=checksum)
         files.write_file(self._checkpoint_path(state.round), data)
         rounds = self.checkpoint_rounds()
         best = file_formats.find_best([record for record in records if record.round in rounds])

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from fedcir.config import Config, LocalConfig, PrivacyConfig
 from fedcir.data.federation import Roster
 from fedcir.errors import InputError
-from fedcir.files import add_checksum, explain_read_errors, read_regular_file, verify_checksum, write_file
+from fedcir.files import add_checksum, check_regular_file, explain_read_errors, verify_checksum, write_file
 from fedcir.rng import numpy_rng
 
 ORDERS = (1.01, 1.02, 1.05, *(1 + tenth / 10 for tenth in range(1, 100)), *range(11, 65), 80, 96, 128, 192, 256, 512)
@@ -144,7 +144,7 @@ class ReleaseCounter:
         """Rounds begun so far. A file that is missing, damaged or of another run is an error."""
         fix = "restore it, or start anew in another folder: without it, epsilon would be too small"
         with explain_read_errors(self.path, fix):
-            data = read_regular_file(self.path)
+            data = check_regular_file(self.path).read_bytes()
             if data == b"." * len(data):  # as earlier versions wrote it
                 return len(data)
             saved: ReleaseCount = verify_checksum(json.loads(data), ReleaseCount, "releases")
