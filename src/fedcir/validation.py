@@ -101,8 +101,7 @@ def check_type(value: Any, hint: Any, name: str) -> Any:
     if type(value) is hint and (hint is not int or abs(value) < 2**63):  # the usual case, for speed
         return value
     if isinstance(hint, UnionType):
-        (inner,) = (arg for arg in get_args(hint) if arg is not NoneType)
-        return None if value is None and NoneType in get_args(hint) else check_type(value, inner, name)
+        return None if value is None else check_type(value, strip_optional(hint), name)
     if dataclasses.is_dataclass(hint):
         return build_dataclass(hint, check_type(value, dict, name), name)  # type: ignore[arg-type]
     if is_typeddict(hint):
@@ -112,6 +111,14 @@ def check_type(value: Any, hint: Any, name: str) -> Any:
         return {key: check_type(item, hints.get(key, object), f"{name}.{key}") for key, item in value.items()}
     is_container = get_origin(hint) in (dict, list, tuple)
     return _check_items(value, hint, name) if is_container else _check_scalar(value, hint, name)
+
+
+def strip_optional(hint: Any) -> Any:
+    """Return the type X of a hint `X | None`, and any other hint as it is."""
+    if not isinstance(hint, UnionType):
+        return hint
+    (inner,) = (arg for arg in get_args(hint) if arg is not NoneType)
+    return inner
 
 
 def _check_items(value: Any, hint: Any, name: str) -> Any:

@@ -4,7 +4,7 @@ import pytest
 
 from fedcir.algorithms import make_algorithm
 from fedcir.config import Config, ConfigRequest, config_from_tables, merge_tables
-from fedcir.config.presets import names, read_preset
+from fedcir.config.toml import list_presets, read_preset
 from fedcir.errors import InputError
 
 # FedProx mu; FedGen kd, reg; FedSR l2r, cmi; FedAlign's and FedCiR's align (FedReg's and FedCiR's reg is 0.5)
@@ -22,7 +22,7 @@ def configured(preset: str, algorithm: str) -> Config:
 
 
 def test_there_is_one_preset_for_each_dataset_of_the_paper() -> None:
-    assert names() == sorted(PAPER)
+    assert list_presets() == sorted(PAPER)
 
 
 @pytest.mark.parametrize("preset", sorted(PAPER))

@@ -4,10 +4,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_origin, get_type_hints
 
-from fedcir.config.presets import read_preset
 from fedcir.config.schema import PATH_SETTINGS, SECTIONS, Config
 from fedcir.config.toml import (
     assignment_to_tables,
@@ -17,8 +15,10 @@ from fedcir.config.toml import (
     parse_assignment,
     parse_toml_value,
     read_config_file,
+    read_preset,
 )
 from fedcir.errors import InputError, suggest_name
+from fedcir.validation import strip_optional
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,7 @@ class Option:
         if self.setting in PATH_SETTINGS:
             return Path
         section, name = self.setting.split(".")
-        hint = get_type_hints(SECTIONS[section])[name]
-        if isinstance(hint, UnionType):
-            (hint,) = (arg for arg in get_args(hint) if arg is not NoneType)
+        hint = strip_optional(get_type_hints(SECTIONS[section])[name])
         return str if get_origin(hint) is Literal else hint
 
 
@@ -176,13 +174,11 @@ class ConfigRequest:
 
     def resolve(self, base: Mapping[str, Any] | None = None) -> Config:
         """Build the config; the tables `base` come between the preset and the file."""
-        preset = {} if self.preset is None else read_preset(self.preset)
+        preset = read_preset(self.preset)
         config = config_from_tables(self.tables(merge_tables(preset, base or {})))
-        if preset and config.data.name not in (preset["data"]["name"], *USER_DATASETS):
-            raise InputError(
-                f"preset {self.preset!r} is for the dataset {preset['data']['name']}, not {config.data.name}: "
-                "leave out the preset or the dataset"
-            )
+        given, meant = config.data.name, preset.get("data", {}).get("name")
+        if preset and given not in (meant, *USER_DATASETS):
+            raise InputError(f"preset {self.preset!r} is for the dataset {meant}, not {given}: leave out one of them")
         return config
 
     def resolve_over(self, saved: Config) -> Config:
@@ -190,8 +186,8 @@ class ConfigRequest:
         name = saved.algorithm.name
         # Both ways of setting a field of the algorithm override [algorithms.NAME].
         algorithm: dict[str, Any] = {"algorithm": {"name": name}, "algorithms": {name: dict(saved.algorithm.fields)}}
-        preset = {} if self.preset is None else read_preset(self.preset)
-        return config_from_tables(self.tables(merge_tables({**config_to_tables(saved), **algorithm}, preset)))
+        base = merge_tables({**config_to_tables(saved), **algorithm}, read_preset(self.preset))
+        return config_from_tables(self.tables(base))
 
     def tables(self, base: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Merge the file, the options and the assignments over the tables `base`."""

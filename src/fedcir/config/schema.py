@@ -137,7 +137,7 @@ class ModelConfig:
                 raise InputError(f"model.{setting} is for a frozen encoder: set model.freeze=true too, or leave it out")
         if self.keeps_norm and self.norm != "batch":
             setting = "model.freeze=true" if self.freeze else "model.batchnorm=frozen"
-            raise InputError(f"{setting} keeps the encoder's norms: leave it out, or model.norm={self.norm}")
+            raise InputError(f"{setting} keeps the norms that model.norm={self.norm} replaces: leave out one")
         if (self.mean is None) != (self.std is None) or len(self.mean or ()) != len(self.std or ()):
             raise InputError("model.mean and model.std go together: give both, a value for each channel, or neither")
 
@@ -187,7 +187,10 @@ class LocalConfig:
     def __post_init__(self) -> None:
         check_bounds(self, "local")
         if self.prior == "client" and self.balance == "classes":
-            raise InputError("local.prior=client and local.balance=classes both correct for the label shares: set one")
+            raise InputError(
+                "local.prior=client and local.balance=classes both correct for the label shares: "
+                "set local.prior=none or local.balance=none"
+            )
 
 
 @dataclass(frozen=True)
@@ -334,9 +337,11 @@ class Config:
     def __post_init__(self) -> None:
         if self.model.freeze and self.local.augment:
             names = ",".join(self.local.augment)
-            raise InputError(f"local.augment={names} changes images, but model.freeze=true encodes them once: set one")
+            raise InputError(
+                f"local.augment={names} changes images, but model.freeze=true encodes them once: leave out one"
+            )
         if self.model.freeze and self.attack.kind == "backdoor":
-            raise InputError("attack.kind=backdoor patches images, but model.freeze=true trains on features: set one")
+            raise InputError("attack.kind=backdoor patches images, but model.freeze=true has features: leave one out")
         weighting = self.server.weighting
         if (self.privacy.by_server or self.privacy.by_clients) and weighting != "uniform":
             raise InputError(f"privacy.clip needs clients of one weight: set server.weighting=uniform, got {weighting}")

@@ -105,6 +105,20 @@ def read_toml(path: Path) -> dict[str, Any]:
     return tables
 
 
+def list_presets() -> list[str]:
+    """List the presets: the paper's settings, one TOML file for each dataset."""
+    return sorted(file.stem for file in Path(__file__).with_name("presets").glob("*.toml"))
+
+
+def read_preset(name: str | None) -> dict[str, Any]:
+    """Read the tables of a preset; they are empty without a name."""
+    if name is None:
+        return {}
+    if name not in list_presets():
+        raise InputError(f"there is no preset {name!r}; {suggest_name(name, list_presets())}")
+    return read_toml(Path(__file__).with_name("presets") / f"{name}.toml")
+
+
 def _check_plain(tables: Mapping[str, Any]) -> None:
     """Refuse deep nesting, and whole numbers beyond the 64 bits of TOML."""
     nested: list[tuple[str, Any, int]] = [("", tables, 0)]

@@ -9,7 +9,7 @@ from typing import Any
 
 from fedcir.algorithms import resolve_config
 from fedcir.config import Config, ConfigRequest, merge_tables
-from fedcir.config.presets import names as presets
+from fedcir.config.toml import list_presets
 from fedcir.data.federation import Federation
 from fedcir.data.opening import get_source, has_dataset
 from fedcir.errors import InputError, suggest_name
@@ -256,7 +256,7 @@ def find_dataset_folders(names: Sequence[str], root: Path) -> dict[str, Path]:
 
 
 def _case_config(request: ConfigRequest, case: Case, scale: str, roots: Mapping[str, str | None]) -> Config:
-    preset = request.preset or (case.dataset if case.dataset in presets() else None)
+    preset = request.preset or (case.dataset if case.dataset in list_presets() else None)
     base = {section: dict(values) for section, values in SCALES[scale].items()}
     if has_dataset(case.dataset) and not get_source(case.dataset).has_image_files:  # arrays have a size of their own
         base.get("data", {}).pop("image_size", None)
