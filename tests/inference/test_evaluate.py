@@ -213,5 +213,5 @@ def test_what_cannot_be_evaluated_on_is_named(run: Path, options: dict[str, str]
 
 def test_an_output_that_cannot_be_written_is_named_before_the_work(run: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(InputError, match="file is a file: name a folder"):
+    with pytest.raises(InputError, match="file is a file: choose another folder"):
         fedcir.evaluate(run, out=tmp_path / "file" / "deeper")
