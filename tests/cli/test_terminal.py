@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 from rich.progress import Progress
 
-from fedcir.cli.output import escape_output, get_raw_stream
+from fedcir.cli.application import escape_output, get_raw_stream
 from fedcir.cli.progress import PlainColumn, make_console
 from fedcir.inference.predictor import Predictor
 from fedcir.text import CONTROLS, escape_controls, escape_line, escape_markdown, format_code

@@ -6,16 +6,14 @@ import sys
 import typer
 from typer.main import get_command
 
-from fedcir.cli.algorithms import algorithms, settings
-from fedcir.cli.application import DEBUG, App, catch_signals, fail, ignore_signals
+from fedcir.cli.application import DEBUG, App, catch_signals, escape_output, fail, ignore_signals
 from fedcir.cli.data import data
 from fedcir.cli.deploy import deploy
 from fedcir.cli.options import option
-from fedcir.cli.output import escape_output
 from fedcir.cli.predict import export, predict
-from fedcir.cli.recommend import init, recommend, tune
 from fedcir.cli.report import audit, diagnose, evaluate, report
 from fedcir.cli.run import compare, reproduce, run
+from fedcir.cli.settings import algorithms, init, recommend, settings, tune
 
 app = App("Train one classifier across sites whose data look different, without moving the data.")
 

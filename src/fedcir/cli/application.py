@@ -1,19 +1,26 @@
-"""The typer application, signals, and errors as one line and an exit code: 2 input, 1 failure, 130 Ctrl-C."""
+"""The typer application, its output, signals, and errors as one line and an exit code: 2 input, 1 failure, 130 Ctrl-C.
 
+Control characters in names of files and classes are escaped in everything that is printed.
+"""
+
+import contextlib
 import difflib
+import json
 import os
 import re
 import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, cast
 
 import typer
 from typer.core import TyperCommand, TyperGroup
+
+from fedcir.text import escape_controls, escape_line
 
 if TYPE_CHECKING:
     import click
@@ -60,6 +67,67 @@ def _write_options(command: "click.Command", ctx: "click.Context", formatter: "c
         if listed:
             with formatter.section(f"{kind.capitalize()}s"):
                 formatter.write_dl(listed)
+
+
+class EscapedStream:
+    """A text stream that escapes control characters."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self.stream = stream
+
+    def write(self, text: str) -> int:
+        self.stream.write(escape_controls(text))
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+
+@contextlib.contextmanager
+def escape_output() -> Iterator[None]:
+    """Escape everything that any module prints within the context."""
+    before = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = (cast(IO[str], EscapedStream(stream)) for stream in before)
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = before
+
+
+def get_raw_stream(stream: IO[str]) -> IO[str]:
+    """Return the stream without escapes, for progress bars and for files that must be exact."""
+    return stream.stream if isinstance(stream, EscapedStream) else stream
+
+
+def print_note(note: str) -> None:
+    """Print a note on standard error, or send it to the process that started this one."""
+    from fedcir.files import send_event
+
+    if not send_event("note", note):
+        print(f"note: {note}", file=sys.stderr)
+
+
+def print_json(values: Any) -> None:
+    print(json.dumps(values, indent=1, ensure_ascii=False))
+
+
+def print_table(rows: list[list[str]], title: str | None = None) -> None:
+    """Print rows of cells, the first of which is the header."""
+    from rich import box
+    from rich.table import Table
+
+    from fedcir.cli.progress import make_console
+
+    if title is not None:
+        print(title)
+    table = Table(*map(escape_line, rows[0]), box=box.SIMPLE_HEAD)
+    for row in rows[1:]:
+        table.add_row(*map(escape_line, row))
+    make_console(sys.stdout, width=None if sys.stdout.isatty() else 160).print(table)
 
 
 PATIENCE = 5.0

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedcir.cli import options as cli
-from fedcir.cli.application import App
+from fedcir.cli.application import App, print_json, print_note, print_table
 from fedcir.cli.options import argument, flag, option, output, take_options
-from fedcir.cli.output import print_json, print_note, print_table
 from fedcir.config import OPTIONS, Config, ConfigRequest
 
 if TYPE_CHECKING:
@@ -39,17 +38,12 @@ def list_(json: bool = cli.JSON) -> None:
     """List the datasets. Shows what each one is, its size and licence, and where to get it."""
     from fedcir.data.opening import get_source, list_datasets
 
-    texts = {
-        name: {
-            "about": source.about,
-            "size": source.size,
-            "licence": source.licence,
-            "where": f"`fedcir data prepare` fetches it; or get it from {source.where}"
-            if source.downloads
-            else source.where,
-        }
-        for name, source in ((name, get_source(name)) for name in list_datasets())
-    }
+    texts = {}
+    for name in list_datasets():
+        source = get_source(name)
+        fetch = "`fedcir data prepare` fetches it; or get it from " if source.downloads else ""
+        about = {"about": source.about, "size": source.size, "licence": source.licence}
+        texts[name] = {**about, "where": f"{fetch}{source.where}"}
     if json:
         print(jsonlib.dumps(texts, indent=1))
     else:
@@ -79,22 +73,16 @@ def check(
     if json:
         sizes = [[width, height, count] for (width, height), count in inspection.sizes.most_common()]
         values = {field.name: getattr(inspection, field.name) for field in fields(inspection)}
-        values |= {
-            "sizes": sizes,
-            "missing": inspection.missing,
-            "unused": [file._asdict() for file in inspection.unused],
-        }
-        print_json(values)
+        values |= {"sizes": sizes, "missing": inspection.missing}
+        print_json({**values, "unused": [file._asdict() for file in inspection.unused]})
     else:
         _print_findings(inspection)
     if inspection.obstacle:
         raise InputError(f"{name} cannot be trained on: {inspection.obstacle}")
     if not json:
         copies = inspection.copies_left_out
-        print(
-            "verdict: ready for training"
-            + (f"; {copies} cop{'ies' if copies > 1 else 'y'} will be left out" if copies else "")
-        )
+        left_out = f"; {copies} cop{'ies' if copies > 1 else 'y'} will be left out" if copies else ""
+        print(f"verdict: ready for training{left_out}")
 
 
 @data.command()
@@ -215,17 +203,11 @@ def cache(clear: bool = flag("--clear", "Delete all prepared datasets.")) -> Non
         return
     entries = cache_entries()
     if entries:
-        rows = [
-            [
-                e.dataset,
-                e.root,
-                f"{e.images:,}",
-                f"{e.size}x{e.size} {_describe_colour(e)}".strip(),
-                _format_megabytes(e.bytes),
-            ]
-            for e in entries
-        ]
-        print_table([["dataset", "from", "images", "pixels", "on disk"], *rows])
+        rows = [["dataset", "from", "images", "pixels", "on disk"]]
+        for entry in entries:
+            pixels = f"{entry.size}x{entry.size} {_describe_colour(entry)}".strip()
+            rows.append([entry.dataset, entry.root, f"{entry.images:,}", pixels, _format_megabytes(entry.bytes)])
+        print_table(rows)
     print(f"{_format_megabytes(sum(entry.bytes for entry in entries))} in {cache_folder()}")
 
 
@@ -302,9 +284,8 @@ def _print_findings(inspection: "Inspection") -> None:
         print(f"note: {note}")
     _print_lines("warning", inspection.spelling)
     _print_lines("warning: copies of one image", [" = ".join(group) for group in inspection.duplicates])
-    _print_lines(
-        "warning: one image in two classes, so one label is wrong", [" = ".join(p) for p in inspection.disputed]
-    )
+    disputed = [" = ".join(pair) for pair in inspection.disputed]
+    _print_lines("warning: one image in two classes, so one label is wrong", disputed)
     _print_lines("warning: not used", [str(file) for file in inspection.unused if file.advice])
     _print_lines("note: not used", [str(file) for file in inspection.unused if not file.advice])
     _print_lines("error: not a readable image", inspection.unreadable)

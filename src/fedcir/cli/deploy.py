@@ -4,9 +4,8 @@ import sys
 from pathlib import Path
 
 from fedcir.cli import options as cli
-from fedcir.cli.application import App, Interrupted
+from fedcir.cli.application import App, Interrupted, print_note
 from fedcir.cli.options import Options, argument, flag, option, output, take_options
-from fedcir.cli.output import print_note
 from fedcir.cli.run import describe_continuation, follow_rounds, print_run
 
 deploy = App("Train across machines with Flower.")

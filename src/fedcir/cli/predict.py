@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from fedcir.cli import options as cli
+from fedcir.cli.application import get_raw_stream
 from fedcir.cli.options import argument, flag, option, output
-from fedcir.cli.output import get_raw_stream
 from fedcir.text import escape_cell, escape_line
 
 if TYPE_CHECKING:

@@ -20,8 +20,7 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from fedcir.cli.application import Interrupted, debugging
-from fedcir.cli.output import get_raw_stream
+from fedcir.cli.application import Interrupted, debugging, get_raw_stream
 from fedcir.text import escape_controls, escape_line
 from fedcir.types import RoundRecord
 

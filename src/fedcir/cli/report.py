@@ -5,9 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedcir.cli import options as cli
-from fedcir.cli.application import name_options
+from fedcir.cli.application import name_options, print_json, print_note, print_table
 from fedcir.cli.options import argument, flag, option, output, take_options
-from fedcir.cli.output import print_json, print_note, print_table
 
 if TYPE_CHECKING:
     from fedcir.analysis.diagnosis import Diagnosis

@@ -9,9 +9,8 @@ from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from fedcir.cli import options as cli
-from fedcir.cli.application import Interrupted
+from fedcir.cli.application import Interrupted, print_note, print_table
 from fedcir.cli.options import Options, argument, flag, option, split_names, split_seeds, take_options
-from fedcir.cli.output import print_note, print_table
 from fedcir.config import DEFAULT_COMPARISON, Config
 
 if TYPE_CHECKING:

@@ -3,7 +3,6 @@
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -25,7 +24,7 @@ from fedcir.reporting.page import (
     to_sentence,
 )
 from fedcir.reporting.sections import Study
-from fedcir.runs.statistics import MIN_SEEDS, Estimate, Interval, MethodResult, half_width
+from fedcir.runs.statistics import Estimate, Interval, MeanInterval, MethodResult, half_width
 
 Diagnoses = Mapping[str, Mapping[int, Diagnosis]]
 """By method and seed."""
@@ -145,7 +144,7 @@ def build_distances(study: Study, diagnoses: Diagnoses, samples: int, missing: S
             [
                 name,
                 _format_seeds([pair.value for pair in pairs], 2, pairs[0]),
-                *(str(changes.get(name, "")) for _ in column),
+                *(_format_change(changes[name]) if name in changes else "" for _ in column),
                 _format_seeds([mixture.value for mixture in mixtures], 2, mixtures[0]),
                 _format_seeds(risks, 3, bounds[0].global_risk_interval) if bounds else "",
                 shown[name].furthest,
@@ -185,24 +184,11 @@ def _format_seeds(values: Sequence[float], digits: int, interval: Interval | Non
     return f"{statistics.fmean(values):.{digits}f} ± {statistics.stdev(values):.{digits}f}"
 
 
-@dataclass(frozen=True)
-class Change:
-    """Change of the mean distance over pairs from the baseline's, paired by seed."""
-
-    mean: float
-    half: float | None
-    """Half width of the 95 % interval over seeds and test images; None with one seed."""
-    seeds: int
-
-    @property
-    def beyond_chance(self) -> bool:
-        return self.seeds >= MIN_SEEDS and self.half is not None and abs(self.mean) > self.half
-
-    def __str__(self) -> str:
-        return f"{self.mean:+.2f}" if self.half is None else f"{self.mean:+.2f} ± {self.half:.2f}"
+def _format_change(change: MeanInterval) -> str:
+    return f"{change.mean:+.2f}" if change.half_width is None else f"{change.mean:+.2f} ± {change.half_width:.2f}"
 
 
-def _compare_distances(baseline: str, diagnoses: Diagnoses) -> dict[str, Change]:
+def _compare_distances(baseline: str, diagnoses: Diagnoses) -> dict[str, MeanInterval]:
     """Compare every method with the baseline, paired by seed.
 
     The errors of the test images under both methods are added as if they were independent, which is conservative.
@@ -216,18 +202,18 @@ def _compare_distances(baseline: str, diagnoses: Diagnoses) -> dict[str, Change]
         pairs = list(zip(ours, theirs, strict=True))
         differences = [distance.value - reference.value for distance, reference in pairs]
         images = statistics.fmean(math.hypot(a.high - a.low, b.high - b.low) / 2 for a, b in pairs)
-        half = math.hypot(half_width(differences), images) if len(seeds) > 1 else None
-        changes[name] = Change(statistics.fmean(differences), half, len(seeds))
+        parts = (half_width(differences), images) if len(seeds) > 1 else (None, None)
+        changes[name] = MeanInterval(statistics.fmean(differences), len(seeds), *parts)
     return changes
 
 
-def _describe_changes(baseline: str, changes: Mapping[str, Change]) -> list[str]:
+def _describe_changes(baseline: str, changes: Mapping[str, MeanInterval]) -> list[str]:
     """Name the methods that bring domains closer together or further apart by more than chance."""
 
     def join(names: Sequence[str]) -> str:
-        return ", ".join(f"{name} ({changes[name]})" for name in names)
+        return ", ".join(f"{name} ({_format_change(changes[name])})" for name in names)
 
-    sure = [name for name, change in changes.items() if change.beyond_chance]
+    sure = [name for name, change in changes.items() if change.is_beyond_chance]
     sentences = []
     for direction, sign in (("closer together", -1), ("further apart", 1)):
         if names := [name for name in sure if sign * changes[name].mean > 0]:

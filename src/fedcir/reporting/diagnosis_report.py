@@ -110,7 +110,6 @@ def draw_diagnosis(diagnoses: Sequence[Diagnosis], path: Path, method: str = "pc
     """Draw a diagnosis, or those of two runs side by side."""
     from matplotlib.figure import Figure
 
-    check_picture(path, method)
     count, is_run = len(diagnoses), diagnoses[0].is_run
     rows, columns = (2, 2) if not is_run else (2, 3) if count == 1 else (3, 2)
     figure = Figure(figsize=(count * columns * 4.6, rows * 4.2), layout="constrained")
