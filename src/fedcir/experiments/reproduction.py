@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ from fedcir.reporting.page import (
     to_markdown,
     to_sentence,
 )
-from fedcir.reporting.run_report import MEASURING, OnRun, write_report
+from fedcir.reporting.run_report import write_report
 from fedcir.runs.reader import Run
 from fedcir.runs.statistics import check_target
 from fedcir.types import OnNote, OnProgress, ignore_progress
@@ -129,8 +129,7 @@ class ReproductionPlan:
         _write_outcome(self.id, self.experiment.title, outcome, self.out)
         path = self.out / "report.html" if report else None
         if path is not None:
-            on_run = partial(on_work, what=MEASURING)
-            for note in _write_report(self.id, self.experiment.title, outcome, results, path, on_run):
+            for note in _write_report(self.id, self.experiment.title, outcome, results, path, on_work):
                 on_note(f"{path.name}: {note}")
         return Reproduction(self.id, self.experiment.title, outcome, runs, failures, self.out, path)
 
@@ -274,7 +273,7 @@ def _write_outcome(id: str, title: str, outcome: Outcome, out: Path) -> None:
 
 
 def _write_report(
-    id: str, title: str, outcome: Outcome, results: Results, path: Path, on_run: OnRun
+    id: str, title: str, outcome: Outcome, results: Results, path: Path, on_work: OnProgress
 ) -> tuple[str, ...]:
     """Write the report of a table or figure. Returns notes on what could not be read or measured.
 
@@ -287,7 +286,7 @@ def _write_report(
     datasets = ", ".join(results.datasets)
     if len(results.datasets) == 1 and len(results.points) == 1:
         return write_report(
-            runs, path, title=f"{id}: {datasets}", first=[section], target=results.target, on_run=on_run
+            runs, path, title=f"{id}: {datasets}", first=[section], target=results.target, on_work=on_work
         )
     rows = [["run", "test accuracy (%)"]]
     rows += [[run.path.name, f"{100 * run.final['accuracy_mean']:.2f}"] for run in runs]

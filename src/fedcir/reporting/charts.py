@@ -155,11 +155,17 @@ def training_loss(record: RoundRecord) -> float | None:
 
 def convergence_chart(runs: Mapping[str, Mapping[int, Run]]) -> Lines:
     """Make the chart of mean accuracy by round, one line for each method."""
-    curves = [build_curve(name, by_seed.values(), accuracy) for name, by_seed in runs.items()]
-    series = tuple(line for line in curves if line is not None)
     unseen = any(record.unseen for by_seed in runs.values() for run in by_seed.values() for record in run.records)
     averaged = "domains trained on" if unseen else "domains"
-    return Lines("", "round", f"test accuracy, mean over {averaged} (%)", series)
+    return plot_runs(runs, accuracy, f"test accuracy, mean over {averaged} (%)")
+
+
+def plot_runs(
+    runs: Mapping[str, Mapping[int, Run]], measure: Measure, y: str, x: str = "round", along: Measure | None = None
+) -> Lines:
+    """Make the chart of a measure, one line for each method that has it."""
+    curves = [build_curve(name, by_seed.values(), measure, along) for name, by_seed in runs.items()]
+    return Lines("", x, y, tuple(curve for curve in curves if curve is not None))
 
 
 def draw_charts(panels: Sequence[Chart], paths: Sequence[Path]) -> None:

@@ -1,8 +1,7 @@
 """Write the report of finished runs as one HTML page."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +18,6 @@ from fedcir.types import OnNote, OnProgress, ignore_progress
 
 SAMPLES = 250
 """Test images of each domain on which distances and pictures are based."""
-MEASURING = "measuring distances in runs"
-
-OnRun = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -56,9 +52,8 @@ def report(
     check_output_file(path)
     paths = [Path(run) for run in ([runs] if isinstance(runs, str | Path) else runs)]
     folders = list({folder.resolve(): folder for folder in find_runs(paths)}.values())
-    keywords: dict[str, Any] = {"target": target, "samples": samples, "trust_code": trust_code}
-    root = None if data_root is None else str(data_root)
-    notes = write_report(folders, path, data_root=root, on_run=partial(on_work, what=MEASURING), **keywords)
+    keywords: dict[str, Any] = {"samples": samples, "data_root": None if data_root is None else str(data_root)}
+    notes = write_report(folders, path, target=target, trust_code=trust_code, on_work=on_work, **keywords)
     return Page(path, notes)
 
 
@@ -71,7 +66,7 @@ def try_report(
 ) -> Path | None:
     """Write the report of runs that this process has just trained; problems become notes instead of errors."""
     try:
-        notes = write_report(runs, path, target=target, on_run=partial(on_work, what=MEASURING), trust_code=True)
+        notes = write_report(runs, path, target=target, on_work=on_work, trust_code=True)
     except (InputError, OSError) as error:
         on_note(f"no {path.name}: {error}")
         return None
@@ -89,17 +84,17 @@ def write_report(
     target: float | None = None,
     samples: int = SAMPLES,
     data_root: str | None = None,
-    on_run: OnRun = ignore_progress,
+    on_work: OnProgress = ignore_progress,
     trust_code: bool = False,
 ) -> tuple[str, ...]:
     """Write the report of finished runs on the same data, and return notes on what could not be read or measured.
 
-    The caller's sections `first` come before all others. `on_run` receives the numbers of finished and of all runs.
-    Without `trust_code`, distances are not measured in runs with their own algorithm or model code.
+    The caller's sections `first` come before all others. Without `trust_code`, distances are not measured in runs with
+    their own algorithm or model code.
     """
     study = open_study(runs, trust_code)
     methods = compare_methods(study.runs, study.baseline, target)
-    diagnoses, reasons = _diagnose_runs(study, samples, data_root, on_run) if samples else ({}, [])
+    diagnoses, reasons = _diagnose_runs(study, samples, data_root, on_work) if samples else ({}, [])
     roots = [data_root, *(run.config.data.root for run in study.one_of_each.values())]
     hidden = {path: path.name for path in map(get_run_path, runs)} | {Path(root): "DIR" for root in roots if root}
 
@@ -142,7 +137,7 @@ def _summarise(study: Study) -> str:
 
 
 def _diagnose_runs(
-    study: Study, samples: int, data_root: str | None, on_run: OnRun
+    study: Study, samples: int, data_root: str | None, on_work: OnProgress
 ) -> tuple[dict[str, dict[int, Diagnosis]], list[str]]:
     """Diagnose every run whose data are available, and say for which runs that failed and why."""
     diagnoses: dict[str, dict[int, Diagnosis]] = {}
@@ -158,7 +153,7 @@ def _diagnose_runs(
         if reason:
             same = reason.replace(str(run.path), "")  # equal reasons are stated once
             failures.setdefault(same, []).append((run.path.name, reason))
-        on_run(finished, len(runs))
+        on_work(finished, len(runs), what="measuring distances in runs")
     reasons = []
     for failed in failures.values():
         names = "" if len(failed) == len(runs) else f" for {', '.join(name for name, _ in failed)}"

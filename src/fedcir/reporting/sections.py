@@ -3,6 +3,7 @@
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from fedcir.client.cost import sum_costs
 from fedcir.config import PATH_SETTINGS, config_to_tables, dump_toml
 from fedcir.errors import InputError
 from fedcir.inference.model_card import guarantee_of
-from fedcir.reporting.charts import Chart, Lines, Measure, accuracy, accuracy_unseen, build_curve, risk
+from fedcir.reporting.charts import Chart, Lines, Measure, accuracy, accuracy_unseen, plot_runs, risk
 from fedcir.reporting.page import (
     UNSEEN,
     Figure,
@@ -157,13 +158,8 @@ def build_results(study: Study, methods: Sequence[MethodResult], notes: Sequence
     mean_text = "mean over the domains trained on, and over those not trained on" if has_unseen else "mean over domains"
     spread = " ± is the standard deviation over seeds." if has_seeds else ""
     caption = f"Test accuracy after the last round, {mean_text}.{spread} Intervals are over {source}"
-    sentences = (
-        *_describe_ranking(study, methods),
-        *_describe_saved_models(study),
-        *describe_privacy(study),
-        *notes,
-    )
-    return Section("Results", (Sentences(sentences), Table(caption, rows)))
+    described = [*_describe_ranking(study, methods), *_describe_saved_models(study), *describe_privacy(study)]
+    return Section("Results", (Sentences((*described, *notes)), Table(caption, rows)))
 
 
 def _describe_ranking(study: Study, methods: Sequence[MethodResult]) -> list[str]:
@@ -244,11 +240,7 @@ def describe_privacy(study: Study) -> list[str]:
 
 def build_training(study: Study, methods: Sequence[MethodResult]) -> Section:
     """Build the section on accuracy, risk and losses during training."""
-
-    def plot(measure: Measure, y: str, x: str = "round", along: Measure | None = None) -> Lines | None:
-        curves = [build_curve(name, by_seed.values(), measure, along) for name, by_seed in study.runs.items()]
-        series = tuple(curve for curve in curves if curve is not None)
-        return Lines("", x, y, series) if series else None
+    plot = partial(plot_runs, study.runs)
 
     def risk_in(domain: str) -> Measure:
         return lambda record: None if not record.risk else record.risk.get(domain)
@@ -256,8 +248,8 @@ def build_training(study: Study, methods: Sequence[MethodResult]) -> Section:
     def loss_term(term: str) -> Measure:
         return lambda record: record.losses.get(term)
 
-    def add_figure(title: str, charts: Mapping[str, Lines | None], note: str = "", **options: Any) -> None:
-        drawn: dict[str, Chart] = {name: chart for name, chart in charts.items() if chart is not None}
+    def add_figure(title: str, charts: Mapping[str, Lines], note: str = "", **options: Any) -> None:
+        drawn: dict[str, Chart] = {name: chart for name, chart in charts.items() if chart.series}
         if drawn:
             figures.append(Figure(title, drawn, note, **options))
 
