@@ -162,8 +162,8 @@ def list_clients(sites: Sequence[SiteDescription], hold_out: str | None = None) 
     for number, site in enumerate(sites):
         shared = {"id": site.partition, "partition": site.partition}
         client = {**(shared if site.partition >= 0 else {"id": number}), "domain": site.domain}
-        counts = {"train": site.train if site.domain != hold_out else 0, "test": site.test}
-        clients.append({**client, **counts, "validation": site.validation, "content": site.content})
+        images = {"train": site.train if site.domain != hold_out else 0, "test": site.test}
+        clients.append({**client, **images, "validation": site.validation, "content": site.content})
     return clients
 
 
