@@ -78,23 +78,15 @@ def _print_json(answers: "Answers", classes: Sequence[str], top: int) -> None:
     before = "["
     try:
         for path, answer in answers:
-            print(before, jsonlib.dumps(_to_json(path, answer), ensure_ascii=False), sep="\n", end="", flush=True)
+            values: dict[str, Any] = {"path": path, "error": answer}
+            if not isinstance(answer, str):
+                novelty = {"novelty": answer.novelty, "unlike": answer.novelty}  # the former name, for one version
+                values = {"path": path, "class": answer.label, "probability": answer.probability, **novelty}
+                values["top"] = [list(pair) for pair in answer.top]
+            print(before, jsonlib.dumps(values, ensure_ascii=False), sep="\n", end="", flush=True)
             before = ","
     finally:
         print("[]" if before == "[" else "\n]", flush=True)
-
-
-def _to_json(path: str, answer: "Prediction | str") -> dict[str, Any]:
-    if isinstance(answer, str):
-        return {"path": path, "error": answer}
-    return {
-        "path": path,
-        "class": answer.label,
-        "probability": answer.probability,
-        "novelty": answer.novelty,
-        "unlike": answer.novelty,  # the former name, for one version
-        "top": [list(pair) for pair in answer.top],
-    }
 
 
 def _print_csv(answers: "Answers", classes: Sequence[str], top: int) -> None:
@@ -118,11 +110,7 @@ def _print_table(answers: "Answers", classes: Sequence[str], top: int) -> None:
     widths = [max(longest[0], len("class")), 6, 7, *([runners_up] if top > 1 else [])]
 
     def show(*cells: str) -> None:
-        print(
-            *(escape_line(cell).ljust(width) for cell, width in zip(cells, [*widths, 0], strict=True)),
-            sep="  ",
-            flush=True,
-        )
+        print("  ".join(escape_line(c).ljust(w) for c, w in zip(cells, [*widths, 0], strict=True)), flush=True)
 
     show("class", "sure", "novelty", *(["then"] if top > 1 else []), "image")
     for path, answer in answers:

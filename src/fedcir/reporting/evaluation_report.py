@@ -110,16 +110,9 @@ def evaluate(
         on_work(number, len(domains), what="testing domains")
     if not predictions:
         raise InputError(f"{domains.name} has no images to evaluate on")
-    evaluation = Evaluation(
-        run.path.resolve().name,
-        domains.name,
-        split,
-        first.classes,
-        tuple(predictions),
-        first.calibration.temperature if first.calibrated else None,
-        tuple(notes),
-        overlap,
-    )
+    name, temperature = run.path.resolve().name, first.calibration.temperature if first.calibrated else None
+    results = (first.classes, tuple(predictions), temperature, tuple(notes), overlap)
+    evaluation = Evaluation(name, domains.name, split, *results)
     if folder is None:
         return evaluation
     folder.mkdir(parents=True, exist_ok=True)
@@ -215,9 +208,7 @@ def build_domain_rows(evaluation: Evaluation) -> Rows:
         rows.append([_mark(domain), f"{len(domain):,}", *before, _format_percent(domain.accuracy_interval), *values])
     if has_several:
         before = [f"{100 * (evaluation.mean_before or 0.0):.1f}"] if is_adapted else []
-        rows.append(
-            ["mean over domains", "", *before, _format_percent(evaluation.mean), "", "", *("" for _ in metrics)]
-        )
+        rows.append(["mean over domains", "", *before, _format_percent(evaluation.mean), *[""] * (2 + len(metrics))])
     return rows
 
 
