@@ -321,7 +321,7 @@ REFUSED = [
     ("arrays --data-root arrays -o p.png", "partition", ["p.png", "add --plot"]),
     ("arrays --data-root arrays -o nowhere/s.png", "show", ["nowhere/s.png", "no folder nowhere"]),
     ("arrays --data-root arrays -o s.xyz", "show", ["s.xyz", ".png, .jpg, .jpeg, .webp, .pdf"]),
-    ("arrays --data-root arrays -o s", "show", ["--out s ", ".png"]),
+    ("arrays --data-root arrays -o s", "show", ["got 's'", ".png"]),
     ("arrays --data-root arrays -o s.svg", "show", ["s.svg", ".png"]),
     ("arrays --data-root arrays -o tree", "show", ["tree is a folder"]),
 ]
