@@ -46,11 +46,7 @@ def encode_batch(network: nn.Module, examples: Examples, positions: Positions) -
 
 
 def compute_features(
-    network: nn.Module,
-    examples: Examples,
-    positions: Positions,
-    workers: int = 1,
-    on_images: OnImages | None = None,
+    network: nn.Module, examples: Examples, positions: Positions, workers: int = 1, on_images: OnImages | None = None
 ) -> Values:
     """Compute the features (N, F) of examples, in several processes where they can be forked."""
     network = network.eval()

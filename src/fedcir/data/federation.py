@@ -182,10 +182,8 @@ def build_federation(
     """
     height, width, channels = domains.image_shape
     if config.model.name == "cnn" and min(height, width) < MIN_IMAGE_SIZE:
-        raise InputError(
-            f"cnn needs images of at least {MIN_IMAGE_SIZE} pixels, but {domains.name} has {height}x{width}: "
-            "use resnet18"
-        )
+        images = f"images of at least {MIN_IMAGE_SIZE} pixels, but {domains.name} has {height}x{width}"
+        raise InputError(f"cnn needs {images}: use resnet18")
     pixels = config.local.batch_size * height * width * channels
     check_memory(3 * 4 * pixels, f"local.batch_size={config.local.batch_size} of {height}x{width} pixels")  # at least
     normalisation = Normalisation.from_model(config.model, channels)

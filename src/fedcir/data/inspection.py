@@ -14,7 +14,7 @@ from PIL import Image, ImageDraw, ImageFont
 from fedcir.config import DataConfig
 from fedcir.data.cache import PreparedImages
 from fedcir.data.decoding import DecodedFile, Decoding, OnFile, decode_files
-from fedcir.data.domains import Domains, Labels
+from fedcir.data.domains import Domains
 from fedcir.data.opening import check_classes, count_labels, find_dataset, open_dataset, select_classes
 from fedcir.data.sources.source import ALL_CLASSES, ImageRecord, UnusedFiles, notes_on_spelling
 from fedcir.data.splits import drop_copies, find_copies, find_label_conflicts, hash_arrays, split_items
@@ -41,7 +41,11 @@ def draw_contact_sheet(domains: Domains, columns: int = 20, most: int = MAX_CLAS
     margin = max(round(font.getlength(name)) for name in domains.names) + 4 * GAP
     across, down = tile[0] + GAP, max(tile[1], TEXT) + GAP
     header = 2 * TEXT
-    bands = _split_bands(len(domains.classes), columns, most)
+    count = min(len(domains.classes), most)
+    chosen = np.arange(count) * len(domains.classes) // count
+    bands = [chosen[np.arange(columns) * count // columns]]  # the class of each column, band by band
+    if count > columns:
+        bands = np.array_split(chosen, math.ceil(count / columns))
     band_height = header + len(domains) * down
     sheet = Image.new("RGB", (margin + max(map(len, bands)) * across, len(bands) * band_height), "white")
     draw = ImageDraw.Draw(sheet)
@@ -65,15 +69,6 @@ def draw_contact_sheet(domains: Domains, columns: int = 20, most: int = MAX_CLAS
                     picture = Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image).convert("RGB")
                     sheet.paste(picture.resize(tile, Image.Resampling.LANCZOS), (margin + column * across, top))
     return sheet
-
-
-def _split_bands(classes: int, columns: int, most: int) -> list[Labels]:
-    """Return the class of each column, band by band."""
-    count = min(classes, most)
-    chosen = np.arange(count) * classes // count
-    if count > columns:
-        return np.array_split(chosen, math.ceil(count / columns))
-    return [chosen[np.arange(columns) * count // columns]]
 
 
 @dataclass(frozen=True)

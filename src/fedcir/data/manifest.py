@@ -72,15 +72,10 @@ class ManifestClients(LazySequence[dict[str, Any]]):
         return len(self.partition)
 
     def compute_item(self, index: int) -> dict[str, Any]:
-        return self._describe(index, self.partition[index])
-
-    def __iter__(self) -> Any:
-        return (self._describe(number, client) for number, client in enumerate(self.partition))
-
-    def _describe(self, number: int, client: ClientPartition) -> dict[str, Any]:
+        client = self.partition[index]
         name = {"name": client.name} if client.name else {}
         samples = [sample for domain, rows in client.rows.items() for sample in self.select_names(domain, rows)]
-        return {"id": number, **name, "domain": client.domain, "train": samples}
+        return {"id": index, **name, "domain": client.domain, "train": samples}
 
 
 def build_manifest(domains: Domains, clients: Sequence[ClientPartition]) -> dict[str, Any]:

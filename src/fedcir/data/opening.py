@@ -98,11 +98,7 @@ def find_dataset(data: DataConfig) -> tuple[DatasetSource, Path]:
 
 
 def open_dataset(
-    data: DataConfig,
-    seed: int,
-    on_file: OnFile | None = None,
-    to_train: bool = True,
-    test_seed: int | None = None,
+    data: DataConfig, seed: int, on_file: OnFile | None = None, to_train: bool = True, test_seed: int | None = None
 ) -> Domains:
     """Open the configured dataset; with `to_train`, check that it can be trained on and set validation images aside.
 

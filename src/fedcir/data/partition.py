@@ -2,7 +2,7 @@
 
 import heapq
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -21,8 +21,6 @@ from fedcir.rng import numpy_rng
 
 Item_co = TypeVar("Item_co", covariant=True)
 Owners = NDArray[np.int32]  # client number of each row of a domain
-
-CHUNK = 1024  # clients whose rows are selected at once when a partition is iterated over: numpy is slow one by one
 
 
 class LazySequence(Sequence[Item_co]):
@@ -72,12 +70,6 @@ class DomainRows(NamedTuple):
     def sizes(self) -> Indices:
         return np.diff(self.ends, prepend=0)
 
-    def select(self, first: int, last: int) -> list[Indices]:
-        """Return the rows of each client from `first` up to `last`."""
-        cuts = [int(self.ends[first - 1]) if first else 0, *self.ends[first:last].tolist()]
-        rows = self.rows[cuts[0] : cuts[-1]].astype(np.int64)
-        return [rows[start - cuts[0] : end - cuts[0]] for start, end in pairwise(cuts)]
-
 
 @dataclass(frozen=True, eq=False)
 class Partition(LazySequence[ClientPartition]):
@@ -92,17 +84,12 @@ class Partition(LazySequence[ClientPartition]):
         return len(self.homes)
 
     def compute_item(self, index: int) -> ClientPartition:
-        return next(self._select(index, index + 1))
-
-    def __iter__(self) -> Iterator[ClientPartition]:
-        for first in range(0, len(self), CHUNK):
-            yield from self._select(first, min(first + CHUNK, len(self)))
-
-    def _select(self, first: int, last: int) -> Iterator[ClientPartition]:
-        rows = {domain: part.select(first, last) for domain, part in self.by_domain.items()}
-        for offset, home in enumerate(self.homes[first:last].tolist()):
-            client_rows = {domain: parts[offset] for domain, parts in rows.items() if len(parts[offset])}
-            yield ClientPartition(self.domains[home], client_rows, self.names[first + offset] if self.names else "")
+        rows = {}
+        for domain, part in self.by_domain.items():
+            start, end = part.ends.item(index - 1) if index else 0, part.ends.item(index)
+            if start < end:
+                rows[domain] = part.rows[start:end].astype(np.int64)
+        return ClientPartition(self.domains[self.homes.item(index)], rows, self.names[index] if self.names else "")
 
     @cached_property
     def sizes(self) -> Indices:
@@ -133,8 +120,7 @@ class Partition(LazySequence[ClientPartition]):
         """Build a partition from the client of each row, and the domain of each client."""
         by_domain = {
             domain: DomainRows(
-                np.argsort(owner, kind="stable").astype(np.int32),
-                np.cumsum(np.bincount(owner, minlength=len(homes))),
+                np.argsort(owner, kind="stable").astype(np.int32), np.cumsum(np.bincount(owner, minlength=len(homes)))
             )
             for domain, owner in owners.items()
         }

@@ -52,18 +52,16 @@ def cached_minidigits() -> Domains:
 
 
 def _write(domains: Domains, path: Path) -> None:
-    count = sum(len(domain.train) + len(domain.test) for domain in domains)
+    count = sum(len(split) for domain in domains for split in domain.splits)
     about = {"dataset": domains.name, "images": count, "size": domains.image_shape[0]}  # for `fedcir data cache`
-    arrays = {name: np.array(value) for name, value in about.items()}
-    arrays |= {"classes": np.array(domains.classes), "domains": np.array(domains.names)}
+    arrays = {**about, "classes": domains.classes, "domains": domains.names}
     for domain in domains:
-        for part, split in zip(PARTS, (domain.train, domain.test), strict=True):
-            prefix = f"{domain.name}.{part}."
-            arrays |= {prefix + "images": split.images, prefix + "labels": split.labels}
-            arrays[prefix + "ids"] = np.array(split.ids)
+        for part, split in zip(PARTS, domain.splits, strict=True):
+            values = {"images": split.images, "labels": split.labels, "ids": split.ids}
+            arrays |= {f"{domain.name}.{part}.{name}": value for name, value in values.items()}
     make_private_folder(path.parent)
     content = io.BytesIO()
-    np.savez(content, allow_pickle=False, **arrays)
+    np.savez(content, allow_pickle=False, **{name: np.array(value) for name, value in arrays.items()})
     write_file(path, content.getvalue())
 
 

@@ -213,10 +213,9 @@ def notes_on_unused(unused: Sequence[UnusedFiles], most: int = 3) -> tuple[str, 
         counts[files.kind] += files.files
     kinds = []
     for kind, count in counts.most_common(most):
-        places = [files.place or "the data root" for files in unused if files.kind == kind]
-        elsewhere = f" and {len(places) - 1} other folder{'s' * (len(places) > 2)}" if len(places) > 1 else ""
-        advice = f" ({ADVICE[kind]})" if kind in ADVICE else ""
-        kinds.append(f"{_count_files(kind, count)} {places[0]}{elsewhere}{advice}")
+        first, *others = (files.place or "the data root" for files in unused if files.kind == kind)
+        elsewhere = f" and {len(others)} other folder{'s' * (len(others) > 1)}" if others else ""
+        kinds.append(f"{_count_files(kind, count)} {first}{elsewhere}{f' ({ADVICE[kind]})' if kind in ADVICE else ''}")
     rest = len(counts) - len(kinds)
     more = f", and {rest} other kind{'s' * (rest > 1)}" if rest else ""
     return (f"files that are not used: {', '.join(kinds)}{more}; `fedcir data check` lists them",)
@@ -256,14 +255,15 @@ def find_spelling_variants(classes: Mapping[str, Collection[str]]) -> list[tuple
 
 def notes_on_spelling(classes: Mapping[str, Collection[str]], most: int = 5) -> tuple[str, ...]:
     """Return notes on spelling variants."""
-    notes = []
-    for pair in find_spelling_variants(classes)[:most]:
-        listed = []
-        for name in pair:
-            sites = [site for site, names in classes.items() if name in names]
-            listed.append(f"{name!r} ({join_names(sites, 3)})")
-        notes.append(f"{' and '.join(listed)} count as two classes: if they are one, give them one name")
-    return tuple(notes)
+    sites_of = {
+        name: join_names([site for site, names in classes.items() if name in names], 3)
+        for names in classes.values()
+        for name in names
+    }
+    return tuple(
+        f"{a!r} ({sites_of[a]}) and {b!r} ({sites_of[b]}) count as two classes: if they are one, give them one name"
+        for a, b in find_spelling_variants(classes)[:most]
+    )
 
 
 def _are_variants(words: Sequence[str], variant: Sequence[str]) -> bool:
