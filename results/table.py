@@ -22,7 +22,7 @@ from published import (
     signed,
 )
 
-from fedcir.experiments.paper_tables import published_accuracy
+from fedcir.experiments.paper import published_accuracy
 from fedcir.reporting.page import join_markdown
 from fedcir.runs.statistics import COVERS
 

@@ -21,12 +21,16 @@ from fedcir.algorithms.algorithm import Algorithm
 from fedcir.algorithms.fedavg import FedAvg
 from fedcir.conformance import (
     CHECKS,
+    Check,
     Failure,
     Subject,
     a_reply_carries_what_is_declared,
     a_resumed_run_gives_equal_bits,
     check_algorithm,
+    equal_seeds_give_equal_bits,
     find_fault,
+    it_learns,
+    state_is_a_value,
 )
 from fedcir.types import ClientReply, Groups, LocalContext, Losses, Modules, RoundRecord, ServerContext, ServerState
 
@@ -121,10 +125,20 @@ class Momentum(FedAvg):
         return ServerState(ctx.round, means, {"velocity": velocity})
 
 
-@pytest.mark.parametrize("broken", [Forgetful, Overwriting, FirstComeFirstServed, Idle, Scribbling])
-def test_the_suite_notices(broken: type[Algorithm]) -> None:
+@pytest.mark.parametrize(
+    ("broken", "check"),
+    [
+        (Forgetful, equal_seeds_give_equal_bits),
+        (Overwriting, state_is_a_value),
+        (FirstComeFirstServed, equal_seeds_give_equal_bits),
+        (Idle, it_learns),
+        (Scribbling, state_is_a_value),
+    ],
+)
+def test_a_check_notices(broken: type[Algorithm], check: Check) -> None:
+    assert check in CHECKS
     with pytest.raises(Failure):
-        check_algorithm(broken())
+        check(Subject(broken()))
 
 
 def test_a_method_that_edits_the_mean_in_place_keeps_the_guarantees() -> None:

@@ -35,7 +35,7 @@ connection = socket.socket(socket.AF_UNIX)
 connection.connect({address!r})
 for number in (signal.SIGINT, signal.SIGTERM):
     signal.signal(number, lambda number, frame: connection.send(bytes([number])))
-request = {{"arguments": arguments[2:], "cwd": os.getcwd(), "env": dict(os.environ)}}
+request = {{"arguments": arguments[2:], "cwd": os.getcwd(), "env": dict(os.environ), "executable": sys.argv[0]}}
 body = json.dumps(request).encode()
 streams = array.array("i", [0, 1, 2])
 connection.sendmsg([len(body).to_bytes(4, "big")], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, streams)])
@@ -139,6 +139,7 @@ def _run_command(request: dict, streams: "list[int] | array.array[int]") -> NoRe
     os.environ.clear()
     os.environ.update(request["env"])
     sys.argv = ["fedcir", *request["arguments"]]
+    sys.executable = request["executable"]  # runs that the command starts are forked too
     code = 1
     try:
         from fedcir.cli import main

@@ -298,10 +298,11 @@ def test_a_read_only_cache_serves_what_is_in_it_and_refuses_the_rest_in_one_line
     )
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("needs_unshare")
 @pytest.mark.parametrize(
     ("count", "size"),
-    [pytest.param(30, 128, marks=pytest.mark.slow), (100, 59)],
+    [(30, 128), (100, 59)],
     ids=["too many images", "room for images only"],
 )
 def test_a_full_disk_is_one_line_and_leaves_nothing_behind(count: int, size: int, tmp_path: Path, own: Path) -> None:

@@ -95,7 +95,7 @@ def test_every_method_trains_resnet18(tiny: Tiny, root_32: Path, name: str) -> N
     check(*opened(tiny(name, f"data.root='{root_32}'", *sizes)))
 
 
-@pytest.mark.parametrize("name", mark_others_slow())
+@pytest.mark.parametrize("name", mark_others_slow(fast=["fedcir", "centralized"]))
 def test_every_method_trains_the_cnn(tiny: Tiny, name: str) -> None:
     check(*opened(tiny(name)))
 
@@ -104,7 +104,7 @@ def test_every_method_trains_the_cnn(tiny: Tiny, name: str) -> None:
     "active",
     ["server.active=1 server.rounds=4", pytest.param("server.active=3 server.rounds=2", marks=pytest.mark.slow)],
 )
-@pytest.mark.parametrize("name", mark_others_slow())
+@pytest.mark.parametrize("name", mark_others_slow(fast=["fedcir", "fedproc", "fedproto", "fedbn"]))
 def test_every_method_trains_clients_of_one_class_and_of_one_sample(tiny: Tiny, name: str, active: str) -> None:
     config = tiny(name, *active.split(), "local.steps=1")
     check(*opened(config, with_small_clients(config)))
@@ -130,7 +130,7 @@ def test_a_malformed_summary_is_dropped(tiny: Tiny, name: str, alter: Callable[[
 
 
 @pytest.mark.parametrize("policy", ["pooled", "local"])
-@pytest.mark.parametrize("name", mark_others_slow(FEDERATED))
+@pytest.mark.parametrize("name", mark_others_slow(FEDERATED, ["fedcir", "scaffold"]))
 def test_every_method_trains_under_every_policy_of_running_statistics(tiny: Tiny, name: str, policy: str) -> None:
     config = tiny(name, f"model.batchnorm={policy}", "server.active=1")
     check(*opened(config, with_small_clients(config)))
