@@ -176,21 +176,28 @@ class Diagnosis:
 
     def to_json(self) -> dict[str, Any]:
         distances, bound, alignment = self.divergences, self.bound, self.alignment
-        metrics = {
-            d.domain: {name: None if math.isnan(value) else value for name, value in d.class_metrics.items()}
-            for d in self.predictions
-        }
-        return {
-            "name": self.name,
-            "classes": list(self.classes),
-            "pad": {
+        pad = risk = kl = metrics = None
+        if self.measured:
+            pad = {
                 "pairs": {"/".join(pair): asdict(interval) for pair, interval in distances.pairs.items()},
                 "to_mixture": {name: asdict(interval) for name, interval in distances.to_mixture.items()},
                 "mean_pair": asdict(distances.mean_pair),
                 "mean_to_mixture": asdict(distances.mean_to_mixture),
             }
-            if self.measured
-            else None,
+        if bound is not None:
+            risk = {"global_risk": bound.global_risk, "divergence": bound.divergence, **asdict(bound)}
+        if alignment is not None:
+            generator = None if alignment.generator_interval is None else alignment.generator
+            kl = {"clients": alignment.clients, "generator": generator, **asdict(alignment)}
+        if self.is_run:
+            metrics = {
+                d.domain: {name: None if math.isnan(value) else value for name, value in d.class_metrics.items()}
+                for d in self.predictions
+            }
+        return {
+            "name": self.name,
+            "classes": list(self.classes),
+            "pad": pad,
             "mean_pair": distances.mean_pair.value if self.measured else None,
             "labels": {name: counts.tolist() for name, counts in self.labels.items()},
             "label_skew": self.skew,
@@ -198,17 +205,9 @@ class Diagnosis:
             "accuracy": {domain.domain: domain.accuracy for domain in self.predictions} if self.is_run else None,
             "accuracy_intervals": {name: asdict(v) for name, v in self.accuracy.items()} if self.is_run else None,
             "risk_intervals": {name: asdict(v) for name, v in self.risk.items()} if self.is_run else None,
-            "bound": None
-            if bound is None
-            else {"global_risk": bound.global_risk, "divergence": bound.divergence, **asdict(bound)},
-            "alignment": None
-            if alignment is None
-            else {
-                "clients": alignment.clients,
-                "generator": None if alignment.generator_interval is None else alignment.generator,
-                **asdict(alignment),
-            },
-            "beside_accuracy": metrics if self.is_run else None,
+            "bound": risk,
+            "alignment": kl,
+            "beside_accuracy": metrics,
             "confusion": {d.domain: d.confusion.tolist() for d in self.predictions} if self.is_run else None,
             "notes": list(self.all_notes),
         }
@@ -257,6 +256,7 @@ def diagnose_data(
         images = domain.train.pixels(sample_rows(len(domain.train), 256, seed, domain.name)) / 255
         pixels[domain.name] = Pixels(float(images.mean()), float(images.std(axis=(1, 2, 3)).mean()))
     clients, labels = _count_labels(dataset, partitions)
+    measured = "distances are those of the domains, on their training"
     return Diagnosis(
         config.data.name,
         dataset.classes,
@@ -266,9 +266,7 @@ def diagnose_data(
         pixels,
         encoder=UNTRAINED if is_shift else _describe_encoder(config),
         is_shift=is_shift,
-        notes=_note_shared_domains(
-            training_data, clients, "distances are those of the domains, on their training images"
-        ),
+        notes=tuple(_note_shared_domains(training_data, clients, measured)),
         seed=seed,
         client_domains=clients,
         sample=predictions,
@@ -302,6 +300,7 @@ def diagnose_run(
     distances = divergences(_compute_representations(sample), SEED, on_distance) if is_measured else NO_DIVERGENCES
     seen = [domain for domain in predictions if domain.domain not in federation.unseen]
     clients, labels = _count_labels(domains, partitions)
+    measured = "distances and accuracies are those of the domains, on their test"
     return Diagnosis(
         run.path.name,
         domains.classes,
@@ -311,7 +310,7 @@ def diagnose_run(
         bound=compute_bound(seen, distances, SEED) if has_bound else None,
         alignment=measure_alignment(sample, shared["gaussians"], SEED) if "gaussians" in shared else None,
         encoder="its model",
-        notes=(*overlap.notes, *_note_data(domains, clients)),
+        notes=(*overlap.notes, *_note_shared_domains(domains, clients, measured), *_note_rare_classes(domains)),
         seed=SEED,
         client_domains=clients,
         sample=sample,
@@ -353,33 +352,24 @@ def _check_size(domains: Domains, part: str) -> None:
         raise InputError(f"{domains.name} has only one domain, {domains.names[0]!r}: a distance needs two")
     for domain in domains:
         if len(domain.test) < 2 * LEAST:
-            raise InputError(
-                f"domain {domain.name!r} has {len(domain.test)} {part} images, "
-                f"but a diagnosis needs at least {2 * LEAST}"
-            )
+            images = f"{len(domain.test)} {part} images"
+            raise InputError(f"domain {domain.name!r} has {images}, but a diagnosis needs at least {2 * LEAST}")
 
 
-def _note_shared_domains(domains: Domains, clients: Mapping[str, str], consequence: str) -> tuple[str, ...]:
-    """Say that label skew concerns clients, and the `consequence` concern domains, if the two differ."""
+def _note_shared_domains(domains: Domains, clients: Mapping[str, str], measured: str) -> list[str]:
+    """Say that label skew concerns clients, and what was `measured` concerns domains, if the two differ."""
     if all(client == domain for client, domain in clients.items()):
-        return ()
-    return (
-        f"{len(clients)} clients share the training images of {len(domains)} domains: label skew is that of these "
-        f"clients; {consequence}",
-    )
+        return []
+    shared = f"{len(clients)} clients share the training images of {len(domains)} domains"
+    return [f"{shared}: label skew is that of these clients; {measured} images"]
 
 
-def _note_data(domains: Domains, clients: Mapping[str, str]) -> tuple[str, ...]:
-    consequence = "distances and accuracies are those of the domains, on their test images"
-    notes = _note_shared_domains(domains, clients, consequence)
+def _note_rare_classes(domains: Domains) -> list[str]:
     rare = []
     for domain in domains:
-        tested, trained = (
-            np.bincount(split.labels, minlength=len(domains.classes)) for split in (domain.test, domain.train)
-        )
+        splits = (domain.test, domain.train)
+        tested, trained = (np.bincount(split.labels, minlength=len(domains.classes)) for split in splits)
         labels = np.flatnonzero((tested == 1) | (tested + trained == 1))
         rare += [f"{domains.classes[label]} in {domain.name}" for label in labels]
-    if not rare:
-        return notes
     more = f" and {len(rare) - 5} more" if len(rare) > 5 else ""
-    return (*notes, f"at most one test image of {', '.join(rare[:5])}{more}: left out of the results by class")
+    return [f"at most one test image of {', '.join(rare[:5])}{more}: left out of the results by class"] if rare else []

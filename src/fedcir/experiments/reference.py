@@ -77,11 +77,8 @@ def measure_traffic(algorithm: Algorithm) -> dict[str, dict[str, int]]:
         transport = SerialTransport(session.make_trainer(), federation.clients)
         replies = list(transport.train(session.state, session.roster.trainers))
         state = algorithm.server_step(session.state, replies, session.modules, session.context(1))
-    up, down = replies[0].tensors, state.shared
-    return {
-        "down": {group: count_bytes({group: bag}) for group, bag in down.items()},
-        "up": {group: count_bytes({group: bag}) for group, bag in up.items()},
-    }
+    groups = {"down": state.shared, "up": replies[0].tensors}
+    return {way: {group: count_bytes({group: bag}) for group, bag in bags.items()} for way, bags in groups.items()}
 
 
 def field_docs(cls: type) -> dict[str, str]:
@@ -92,12 +89,9 @@ def field_docs(cls: type) -> dict[str, str]:
             (body,) = ast.parse(inspect.cleandoc("\n" + inspect.getsource(base))).body
             assert isinstance(body, ast.ClassDef)
             for field, doc in zip(body.body, body.body[1:], strict=False):
-                if (
-                    isinstance(field, ast.AnnAssign)
-                    and isinstance(doc, ast.Expr)
-                    and isinstance(doc.value, ast.Constant)
-                ):
-                    docs[ast.unparse(field.target)] = inspect.cleandoc(str(doc.value.value))
+                match field, doc:
+                    case ast.AnnAssign(), ast.Expr(ast.Constant(text)):
+                        docs[ast.unparse(field.target)] = inspect.cleandoc(str(text))
     return docs
 
 
@@ -164,11 +158,7 @@ def list_settings(which: str | None = None) -> list[Setting]:
     if not name:
         return list(settings.values())
     if section == "algorithm" and name != "name":
-        methods = [
-            method
-            for method in list_algorithms()
-            if name in {f.name for f in dataclasses.fields(find_algorithm(method))}
-        ]
+        methods = [m for m in list_algorithms() if name in {f.name for f in dataclasses.fields(find_algorithm(m))}]
         if not methods:
             raise InputError(f"no method has a field {name!r}: `fedcir algorithms NAME` lists a method's fields")
         explains = f"`fedcir algorithms {methods[0]}` explains it"

@@ -18,6 +18,7 @@ from fedcir.config import DEFAULT_ALGORITHM, Config, DataConfig, RunConfig, dump
 from fedcir.data.inspection import Inspection, inspect_dataset
 from fedcir.data.opening import find_dataset
 from fedcir.errors import InputError
+from fedcir.experiments.recommendation import TOO_FEW_IMAGES
 from fedcir.files import check_output_file, write_file
 from fedcir.runtime.devices import pick_device
 from fedcir.types import OnProgress, ignore_progress
@@ -181,7 +182,7 @@ def init(root: str | Path, *, dataset: str = "folders", on_work: OnProgress = ig
             on_distance=partial(on_work, what="measuring distances"),
             on_file=partial(on_work, what="decoding images"),
         )
-    findings = ["There are too few images to measure how far the domains are apart."]
+    findings = [TOO_FEW_IMAGES]
     if diagnosis is not None:
         skew = float(np.mean(list(diagnosis.skew.values())))
         profile = replace(profile, shift=diagnosis.divergences.mean_pair.value, skew=skew)
@@ -227,9 +228,8 @@ def _check_domains(inspection: Inspection, data: DataConfig) -> None:
 def _notes(inspection: Inspection) -> list[str]:
     notes = [f"Note: {domain} has no image of {', '.join(names)}." for domain, names in inspection.missing.items()]
     if copies := inspection.copies_left_out:
-        notes.append(
-            f"Note: {copies} {'copies of other images are' if copies > 1 else 'copy of another image is'} left out."
-        )
+        are = "copies of other images are" if copies > 1 else "copy of another image is"
+        notes.append(f"Note: {copies} {are} left out.")
     more = len(inspection.spelling) + len(inspection.disputed) + sum(bool(f.advice) for f in inspection.unused)
     if more:
         notes.append(f"Note: `fedcir data check` has {more} more remark{'s' * (more > 1)} on these data.")
@@ -288,11 +288,11 @@ def _choose_algorithm(profile: DatasetProfile) -> Choice:
         measured.append((grade_skew(skew), f"label skew is {grade_skew(skew)} ({skew:.0%})"))
     reasons = " and ".join(text for grade, text in measured if grade != "small")
     if profile.uses_pretrained and (skew is None or grade_skew(skew) != "large"):
-        why = "".join(
-            ["the encoder is frozen, so no method can change its normalisation", *(f", and {t}" for _, t in measured)]
+        frozen = "the encoder is frozen, so no method can change its normalisation"
+        why = ", and ".join([frozen, *(text for _, text in measured)])
+        return Choice(
+            "algorithm.name", "fedavg", f"Plain averaging: {why}. FedCiRPlus would train nearly the same model."
         )
-        same = "FedCiRPlus would train nearly the same model."
-        return Choice("algorithm.name", "fedavg", f"Plain averaging: {why}. {same}")
     if not profile.uses_pretrained and shift is not None and not reasons:
         why = " and ".join(text for _, text in measured)
         return Choice("algorithm.name", "fedavg", f"Plain averaging, because {why}.")
