@@ -78,7 +78,7 @@ def test_the_bits_of_a_site_do_not_travel(deployed: bool) -> None:
 
 def test_bits_of_an_earlier_round_are_not_those_of_an_extended_run(tmp_path: Path) -> None:
     folder = RunFolder(trained(tmp_path / "run"))
-    folder.save_hits(Hits(1, {"a": DomainHits(np.ones(3, bool), (1, 1, 1))}))
+    folder.save_json("hits.json", Hits(1, {"a": DomainHits(np.ones(3, bool), (1, 1, 1))}).to_json())
     assert folder.hits() is None
 
 

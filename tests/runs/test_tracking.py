@@ -122,9 +122,9 @@ def train(config: Config, out: Path, name: str, resume: bool = False, until: int
     """Train with a tracker, to the end or until so many rounds are done; gives what it noted."""
     notes: list[str] = []
     with open_run(config, out, resume) as (session, rounds), open_tracker(name, out, notes.append) as track:
-        track.begin()
-        while session.state.round != until and (record := next(rounds, None)) is not None:
-            track.round(record)
+        track.update()
+        while session.state.round != until and next(rounds, None) is not None:
+            track.update()
     return notes
 
 
@@ -302,7 +302,7 @@ def test_a_tracker_that_fails_midway_is_noted_once_and_told_the_rest_by_a_resume
     notes: list[str] = []
     with open_run(config, out) as (_, rounds), open_tracker("tensorboard", out, notes.append) as track:
         for record in rounds:
-            track.round(record)
+            track.update()
             if record.round == 1:
                 folder.rename(away)
     assert RunFolder(out).finished

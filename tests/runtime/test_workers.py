@@ -91,7 +91,7 @@ def test_a_worker_killed_in_the_middle_of_a_round_changes_no_bit(
     opened: Callable[..., tuple[ProcessTransport, object]], tiny: Tiny, train: Train, tmp_path: Path
 ) -> None:
     whole = train(tiny("fedsr", "run.workers=1"), tmp_path / "whole")
-    transport, session = opened(3)
+    transport, session = opened(2)
     first, second = children()
     (tmp_path / "dies").write_text(str(first))
     rounds = run_rounds(session, transport)
@@ -111,7 +111,7 @@ def test_closing_leaves_no_process_and_no_memory(opened: Callable[..., tuple[Pro
     before = set(os.listdir("/proc/self/fd"))
     transport, session = opened(3)
     next(run_rounds(session, transport))
-    assert len(children()) == 2
+    assert len(children()) == 3
     transport.close()
     assert children() == []
     assert set(os.listdir("/proc/self/fd")) <= before | {"3"}
@@ -147,7 +147,7 @@ def test_a_command_that_is_stopped_takes_its_workers_with_it(
         assert time.monotonic() < deadline
         time.sleep(0.05)
     workers = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    assert len(workers) == 2
+    assert len(workers) == 3
     process.send_signal(number)
     _, message = process.communicate(timeout=HURRY)
     assert process.returncode == code
@@ -162,7 +162,7 @@ def test_a_worker_without_memory_is_said_in_one_line(
 ) -> None:
     import resource
 
-    transport, session = opened(2, "local.batch_size=20000")  # about 200 MB for the first convolution
+    transport, session = opened(1, "local.batch_size=20000")  # about 200 MB for the first convolution
     [worker] = children()
     limits = resource.prlimit(worker, resource.RLIMIT_AS)
     resource.prlimit(worker, resource.RLIMIT_AS, (1 << 20, limits[1]))

@@ -81,11 +81,11 @@ def follow_rounds(
     with Display(options.quiet, deployed) as display, open_tracker(options.track, out, print_note) as track:
         display.begin(name, config.server.rounds)
         if not deployed:  # its server creates the run folder later
-            track.begin()
+            track.update()
         if track.location is not None and not options.quiet:
             print_note(f"tracked in {track.location}")
         for record in rounds:
-            track.round(record)
+            track.update()
             display.show(name, record)
 
 

@@ -159,11 +159,8 @@ def _clean_name(name: str) -> str:
     return re.sub(r"[^\w./ -]", "_", name)
 
 
-TRACKERS: dict[str, Callable[[Path, str, Settings, str | None], Tracker]] = {
-    "mlflow": MLflow,
-    "tensorboard": TensorBoard,
-    "wandb": WandB,
-}
+TrackerClass = Callable[[Path, str, Settings, str | None], Tracker]
+TRACKERS: dict[str, TrackerClass] = {"mlflow": MLflow, "tensorboard": TensorBoard, "wandb": WandB}
 PACKAGES = {"mlflow": ("mlflow", "sqlalchemy", "alembic", "cryptography")}
 """Packages of trackers that need more than the package of their name."""
 
@@ -194,39 +191,29 @@ class RunTracker:
         """Location of the tracker, once it is open."""
         return None if self._tracker is None else self._tracker.location
 
-    def begin(self) -> None:
-        """Open the tracker and send the rounds that it lacks, unless it has the whole run."""
-        self._attempt(self._begin)
-
-    def round(self, record: RoundRecord) -> None:
-        self._attempt(self._begin)
-        self._attempt(self._round, record)
+    def update(self) -> None:
+        """Send the rounds that the tracker lacks; open it first, unless it has the whole run."""
+        self._attempt(self._update)
 
     def close(self, done: bool) -> None:
         if done:
-            self._attempt(self._begin)
+            self._attempt(self._update)
             self._attempt(self._finish)
         if self._tracker is not None:
             self._attempt(self._tracker.close, done)
 
-    def _begin(self) -> None:
-        if self._tracker is not None:
-            return
-        if self._file.exists():
-            self._sent = json.loads(self._file.read_text(encoding="utf-8"))
-        records = self._folder.records()
-        if self._folder.finished and self._sent["final"] == len(records):
-            return
-        config, name = self._folder.config(), self._folder.path.resolve().name
-        self._file.parent.mkdir(exist_ok=True)
-        self._tracker = TRACKERS[str(self._name)](self._file.parent, name, flatten_settings(config), self._sent["id"])
-        self._save_sent(id=self._tracker.id)
-        for record in records:
-            self._round(record)
-
-    def _round(self, record: RoundRecord) -> None:
+    def _update(self) -> None:
+        if self._tracker is None:
+            if self._file.exists():
+                self._sent = json.loads(self._file.read_text(encoding="utf-8"))
+            if self._folder.finished and self._sent["final"] == len(self._folder.records()):
+                return
+            settings, name = flatten_settings(self._folder.config()), self._folder.path.resolve().name
+            self._file.parent.mkdir(exist_ok=True)
+            self._tracker = TRACKERS[str(self._name)](self._file.parent, name, settings, self._sent["id"])
+            self._save_sent(id=self._tracker.id)
         # A round that is repeated after a kill has the same numbers and is not sent again.
-        if self._tracker is not None and record.round > self._sent["round"]:
+        for record in self._folder.records(after=self._sent["round"]):
             self._tracker.log(record.round, flatten_record(record))
             self._save_sent(round=record.round)
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 
 from fedcir.client.calibration import Calibration
-from fedcir.client.client_requests import handle_request
+from fedcir.client.client_requests import RequestKind, handle_request
 from fedcir.client.cost import peak_memory, sum_costs
 from fedcir.client.local_update import LocalTrainer
 from fedcir.client.prediction import Hits
@@ -20,7 +20,7 @@ from fedcir.models.tensors import clone, count_bytes, find_non_finite
 from fedcir.runtime.file_formats import find_best, round_to_save
 from fedcir.runtime.session import PRIVACY, Session
 from fedcir.server.replies import EvaluationTotals, ReplyCollector, tally_evaluations
-from fedcir.types import ClientReply, DroppedReply, RoundRecord, ServerState
+from fedcir.types import ClientReply, DroppedReply, Groups, RoundRecord, ServerState
 
 
 class Transport(Protocol):
@@ -42,15 +42,17 @@ class SerialTransport:
         self.trainer, self.clients, self.store = trainer, clients, store or ClientStore()
 
     def train(self, state: ServerState, cohort: Sequence[int]) -> Iterator[ClientReply]:
-        for client in cohort:
-            yield handle_request(self.trainer, self.clients[client], self.store, "train", state.shared, state.round + 1)
+        return self._handle("train", state.round + 1, state.shared, cohort)
 
     def evaluate(self, state: ServerState, cohort: Sequence[int]) -> Iterator[ClientReply]:
-        for client in cohort:
-            yield handle_request(self.trainer, self.clients[client], self.store, "evaluate", state.shared, state.round)
+        return self._handle("evaluate", state.round, state.shared, cohort)
 
     def peak_memory(self) -> int:
         return peak_memory()
+
+    def _handle(self, kind: RequestKind, round: int, shared: Groups, cohort: Sequence[int]) -> Iterator[ClientReply]:
+        for client in cohort:
+            yield handle_request(self.trainer, self.clients[client], self.store, kind, shared, round)
 
 
 Rounds = Generator[RoundRecord, None, None]
@@ -88,9 +90,9 @@ def run_rounds(session: Session, transport: Transport) -> Rounds:
             if folder is not None:
                 calibration = None if session.config.privacy.noise else Calibration.of(evaluation.sums, state.round)
                 if calibration is not None and is_best:
-                    folder.save_calibration(calibration)
+                    folder.save_json("calibration.json", calibration.to_json())
                 if session.hits is not None:
-                    folder.save_hits(session.hits)
+                    folder.save_json("hits.json", session.hits.to_json())
                 folder.append(record)
             session.state = state
             session.records.append(record)
@@ -137,13 +139,8 @@ def step_server(
     round = before.round + 1
     received = before.shared if session.upload != "float32" else None
     collector = ReplyCollector(
-        round,
-        session.template(),
-        session.config.server.min_replies,
-        session.roster.sizes,
-        session.screen(),
-        received,
-        session.has_secret_cohort,
+        *(round, session.template(), session.config.server.min_replies, session.roster.sizes, session.screen()),
+        *(received, session.has_secret_cohort),
         partial(session.algorithm.find_reply_fault, ctx=session.context(round)),
     )
     usable = collector.collect(replies, cohort)

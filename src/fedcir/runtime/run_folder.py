@@ -44,6 +44,8 @@ class RunFolder:
     """The folder of a run."""
 
     LOCK = ".lock"
+    FIRST_FILES = (LOCK, "manifest.json", ARRAYS_FILE, IMAGE_HASHES, "checkpoint", "clients", "releases")
+    """Files that a run may write before its config.toml."""
 
     def __init__(self, path: Path, identity: str | None = None) -> None:
         self.path = path
@@ -53,14 +55,6 @@ class RunFolder:
     @property
     def exists(self) -> bool:
         return (self.path / "config.toml").is_file()
-
-    @property
-    def has_other_files(self) -> bool:
-        """Check whether the folder holds files that a run does not write before its config.toml."""
-        written = {self.LOCK, "manifest.json", ARRAYS_FILE, IMAGE_HASHES, "checkpoint", "clients", "releases"}
-        return self.path.is_dir() and any(
-            path.name not in written and not path.name.endswith(".tmp") for path in self.path.iterdir()
-        )
 
     @property
     def finished(self) -> bool:
@@ -94,8 +88,7 @@ class RunFolder:
 
     def file_hash(self, kind: str) -> str | None:
         """Hash of the file that defined the algorithm or model when the run began; None if no file did."""
-        hash: str | None = self._tables()["fedcir"].get(kind)
-        return hash
+        return cast(str | None, self._tables()["fedcir"].get(kind))
 
     def _tables(self) -> dict[str, Any]:
         if not self.exists:
@@ -115,7 +108,6 @@ class RunFolder:
         return tables
 
     def manifest(self) -> dict[str, Any]:
-        """Read which client holds which samples."""
         return load_manifest(self.path)
 
     def image_hashes(self) -> ImageHashes | None:
@@ -152,10 +144,9 @@ class RunFolder:
 
     def records(self, after: int = 0) -> list[RoundRecord]:
         """Records of the rounds after `after`. A last line without an end is still being written and is left out."""
-        path = self.path / "rounds.jsonl"
+        path, records = self.path / "rounds.jsonl", list[RoundRecord]()
         if not path.exists():
             return []
-        records: list[RoundRecord] = []
         with files.explain_read_errors(path, files.RESTORE_HINT):
             lines = files.check_regular_file(path).read_bytes().split(b"\n")[after:-1]
         for number, line in enumerate(lines, start=after + 1):
@@ -252,9 +243,9 @@ class RunFolder:
 
     def finish(self, summary: dict[str, Any], model: Tensors, card: dict[str, Any]) -> None:
         """Write the model and then the summary, whose presence marks the run as finished."""
-        self._write_json("summary.json", {**summary, "model": self.save_model(model, card)})
+        self.save_json("summary.json", {**summary, "model": self.save_model(model, card)})
 
-    def _write_json(self, name: str, values: dict[str, Any]) -> None:
+    def save_json(self, name: str, values: dict[str, Any]) -> None:
         files.write_file(self.path / name, json.dumps(files.add_checksum(values), indent=1, ensure_ascii=False) + "\n")
 
     def save_model(self, model: Tensors, card: dict[str, Any]) -> str:
@@ -264,9 +255,6 @@ class RunFolder:
         tensors = copy_shared_tensors(model)
         files.write_file(self.path / "model.safetensors", save(tensors, {"fedcir": metadata}))
         return compute_tensor_checksum(json.loads(metadata), tensors)
-
-    def save_calibration(self, calibration: Calibration) -> None:
-        self._write_json("calibration.json", calibration.to_json())
 
     def calibration(self) -> Calibration | None:
         """Calibration of the saved model on validation images; None if there is none, or only of another round."""
@@ -279,9 +267,6 @@ class RunFolder:
         summary = self.summary()
         saved = summary["saved"]["round"] if "saved" in summary else summary["rounds"]
         return calibration if calibration.round == saved else None
-
-    def save_hits(self, hits: Hits) -> None:
-        self._write_json("hits.json", hits.to_json())
 
     def hits(self) -> Hits | None:
         """Result of the final evaluation for each image; None if there is none, or only of another round."""
@@ -309,7 +294,8 @@ class RunFolder:
         """
         if self.path.exists() and not self.path.is_dir():
             raise InputError(f"{self.path} is a file: choose another folder")
-        if not self.exists and self.has_other_files:
+        names = [path.name for path in self.path.iterdir()] if self.path.exists() else []
+        if not self.exists and any(name not in self.FIRST_FILES and not name.endswith(".tmp") for name in names):
             raise InputError(f"{self.path} holds other files and no run: choose another folder")
         files.check_no_links(self.path)
         lock, new = self.path / self.LOCK, not self.path.exists()

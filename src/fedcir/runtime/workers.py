@@ -11,16 +11,15 @@ import mmap
 import os
 import signal
 import sys
-import threading
 import warnings
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from multiprocessing import Pipe
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from queue import SimpleQueue
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -32,35 +31,31 @@ from fedcir.data.federation import Client
 from fedcir.errors import InputError
 from fedcir.models.tensors import clone
 from fedcir.runtime.devices import exit_with_parent, is_out_of_memory, stop_openmp_threads
+from fedcir.runtime.rounds import SerialTransport
 from fedcir.text import to_one_line
-from fedcir.types import ClientReply, Groups, ServerState
+from fedcir.types import ClientReply, Groups
 
 ALIGNMENT = 64
 LOOKAHEAD = 16
 """Clients per process that are sorted by size together. This bounds the replies that wait in memory."""
-Layout = list[tuple[str, list[tuple[str, str, list[int], int]]]]
-"""Location of tensors in shared memory: for each group, the name, dtype, shape and offset of each tensor."""
+Layout = dict[str, dict[str, tuple[str, list[int], int]]]
+"""Location of tensors in shared memory: dtype, shape and offset by group and name."""
 
 
-class ThreadTransport:
+class ThreadTransport(SerialTransport):
     """Clients spread over threads, each with its own networks and CUDA stream, on one or several devices."""
 
     def __init__(self, trainers: Sequence[LocalTrainer], clients: Sequence[Client], store: ClientStore) -> None:
-        self.trainers, self.clients, self.store = trainers, clients, store
+        super().__init__(trainers[0], clients, store)
+        self.trainers = trainers
         for trainer in trainers:
             trainer.concurrent = len(trainers) > 1
-
-    def train(self, state: ServerState, cohort: Sequence[int]) -> Iterator[ClientReply]:
-        return self._handle("train", state.shared, state.round + 1, cohort)
-
-    def evaluate(self, state: ServerState, cohort: Sequence[int]) -> Iterator[ClientReply]:
-        return self._handle("evaluate", state.shared, state.round, cohort)
 
     def peak_memory(self) -> int:
         devices = {trainer.device for trainer in self.trainers if trainer.device.type == "cuda"}
         return peak_memory() + sum(torch.cuda.max_memory_allocated(device) for device in devices)
 
-    def _handle(self, kind: RequestKind, shared: Groups, round: int, cohort: Sequence[int]) -> Iterator[ClientReply]:
+    def _handle(self, kind: RequestKind, round: int, shared: Groups, cohort: Sequence[int]) -> Iterator[ClientReply]:
         idle: SimpleQueue[tuple[LocalTrainer, Any]] = SimpleQueue()
         make_stream: Any = torch.cuda.Stream
         for trainer in self.trainers:
@@ -86,201 +81,136 @@ class SharedTensors:
     """A buffer of tensors in memory that processes share."""
 
     def __init__(self) -> None:
-        self._file = os.memfd_create("fedcir")
-        self._map: mmap.mmap | None = None
+        self._file = os.fdopen(os.memfd_create("fedcir"), "r+b", buffering=0)
 
     def write(self, groups: Groups) -> Layout:
-        layout: Layout = []
+        layout: Layout = {}
         end = 0
         for group, tensors in groups.items():
-            entries = []
+            layout[group] = {}
             for name, tensor in tensors.items():
-                entries.append((name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape), end))
-                end += -(-tensor.numel() * tensor.element_size() // ALIGNMENT) * ALIGNMENT
-            layout.append((group, entries))
-        if self._map is None or len(self._map) < end:
-            os.ftruncate(self._file, max(end, ALIGNMENT))
+                layout[group][name] = str(tensor.dtype).removeprefix("torch."), list(tensor.shape), end
+                end += -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
+        if os.fstat(self._file.fileno()).st_size < end:
+            self._file.truncate(end)
         for group, views in self.read(layout).items():
             for name, view in views.items():
                 view.copy_(groups[group][name])
         return layout
 
     def read(self, layout: Layout) -> Groups:
-        """Return views of the buffer; the next write changes them."""
-        size = os.fstat(self._file).st_size
-        if size and (self._map is None or len(self._map) < size):
-            self._map = mmap.mmap(self._file, size)
-        groups: Groups = {}
-        for group, entries in layout:
-            groups[group] = {}
-            for name, dtype_name, shape, offset in entries:
-                dtype, count = getattr(torch, dtype_name), torch.Size(shape).numel()
-                tensor = torch.empty(shape, dtype=dtype)
-                if count:
-                    assert self._map is not None
-                    tensor = torch.frombuffer(self._map, dtype=dtype, count=count, offset=offset).view(shape)
-                groups[group][name] = tensor
-        return groups
+        """Return views of the buffer, which the next write changes. They stay valid after `close`."""
+        size = os.fstat(self._file.fileno()).st_size
+        buffer = mmap.mmap(self._file.fileno(), size) if size else bytearray()
+
+        def view(dtype_name: str, shape: list[int], offset: int) -> torch.Tensor:
+            dtype, count = getattr(torch, dtype_name), torch.Size(shape).numel()
+            if not count:
+                return torch.empty(shape, dtype=dtype)
+            return torch.frombuffer(buffer, dtype=dtype, count=count, offset=offset).view(shape)
+
+        return {group: {name: view(*entry) for name, entry in entries.items()} for group, entries in layout.items()}
 
     def close(self) -> None:
-        """Close the buffer. Views stay valid as long as they are referenced."""
-        self._map = None
-        if self._file >= 0:
-            os.close(self._file)
-        self._file = -1
+        self._file.close()
 
 
-@dataclass
+@dataclass(eq=False)
 class Worker:
     """A worker process, as its parent sees it."""
 
     pid: int
     pipe: Connection
-    buffers: tuple[SharedTensors, SharedTensors]
-    """The worker writes a reply into one while the parent reads the other."""
-    turn: int = 0
+    buffer: SharedTensors
+    """Tensors of its last reply."""
+    client: int | None = None
+    """The client whose request it handles; None if it is idle."""
     peak_memory: int = 0
 
-    def kill(self) -> None:
+    def close(self) -> None:
+        """End the process and free its memory."""
         with contextlib.suppress(ProcessLookupError, ChildProcessError):
             os.kill(self.pid, signal.SIGKILL)
             os.waitpid(self.pid, 0)
-
-    def close(self) -> None:
         self.pipe.close()
-        for buffer in self.buffers:
-            buffer.close()
+        self.buffer.close()
 
 
-class Retry(NamedTuple):
-    """A client whose request the parent process handles itself."""
-
-    client: int
-    reason: str = ""
-    """What happened to the worker that had the request."""
-
-
-@dataclass
-class Requests:
-    """Requests to train on one state or to evaluate it, and their replies."""
-
-    kind: RequestKind
-    round: int
-    shared: Groups
-    waiting: deque[int]
-    """Clients whose request nobody has taken yet."""
-    replies: SimpleQueue[ClientReply | Retry | Exception] = field(default_factory=SimpleQueue)
-
-
-class ProcessTransport:
-    """Clients spread over this process and resident worker processes."""
+class ProcessTransport(SerialTransport):
+    """Clients spread over resident worker processes. This process repeats the client of a worker that died."""
 
     def __init__(self, trainer: LocalTrainer, clients: Sequence[Client], store: ClientStore, workers: int) -> None:
-        self.trainer, self.clients, self.store = trainer, clients, store
+        super().__init__(trainer, clients, store)
         self._state = SharedTensors()
-        self._threads: list[threading.Thread] = []
         self._workers: list[Worker] = []
-        while len(self._workers) < workers - 1:
+        while len(self._workers) < workers:
             self._workers.append(self._fork())
 
-    def train(self, state: ServerState, cohort: Sequence[int]) -> Iterator[ClientReply]:
-        return self._handle("train", state.round + 1, state.shared, cohort)
-
-    def evaluate(self, state: ServerState, cohort: Sequence[int]) -> Iterator[ClientReply]:
-        return self._handle("evaluate", state.round, state.shared, cohort)
-
     def peak_memory(self) -> int:
-        """Sum of the peak memory of all processes, in bytes."""
         return peak_memory() + sum(worker.peak_memory for worker in self._workers)
 
     def close(self) -> None:
         """End all worker processes."""
-        workers, self._workers = self._workers, []
-        for worker in workers:
-            worker.kill()
-        self._join_threads()
-        for worker in workers:
-            worker.close()
+        while self._workers:
+            self._workers.pop().close()
         self._state.close()
 
     def _handle(self, kind: RequestKind, round: int, shared: Groups, cohort: Sequence[int]) -> Iterator[ClientReply]:
-        requests = Requests(kind, round, shared, deque(self._sort_by_size(kind, cohort)))
-        if self._workers and len(cohort) > 1:
-            self._join_threads()
-            message = {"kind": kind, "round": round, "state": self._state.write(shared)}
+        for worker in self._workers:
+            if worker.client is not None:  # it handles a request of a round that was not completed
+                with contextlib.suppress(EOFError, OSError):
+                    worker.pipe.recv_bytes()
+                worker.client = None
+        waiting = deque(self._sort_by_size(kind, cohort))
+        message = {"kind": kind, "round": round, "state": self._state.write(shared)}
+        replies: list[ClientReply] = []
+        while True:
             for worker in self._workers:
-                thread = threading.Thread(target=self._dispatch, args=(worker, requests, message), daemon=True)
-                thread.start()
-                self._threads.append(thread)
-        try:
-            for _ in cohort:
-                yield self._next_reply(requests)
-        finally:
-            requests.waiting.clear()
+                if worker.client is None and waiting:
+                    worker.client = waiting.popleft()
+                    with contextlib.suppress(OSError):  # if the worker has died, receiving fails too
+                        worker.pipe.send_bytes(json.dumps({**message, "client": worker.client}).encode())
+            yield from replies  # while the workers are busy
+            busy: dict[Any, Worker] = {worker.pipe: worker for worker in self._workers if worker.client is not None}
+            if not busy:
+                break
+            replies = []
+            for pipe in wait(list(busy)):
+                worker = busy[pipe]
+                client, worker.client = worker.client, None
+                assert client is not None
+                replies += self._receive(worker, client) or super()._handle(kind, round, shared, [client])
+        yield from super()._handle(kind, round, shared, list(waiting))  # no worker is left
 
     def _sort_by_size(self, kind: RequestKind, cohort: Sequence[int]) -> Iterator[int]:
         """Largest clients first, within a window: replies are used by client number and wait for those before them."""
-        data = {
-            client: self.clients[client].train if kind == "train" else self.clients[client].test for client in cohort
-        }
-        window = LOOKAHEAD * (len(self._workers) + 1)
+        clients = {number: self.clients[number] for number in cohort}
+        sizes = {number: len((c.train if kind == "train" else c.test) or ()) for number, c in clients.items()}
+        window = LOOKAHEAD * max(1, len(self._workers))
         for begin in range(0, len(cohort), window):
-            yield from sorted(cohort[begin : begin + window], key=lambda client: len(data[client] or ()), reverse=True)
+            yield from sorted(cohort[begin : begin + window], key=sizes.__getitem__, reverse=True)
 
-    def _next_reply(self, requests: Requests) -> ClientReply:
-        """Return a worker's reply if there is one, and otherwise handle the next request here."""
-        reply: ClientReply | Retry | Exception | None = None
-        if requests.replies.empty():
-            with contextlib.suppress(IndexError):
-                reply = Retry(requests.waiting.popleft())
-        if reply is None:
-            reply = requests.replies.get()
-        if isinstance(reply, Exception):
-            raise reply
-        if isinstance(reply, ClientReply):
-            return reply
-        if reply.reason:
-            warnings.warn(f"{reply.reason}; client {reply.client} is repeated here", RuntimeWarning, stacklevel=2)
-        client = self.clients[reply.client]
-        return handle_request(self.trainer, client, self.store, requests.kind, requests.shared, requests.round)
-
-    def _dispatch(self, worker: Worker, requests: Requests, message: dict[str, Any]) -> None:
-        """Send requests to a worker and queue its replies. Runs in a thread of its own for each worker."""
+    def _receive(self, worker: Worker, client: int) -> list[ClientReply]:
+        """Return the reply of a worker; none if this process must repeat the request."""
         try:
-            answer: dict[str, Any] | None = None
-            while requests.waiting:
-                try:
-                    client = requests.waiting.popleft()
-                except IndexError:  # another thread took the last one
-                    break
-                turn, worker.turn = worker.turn, 1 - worker.turn
-                with contextlib.suppress(OSError):  # if the worker has died, receiving fails too
-                    worker.pipe.send_bytes(json.dumps({**message, "client": client, "turn": worker.turn}).encode())
-                if answer is not None:  # copied while the worker handles the next request
-                    requests.replies.put(_read_answer(worker, answer, turn))
-                try:
-                    answer = json.loads(worker.pipe.recv_bytes())
-                except (EOFError, OSError):
-                    if worker in self._workers:  # continue without it
-                        self._workers.remove(worker)
-                        worker.kill()
-                        worker.close()
-                    reason = f"worker process {worker.pid} died ({len(self._workers)} left)"
-                    requests.replies.put(Retry(client, reason))
-                    return
-            if answer is not None:
-                requests.replies.put(_read_answer(worker, answer, worker.turn))
-        except Exception as error:  # or the parent would wait for a reply forever
-            requests.replies.put(error)
-
-    def _join_threads(self) -> None:
-        for thread in self._threads:
-            thread.join()
-        self._threads = []
+            answer = json.loads(worker.pipe.recv_bytes())
+        except (EOFError, OSError):  # continue without it
+            self._workers.remove(worker)
+            worker.close()
+            left = f"worker process {worker.pid} died ({len(self._workers)} left)"
+            warnings.warn(f"{left}; client {client} is repeated here", RuntimeWarning, stacklevel=2)
+            return []
+        if answer.get("expected"):
+            raise InputError(answer["error"])
+        if "error" in answer:  # an error that the user did not cause is raised again here, with its traceback
+            return []
+        worker.peak_memory = answer["memory"]
+        tensors = clone(worker.buffer.read(answer["layout"]))
+        return [ClientReply(client, answer["num_examples"], tensors, answer["metrics"])]
 
     def _fork(self) -> Worker:
         parent_end, worker_end = Pipe()
-        buffers = (SharedTensors(), SharedTensors())
+        buffer = SharedTensors()
         sys.stdout.flush()
         sys.stderr.flush()
         parent = os.getpid()
@@ -292,13 +222,13 @@ class ProcessTransport:
             try:
                 parent_end.close()
                 exit_with_parent(parent)
-                self._serve(worker_end, buffers)
+                self._serve(worker_end, buffer)
             finally:
                 os._exit(0)
         worker_end.close()
-        return Worker(pid, parent_end, buffers)
+        return Worker(pid, parent_end, buffer)
 
-    def _serve(self, pipe: Connection, buffers: tuple[SharedTensors, SharedTensors]) -> None:
+    def _serve(self, pipe: Connection, buffer: SharedTensors) -> None:
         """Handle requests in a worker process until the parent ends it."""
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Ctrl-C the parent ends this process
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -307,15 +237,14 @@ class ProcessTransport:
                 message = json.loads(pipe.recv_bytes())
             except (EOFError, OSError):
                 return
-            number = message["client"]
+            number, kind, round = message["client"], message["kind"], message["round"]
             try:
                 shared = self._state.read(message["state"])
-                client, kind, round = self.clients[number], message["kind"], message["round"]
-                reply = handle_request(self.trainer, client, self.store, kind, shared, round)
+                reply = handle_request(self.trainer, self.clients[number], self.store, kind, shared, round)
                 answer: dict[str, Any] = {
                     "num_examples": reply.num_examples,
                     "metrics": dict(reply.metrics),
-                    "layout": buffers[message["turn"]].write(reply.tensors),
+                    "layout": buffer.write(reply.tensors),
                     "memory": peak_memory(),
                 }
             except Exception as error:
@@ -324,12 +253,4 @@ class ProcessTransport:
                     fix = "lower run.workers, local.batch_size or data.image_size"
                     text = f"a worker process ran out of memory on client {number}: {fix}"
                     answer = {"error": text, "expected": True}
-            pipe.send_bytes(json.dumps({"client": number, **answer}).encode())
-
-
-def _read_answer(worker: Worker, answer: dict[str, Any], turn: int) -> ClientReply | Retry | InputError:
-    if "error" in answer:  # an error that the user did not cause is raised again here, with its traceback
-        return InputError(answer["error"]) if answer["expected"] else Retry(answer["client"])
-    worker.peak_memory = answer["memory"]
-    tensors = clone(worker.buffers[turn].read(answer["layout"]))
-    return ClientReply(answer["client"], answer["num_examples"], tensors, answer["metrics"])
+            pipe.send_bytes(json.dumps(answer).encode())

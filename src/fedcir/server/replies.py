@@ -30,8 +30,9 @@ def find_training_fault(reply: ClientReply, sizes: SampleCounts | None) -> str |
     """Return why a training reply cannot be used; None if it can. `sizes` are known of sites only."""
     if (name := find_non_finite(reply.tensors)) is not None:
         return f"{name} is not finite; a lower local.lr may help"
-    if (name := _find_negative_variance(reply.tensors)) is not None:
-        return f"{name} is negative, which no variance is"
+    for group, bag in reply.tensors.items():
+        if name := next((name for name in bag if name.endswith("running_var") and (bag[name] < 0).any()), None):
+            return f"{group}/{name} is negative, which no variance is"
     if reply.num_examples < 1:
         return f"num_examples must be at least 1, got {reply.num_examples}"
     if sizes is not None and reply.num_examples != sizes.train:
@@ -49,14 +50,6 @@ def find_evaluation_fault(reply: ClientReply, sizes: SampleCounts | None) -> str
         parts["validation/"] = None if sizes is None else sizes.validation
     reasons = (_find_count_fault(metrics, part, images) for part, images in parts.items())
     return next(filter(None, reasons), None) or _find_calibration_fault(metrics)
-
-
-def _find_negative_variance(groups: Groups) -> str | None:
-    for group, bag in groups.items():
-        for name, tensor in bag.items():
-            if name.endswith("running_var") and (tensor < 0).any():
-                return f"{group}/{name}"
-    return None
 
 
 def _find_loss_fault(metrics: Mapping[str, float]) -> str | None:
@@ -106,6 +99,7 @@ SMALL = 0.01
 
 Norms = dict[str, float]
 """Norms by part: the update of "model", its "model statistics", or another group."""
+AnyReply = ClientReply | DroppedReply
 
 
 class NormFilter:
@@ -116,9 +110,9 @@ class NormFilter:
         self._least = {part: SMALL * norm for part, norm in self._compute_norms(self._sent, update=False).items()}
         self._seen: list[Norms] = []
 
-    def drop_outliers(self, replies: Iterable[ClientReply | DroppedReply]) -> Iterator[ClientReply | DroppedReply]:
+    def drop_outliers(self, replies: Iterable[AnyReply]) -> Iterator[AnyReply]:
         """Pass replies on in order, with outliers replaced by DroppedReply."""
-        waiting: list[tuple[ClientReply | DroppedReply, Norms]] = []
+        waiting: list[tuple[AnyReply, Norms]] = []
         for reply in replies:
             norms = self._compute_norms(reply.tensors) if self._factor and isinstance(reply, ClientReply) else {}
             waiting.append((reply, norms))
@@ -129,9 +123,7 @@ class NormFilter:
                 waiting = []
         yield from self._apply_limit(waiting)
 
-    def _apply_limit(
-        self, waiting: Iterable[tuple[ClientReply | DroppedReply, Norms]]
-    ) -> Iterator[ClientReply | DroppedReply]:
+    def _apply_limit(self, waiting: Iterable[tuple[AnyReply, Norms]]) -> Iterator[AnyReply]:
         for reply, norms in waiting:
             reason = self._find_fault(norms)
             yield reply if reason is None else DroppedReply(reply.client_id, reason)
@@ -161,37 +153,28 @@ class NormFilter:
         return norms
 
 
-Counts = dict[str, tuple[int, int]]
-"""Correct predictions and samples by domain."""
-
-
+@dataclass
 class ReplyCollector:
     """Validates the replies of a round and totals their losses, bytes and FLOPs."""
 
-    def __init__(
-        self,
-        round: int,
-        template: Groups,
-        min_replies: int,
-        sizes: Mapping[int, SampleCounts],
-        screen: NormFilter,
-        received: Groups | None = None,
-        secret: bool = False,
-        find_fault: Callable[[ClientReply], str | None] = lambda reply: None,
-    ) -> None:
-        self.round, self.template, self.min_replies = round, template, min_replies
-        self.sizes, self.screen = sizes, screen
-        self.received = received
-        """The broadcast, if uploads are compressed changes to it."""
-        self.secret = secret
-        """Whether errors must not reveal which clients take part, or how many."""
-        self.find_fault = find_fault
-        """The method's own check of a reply."""
-        self.dropped: dict[str, str] = {}
-        self.bytes_up = self.flops = self.count = 0
-        self._losses: dict[str, list[float]] = {}
+    round: int
+    template: Groups
+    min_replies: int
+    sizes: Mapping[int, SampleCounts]
+    screen: NormFilter
+    received: Groups | None = None
+    """The broadcast, if uploads are compressed changes to it."""
+    secret: bool = False
+    """Whether errors must not reveal which clients take part, or how many."""
+    find_fault: Callable[[ClientReply], str | None] = lambda reply: None
+    """The method's own check of a reply."""
+    dropped: dict[str, str] = field(default_factory=dict)
+    bytes_up: int = 0
+    flops: int = 0
+    count: int = 0
+    _losses: dict[str, list[float]] = field(default_factory=dict)
 
-    def collect(self, replies: Iterable[ClientReply | DroppedReply], cohort: Sequence[int]) -> Iterator[ClientReply]:
+    def collect(self, replies: Iterable[AnyReply], cohort: Sequence[int]) -> Iterator[ClientReply]:
         """Yield the valid replies in client order, and record the dropped ones."""
         for reply in self.screen.drop_outliers(map(self._validate, _sort_replies(replies, cohort))):
             if isinstance(reply, DroppedReply):
@@ -205,24 +188,23 @@ class ReplyCollector:
                     self._losses.setdefault(name.removeprefix("loss/"), []).append(value)
             yield reply
         least = min(self.min_replies, len(cohort))
-        if self.count < least and self.secret:
-            causes = "; ".join(sorted(set(self.dropped.values())))
-            raise RunError(
-                f"round {self.round}: too few replies are usable for server.min_replies={self.min_replies} ({causes})"
-            )
-        if self.count < least:
-            reasons = "; ".join(
-                f"{_format_clients(client for client, cause in self.dropped.items() if cause == reason)}: {reason}"
-                for reason in dict.fromkeys(self.dropped.values())
-            )
-            raise RunError(
-                f"round {self.round}: {self.count} of {len(cohort)} replies are usable, {least} are needed ({reasons})"
-            )
+        if self.count >= least:
+            return
+        clients: dict[str, list[str]] = {}
+        for client, reason in self.dropped.items():
+            clients.setdefault(reason, []).append(client)
+        if self.secret:
+            fault = f"too few replies are usable for server.min_replies={self.min_replies}"
+            reasons = sorted(clients)
+        else:
+            fault = f"{self.count} of {len(cohort)} replies are usable, {least} are needed"
+            reasons = [f"client{'s' * (len(ids) > 1)} {', '.join(ids)}: {reason}" for reason, ids in clients.items()]
+        raise RunError(f"round {self.round}: {fault} ({'; '.join(reasons)})")
 
     def losses(self) -> dict[str, float]:
         return {name: sum(values) / len(values) for name, values in self._losses.items()}
 
-    def _validate(self, reply: ClientReply | DroppedReply) -> ClientReply | DroppedReply:
+    def _validate(self, reply: AnyReply) -> AnyReply:
         """Return the decompressed reply, or why it is dropped."""
         if isinstance(reply, DroppedReply):
             return reply
@@ -234,16 +216,9 @@ class ReplyCollector:
         return reply if reason is None else DroppedReply(reply.client_id, reason)
 
 
-def _format_clients(numbers: Iterable[str]) -> str:
-    named = list(numbers)
-    return f"client{'s' * (len(named) > 1)} {', '.join(named)}"
-
-
-def _sort_replies(
-    replies: Iterable[ClientReply | DroppedReply], cohort: Sequence[int]
-) -> Iterator[ClientReply | DroppedReply]:
+def _sort_replies(replies: Iterable[AnyReply], cohort: Sequence[int]) -> Iterator[AnyReply]:
     """Yield replies in cohort order, each as soon as its predecessors are there; missing ones as dropped."""
-    waiting: dict[int, ClientReply | DroppedReply] = {}
+    waiting: dict[int, AnyReply] = {}
     position = 0
     for reply in replies:
         waiting.setdefault(reply.client_id, reply)
@@ -260,8 +235,8 @@ def _sort_replies(
 class EvaluationTotals:
     """Totals of an evaluation by domain, in client order: correct predictions and samples."""
 
-    counts: Counts = field(default_factory=dict)
-    aside: Counts = field(default_factory=dict)
+    counts: dict[str, tuple[int, int]] = field(default_factory=dict)
+    aside: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Of the validation images."""
     risk: dict[str, float] = field(default_factory=dict)
     """Mean loss on the test images."""
@@ -289,19 +264,15 @@ class EvaluationTotals:
         }
 
 
-def tally_evaluations(
-    roster: Roster, replies: Iterable[ClientReply | DroppedReply], dropped: dict[str, str]
-) -> EvaluationTotals:
+def tally_evaluations(roster: Roster, replies: Iterable[AnyReply], dropped: dict[str, str]) -> EvaluationTotals:
     """Total the evaluation replies by domain; unusable ones go into `dropped`."""
     tests, evaluators, sizes = EvaluationTotals(), roster.evaluators, roster.sizes
     for reply in _sort_replies(replies, sorted(evaluators)):
-        reason = (
-            reply.reason
-            if isinstance(reply, DroppedReply)
-            else find_evaluation_fault(reply, sizes.get(reply.client_id))
-        )
-        if reason is not None or isinstance(reply, DroppedReply):
-            dropped.setdefault(str(reply.client_id), f"evaluation: {reason}")
+        if isinstance(reply, DroppedReply):
+            dropped.setdefault(str(reply.client_id), f"evaluation: {reply.reason}")
+            continue
+        if (fault := find_evaluation_fault(reply, sizes.get(reply.client_id))) is not None:
+            dropped.setdefault(str(reply.client_id), f"evaluation: {fault}")
             continue
         domain, metrics = evaluators[reply.client_id], reply.metrics
         tests.counts[domain] = int(metrics["correct"]), int(metrics["count"])
