@@ -344,7 +344,7 @@ def test_diagnose_of_data_of_a_run_and_of_two(
         (["--samples", "3"], "samples must be at least 8, got 3"),
         (["--projection", "som", "--samples", "12"], "projection must be one of pca, tsne, umap, got 'som'"),
         (["x", "--dataset", "pacs", "--beta", "1"], "leave beta and dataset out"),
-        (["-o", "picture.docx"], "the name of a picture must end in .png, .svg, .pdf, got 'picture.docx'"),
+        (["-o", "picture.docx"], "the name of the file must end in .png, .svg, .pdf, got 'picture.docx'"),
         (["-o", "no/picture.png"], "no/picture.png: there is no folder no"),
     ],
 )
