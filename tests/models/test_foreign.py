@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fedcir.config import ModelConfig
 from fedcir.errors import InputError
 from fedcir.models.normalisation import InstanceNorm
-from fedcir.models.pretrained import efficientnet_lite0, remove_classifier
+from fedcir.models.pretrained import efficientnet_lite, remove_classifier
 from fedcir.models.task import Task, make_image_task
 
 TINY = {"in_channels": 3, "out_channels": 7, "init_features": 4, "growth_rate": 2, "block_config": [1, 1]}
@@ -77,7 +77,7 @@ def test_efficientnet_lite0_has_its_imagenet_weights_and_no_classifier() -> None
 def test_efficientnet_lite0_sees_one_channel_as_grey() -> None:
     pytest.importorskip("efficientnet_lite_pytorch")
     grey = images(channels=1, size=32)
-    one, three = (efficientnet_lite0(channels, 32, {}, None).eval() for channels in (1, 3))
+    one, three = (efficientnet_lite(ModelConfig("efficientnet-lite0"), channels, 32).eval() for channels in (1, 3))
     with torch.no_grad():
         torch.testing.assert_close(one(grey), three(grey.expand(-1, 3, -1, -1)), rtol=1e-4, atol=1e-4)
 

@@ -107,7 +107,7 @@ def test_features_of_real_weights_are_those_of_the_encoder_on_every_batch_of_one
     with use_threads(1), torch.inference_mode():
         x, _ = images.batch(rows, torch.device("cpu"), torch.contiguous_format)
         cached, _ = test.batch(rows, torch.device("cpu"), torch.contiguous_format)
-        assert torch.equal(network(x), cached)
+        torch.testing.assert_close(network(x), cached, rtol=0, atol=1e-4)  # ONNX Runtime computed them
     assert federation.card["mean"] == [127 / 255] * 3
     assert federation.card["std"] == [128 / 255] * 3
 

@@ -19,7 +19,9 @@ PATH_SETTINGS = {"data.root", "data.lists", "data.table", "partition.file", "mod
 
 BUILTIN_MODELS = ("cnn", "resnet18")
 """Networks of this package, whose width and norm can be set; they start from random weights."""
-MODELS = (*BUILTIN_MODELS, "efficientnet-lite0")
+PRETRAINED_SIZES = {"efficientnet-lite0": 224, "efficientnet-lite1": 240, "efficientnet-lite2": 260}
+"""Encoders with ImageNet weights, and the image sizes that they were trained with."""
+MODELS = (*BUILTIN_MODELS, *PRETRAINED_SIZES)
 """Networks that have a name; others are called by `package.module:callable` or `./mine.py:callable`."""
 MAX_IMAGE_SIZE = 4_096
 """Width and height of images in pixels."""
@@ -94,7 +96,7 @@ class PartitionConfig:
 @dataclass(frozen=True)
 class ModelConfig:
     name: str = "cnn"
-    """cnn (small images), resnet18 (as in the paper), efficientnet-lite0 (pretrained), ./mine.py, module:callable."""
+    """cnn, resnet18 (paper), efficientnet-lite0, -lite1, -lite2 (pretrained; two: a+b), ./mine.py, module:make."""
     arguments: dict[str, object] = field(default_factory=dict)
     """Keyword arguments of the callable, in a table [model.arguments]."""
     width: Annotated[int | None, Between(1, 4_096)] = None
@@ -107,6 +109,8 @@ class ModelConfig:
     """Leave the encoder as it is: its features are computed once per image, and only what follows them trains."""
     stages: Annotated[int | None, Between(1, 64)] = None
     """Last stages of a frozen encoder whose averaged maps join its features; none if not given."""
+    native_size: bool | None = None
+    """Whether images are resized to the size that a pretrained encoder was trained with; several encoders always do."""
     hidden: Annotated[int | None, Between(1, 16_384)] = None
     """Width of a hidden layer with ReLU between the features of a frozen encoder and the rest; none if not given."""
     mean: Annotated[tuple[float, ...] | None, Between(-1_000, 1_000)] = None
@@ -121,6 +125,10 @@ class ModelConfig:
     def __post_init__(self) -> None:
         check_bounds(self, "model")
         module, colon, attribute = self.name.rpartition(":")
+        if "+" in self.name:
+            self._check_side_by_side()
+        elif self.native_size and not (self.freeze and self.name in PRETRAINED_SIZES):
+            raise InputError(f"model.native_size is for a frozen {' or '.join(PRETRAINED_SIZES)}: leave it out")
         if self.foreign and self.file is None and not (module and colon and attribute):
             installed = list_entry_points("model")
             if self.name not in installed:
@@ -141,10 +149,29 @@ class ModelConfig:
         if (self.mean is None) != (self.std is None) or len(self.mean or ()) != len(self.std or ()):
             raise InputError("model.mean and model.std go together: give both, a value for each channel, or neither")
 
+    def _check_side_by_side(self) -> None:
+        for name in self.names:
+            if name not in PRETRAINED_SIZES:
+                raise InputError(
+                    f"model.name: {name!r} cannot stand beside another; {suggest_name(name, PRETRAINED_SIZES)}"
+                )
+        if len(set(self.names)) < len(self.names):
+            raise InputError(f"model.name: {self.name} names an encoder twice")
+        if not self.freeze or self.weights is not None or self.arguments:
+            raise InputError(
+                f"model.name: {self.name} is for frozen encoders with their own weights: set model.freeze=true, "
+                "and leave out model.weights and model.arguments"
+            )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the encoders, of which there are several in `a+b`."""
+        return tuple(self.name.split("+"))
+
     @property
     def foreign(self) -> bool:
         """Whether other code makes the network: a callable, a user's file or an entry point."""
-        return self.name not in MODELS
+        return not set(self.names) <= set(MODELS)
 
     @property
     def file(self) -> Path | None:

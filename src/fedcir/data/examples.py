@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedcir.config import ModelConfig
+from fedcir.config import PRETRAINED_SIZES, ModelConfig
 from fedcir.data.domains import Split
 from fedcir.errors import InputError
 from fedcir.models import pretrained as efficientnet
@@ -108,7 +108,7 @@ class Normalisation:
             if len(model.mean) != channels:
                 raise InputError(f"model.mean has {len(model.mean)} values, but the images have {channels} channels")
             return cls(model.mean, model.std)
-        if model.name == efficientnet.NAME:
+        if set(model.names) <= set(PRETRAINED_SIZES):
             return cls((efficientnet.MEAN,) * channels, (efficientnet.STD,) * channels)
         return cls.default(channels)
 

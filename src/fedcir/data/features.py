@@ -27,6 +27,7 @@ from fedcir.data.domains import Domains, Images, Indices, Split
 from fedcir.data.examples import Examples, ImageExamples, Normalisation, PooledExamples, Positions
 from fedcir.files import create_file, make_inner_folder, open_append, read_bytes, read_text
 from fedcir.machine import count_cores, use_threads
+from fedcir.models.onnx_encoder import ConversionError, OnnxEncoder, find_onnxruntime
 from fedcir.models.tensors import snapshot
 
 BATCH = 8
@@ -181,18 +182,33 @@ class FeatureCache:
     def load(self, parts: Sequence[tuple[Images, Indices]], on_file: OnFile | None = None) -> tuple[Values, Indices]:
         """Map the stored features, and return the row of each image, one part after the other.
 
-        A part is an array of images and the rows to use. Missing features are computed and stored.
+        A part is an array of images and the rows to use. Missing features are computed and stored: by ONNX Runtime
+        where it is installed and can, otherwise by PyTorch.
         """
+        runtime = find_onnxruntime()
+        if runtime is not None:
+            with suppress(ConversionError):
+                return self._load(parts, on_file, runtime)
+        return self._load(parts, on_file, "torch")
+
+    def _load(
+        self, parts: Sequence[tuple[Images, Indices]], on_file: OnFile | None, runtime: str
+    ) -> tuple[Values, Indices]:
+        store = FeatureStore(cache_folder() / f"features-{self.key(runtime)}")
         digests = np.concatenate([image_digests(images, used) for images, used in parts])
-        values, rows = self._store.find(digests)
+        values, rows = store.find(digests)
         if (rows >= 0).all():
             return values, rows
         splits = [Split(images, np.zeros(len(used), dtype=np.int64), "", used) for images, used in parts]
         examples = PooledExamples([ImageExamples(split, self.normalisation) for split in splits])
         name = self.model.name if self.model.file is None else self.model.file.name
         about = {"dataset": "features", "root": name, "size": self.shape[0], "channels": self.shape[2]}
-        with lock_cache(self.key):
-            _, rows = self._store.find(digests)  # another process may have computed them in the meantime
+        network = self.network.eval()
+        if runtime != "torch":
+            height, width, channels = self.shape
+            network = OnnxEncoder(network, torch.zeros(BATCH, channels, height, width))
+        with lock_cache(self.key(runtime)):
+            _, rows = store.find(digests)  # another process may have computed them in the meantime
             missing = np.flatnonzero(rows < 0)
             _, first = np.unique(digests[missing].view("S16"), return_index=True)
             missing = missing[np.sort(first)]  # an image that occurs twice is computed once
@@ -203,19 +219,19 @@ class FeatureCache:
                     if on_file is not None:
                         on_file(start + done, len(missing))
 
-                features = compute_features(self.network, examples, chunk, self.workers or count_cores(), report)
-                self._store.append(digests[chunk], features, about)
-            values, rows = self._store.find(digests)
+                features = compute_features(network, examples, chunk, self.workers or count_cores(), report)
+                store.append(digests[chunk], features, about)
+            values, rows = store.find(digests)
         assert (rows >= 0).all()
         return values, rows
 
-    @cached_property
-    def key(self) -> str:
+    def key(self, runtime: str) -> str:
         """Hash of everything that features depend on besides the image."""
         digest = hashlib.blake2b(digest_size=16)
         code = self.model.name if self.model.file is None else self.model.name.rpartition(":")[2]
         computed: list[Any] = [VERSION, BATCH, torch.__version__, torch.backends.cpu.get_cpu_capability(), self.shape]
         encoder = [code, self.model.arguments, str(self.network), self.normalisation.mean, self.normalisation.std]
+        computed += [runtime] * (runtime != "torch")
         digest.update(json.dumps([*computed, *encoder], default=str).encode())
         if self.model.file is not None:
             digest.update(self.model.file.read_bytes())
@@ -223,10 +239,6 @@ class FeatureCache:
             digest.update(name.encode())
             digest.update(tensor.numpy().tobytes())
         return digest.hexdigest()
-
-    @property
-    def _store(self) -> FeatureStore:
-        return FeatureStore(cache_folder() / f"features-{self.key}")
 
 
 class DatasetFeatures:

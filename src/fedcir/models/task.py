@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from fedcir.config import BUILTIN_MODELS, ModelConfig
+from fedcir.config import BUILTIN_MODELS, PRETRAINED_SIZES, ModelConfig
 from fedcir.errors import InputError
 from fedcir.machine import check_memory
 from fedcir.models.classifier import (
@@ -24,7 +24,14 @@ from fedcir.models.classifier import (
     ProjectedEncoder,
 )
 from fedcir.models.networks import CNN, ResNet18, StagedEncoder
-from fedcir.models.pretrained import FrozenEncoder, build_foreign_encoder, load_weights, read_weights
+from fedcir.models.pretrained import (
+    ConcatenatedEncoder,
+    FrozenEncoder,
+    ResizedEncoder,
+    build_foreign_encoder,
+    load_weights,
+    read_weights,
+)
 from fedcir.rng import seeded_init
 from fedcir.text import describe_error
 
@@ -87,20 +94,19 @@ class Task:
 
 def make_image_task(model: ModelConfig, num_classes: int, channels: int, seed: int, image_size: int = 32) -> Task:
     """Make the task of a configured encoder on images."""
-    if model.name in BUILTIN_MODELS:
-        whole = _make_builtin_task(model, num_classes, channels, seed)
-    else:
-        example = torch.zeros(2, channels, image_size, image_size)
-        with seeded_init(seed, "init", "encoder"):
-            encoder = build_foreign_encoder(model, example)
-        whole = make_module_task(encoder, example, num_classes, model.latent, seed, "images")
     if not model.freeze:
-        return whole
-    network, count = whole.encoder().eval().requires_grad_(False), whole.features
-    if model.stages:
-        assert whole.example is not None
-        network = StagedEncoder(network, whole.example, model.stages)
-        count = _measure_width(network, whole.example, "images")
+        return _make_whole_task(model, num_classes, channels, seed, image_size)
+    networks = []
+    for name in model.names:
+        size = PRETRAINED_SIZES[name] if model.native_size or len(model.names) > 1 else image_size
+        whole = _make_whole_task(replace(model, name=name), num_classes, channels, seed, size)
+        encoder = whole.encoder().eval().requires_grad_(False)
+        if model.stages:
+            assert whole.example is not None
+            encoder = StagedEncoder(encoder, whole.example, model.stages)
+        networks.append(encoder if size == image_size else ResizedEncoder(encoder, size))
+    network = (networks[0] if len(networks) == 1 else ConcatenatedEncoder(networks)).eval()
+    count = _measure_width(network, torch.zeros(2, channels, image_size, image_size), "images")
     width = model.hidden or count
 
     def make_encoder() -> nn.Module:
@@ -111,6 +117,16 @@ def make_image_task(model: ModelConfig, num_classes: int, channels: int, seed: i
 
     features = torch.zeros(1, count)
     return Task(num_classes, width, model.latent or width, seed, make_encoder, features, network)
+
+
+def _make_whole_task(model: ModelConfig, num_classes: int, channels: int, seed: int, image_size: int) -> Task:
+    """Make the task in which the whole encoder trains."""
+    if model.name in BUILTIN_MODELS:
+        return _make_builtin_task(model, num_classes, channels, seed)
+    example = torch.zeros(2, channels, image_size, image_size)
+    with seeded_init(seed, "init", "encoder"):
+        encoder = build_foreign_encoder(model, example)
+    return make_module_task(encoder, example, num_classes, model.latent, seed, "images")
 
 
 def _make_builtin_task(model: ModelConfig, num_classes: int, channels: int, seed: int) -> Task:
