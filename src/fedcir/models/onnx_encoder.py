@@ -45,7 +45,7 @@ class OnnxEncoder(nn.Module):
 
 def _convert(network: nn.Module, example: Tensor) -> bytes:
     """Convert with torch's exporter by tracing: the newer one takes ten times as long."""
-    file = io.BytesIO()
+    file: Any = io.BytesIO()  # accepted, though not annotated
     try:
         with warnings.catch_warnings(), torch.inference_mode():
             warnings.simplefilter("ignore")  # of deprecation, and of traces
