@@ -81,9 +81,9 @@ def check_aggregator(rule: type[Aggregator], settings: ServerConfig | None = Non
     settings = settings or ServerConfig()
     rng, count = torch.Generator().manual_seed(0), max(5, rule.min_clients(settings))
     shapes = {"w": (3, 4), "n.running_var": (4,), "n.steps": ()}
-    models = [{name: torch.rand(shape, generator=rng) for name, shape in shapes.items()} for _ in range(count)]
+    models = [{name: torch.randn(shape, generator=rng) for name, shape in shapes.items()} for _ in range(count)]
     for model in models:
-        model["n.steps"] = torch.tensor(7)
+        model["n.running_var"], model["n.steps"] = model["n.running_var"].abs(), torch.tensor(7)
     broadcast = {name: torch.zeros_like(tensor) for name, tensor in models[0].items()}
 
     def combine(replies: Sequence[Tensors]) -> Tensors:

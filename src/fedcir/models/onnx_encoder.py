@@ -3,7 +3,7 @@
 import importlib.util
 import io
 import warnings
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -45,11 +45,11 @@ class OnnxEncoder(nn.Module):
 
 def _convert(network: nn.Module, example: Tensor) -> bytes:
     """Convert with torch's exporter by tracing: the newer one takes ten times as long."""
-    file: Any = io.BytesIO()  # accepted, though not annotated
+    file = io.BytesIO()
     try:
         with warnings.catch_warnings(), torch.inference_mode():
             warnings.simplefilter("ignore")  # of deprecation, and of traces
-            torch.onnx.export(network, (example,), file, dynamo=False, input_names=["x"], opset_version=18)
+            torch.onnx.export(network, (example,), cast(Any, file), dynamo=False, input_names=["x"], opset_version=18)
     except Exception as error:  # any operation of a foreign network may be unknown to the exporter
         raise ConversionError(str(error)) from error
     return file.getvalue()
