@@ -76,6 +76,7 @@ def test_its_batches_draw_from_everybodys_data_each_sample_as_often(
         rounds=1,
         local_steps=2,
         batch_size=5,
+        workers=1,  # a worker process would count in its own memory
         device="cpu",
     )
     for site, _ in sites:

@@ -154,7 +154,7 @@ def test_what_cannot_be_attacked_is_refused() -> None:
         open_rounds(_with(config, "scale"), Centralized(), federation, None, False),
     ):
         pass
-    with pytest.raises(InputError, match=r"with model.freeze=true clients train on features"):
+    with pytest.raises(InputError, match=r"patches images, but model.freeze=true has features: leave one out"):
         config_from_tables({"attack": {"kind": "backdoor"}, "model": {"freeze": True}})
     with pytest.raises(InputError, match=r"attack.kind=scale is for experiments on one machine"):
         check_deployable(_with(config, "scale"), FedAvg())
