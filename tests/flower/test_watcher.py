@@ -37,7 +37,7 @@ with watch(folder):
 """
 
 
-@pytest.mark.parametrize("ends", ["killed", "in order"])
+@pytest.mark.parametrize("ends", [pytest.param("killed", marks=pytest.mark.slow), "in order"])
 def test_what_a_killed_federation_leaves_is_ended_and_removed(tmp_path: Path, ends: str) -> None:
     """A process in a session of its own, which ignores SIGTERM; after an end in order, the folder is its owner's."""
     (tmp_path / "work" / "nodes").mkdir(parents=True)
@@ -69,6 +69,7 @@ def test_what_a_killed_federation_leaves_is_ended_and_removed(tmp_path: Path, en
         parent.stdout.close()  # type: ignore[union-attr]
 
 
+@pytest.mark.slow
 def test_what_is_left_where_the_watcher_was_killed_too_is_removed_by_the_next_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
