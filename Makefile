@@ -31,8 +31,9 @@ install: $(READY)  ## Set up the virtual environment in .venv, with every extra
 run: $(RUN_READY)  ## Train FedAvg, FedCiR, FedCiRPlus and Centralized on the embedded data and compare them (resumes, or shows again)
 	$(BIN)/fedcir compare $(if $(wildcard runs/default/*),--resume) --out runs/default
 
-# Three workers on two cores, because tests of processes mostly wait. A worker gets tests that follow each other (worksteal), so that the
-# fixtures of a module are mostly made once. One torch thread a worker: more only compete. fedcir sets its own number of threads, and one test runs without the variable.
+# Three workers on two cores, because tests of processes mostly wait. A worker gets tests that follow each other (worksteal),
+# so that the fixtures of a module are mostly made once. One torch thread a worker: more only compete. fedcir sets its own
+# number of threads, and one test runs without the variable.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest --dist worksteal
 
 test: $(READY)  ## The fast tests
