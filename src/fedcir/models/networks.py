@@ -203,6 +203,10 @@ class StagedEncoder(nn.Module):
             features = self.encoder(x)
         return torch.cat([features, *pooled], dim=1)  # (B, F)
 
+    def extra_repr(self) -> str:
+        """Name the stages: the key of cached features contains this text."""
+        return f"stages={self.names}"
+
 
 def _list_parts(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
     """Yield the children; those of a ModuleList, or of the only child that convolves, replace it."""

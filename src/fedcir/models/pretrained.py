@@ -140,6 +140,9 @@ class ResizedEncoder(nn.Module):
             x = F.interpolate(x, size, mode="bilinear", antialias=shrinks, align_corners=False)
         return cast(Tensor, self.network(x))
 
+    def extra_repr(self) -> str:
+        return f"size={self.size}"
+
 
 class ConcatenatedEncoder(nn.Module):
     """Encoders side by side: the features of all of them."""
