@@ -17,7 +17,7 @@ from fedcir.runtime.rounds import run_rounds
 from fedcir.runtime.simulation import open_run
 from fedcir.types import Tensors
 
-ONE = ("server.rounds=1", "model.freeze=true", "data.val_fraction=0.2")
+ONE = ("model.freeze=true", "data.val_fraction=0.2")
 
 
 def train_model(config: Config, out: Path | None = None) -> Tensors:
@@ -135,3 +135,9 @@ def test_every_kind_of_head_learns(tiny: Callable[..., Config], settings: tuple[
         (record,) = rounds
     assert record.accuracy_mean is not None
     assert record.accuracy_mean > 0.5  # of three classes
+
+
+def test_a_run_has_one_round_whatever_a_file_says_for_other_methods(tiny: Callable[..., Config]) -> None:
+    with open_run(tiny("fedcirone", *ONE, "server.rounds=60", "server.eval_every=5")) as (_, rounds):
+        (record,) = rounds
+    assert record.accuracy_mean is not None

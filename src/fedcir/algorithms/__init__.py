@@ -61,10 +61,16 @@ def resolve_config(request: ConfigRequest, base: Mapping[str, Any] | None = None
     its norms unless the user replaces them: without its statistics it has to learn anew.
     """
     first = request.resolve(base)
-    defaults = {section: dict(values) for section, values in find_algorithm(first.algorithm.name).defaults.items()}
+    algorithm = find_algorithm(first.algorithm.name)
+    defaults = {section: dict(values) for section, values in algorithm.defaults.items()}
     if first.model.keeps_norm or first.model.pretrained:
         defaults.get("model", {}).pop("norm", None)
-    return request.resolve(merge_tables(defaults, base or {}))
+    return limit_rounds(request.resolve(merge_tables(defaults, base or {})), algorithm)
+
+
+def limit_rounds(config: Config, algorithm: Algorithm | type[Algorithm]) -> Config:
+    """One round for a one-shot method, whatever server.rounds says: a file may hold settings of other methods too."""
+    return replace(config, server=replace(config.server, rounds=1)) if algorithm.one_shot else config
 
 
 EXPECTED = "one subclass of fedcir.Algorithm"

@@ -31,7 +31,7 @@ class Algorithm:
     pools: ClassVar[Literal["steps", "batch"] | None] = None
     """Where all data are pooled: whether a round takes the steps of all active clients, or joins their batches."""
     one_shot: ClassVar[bool] = False
-    """Whether clients take no steps, and upload only what `local_summary` returns."""
+    """Whether clients take no steps, and upload only what `local_summary` returns; then a run has one round."""
     sends: ClassVar[tuple[str, ...]] = ()
     """The groups that `local_summary` adds to the upload."""
     remembers: ClassVar[tuple[str, ...]] = ()

@@ -60,7 +60,6 @@ class FedCiROne(Algorithm):
 
     one_shot = True
     sends = ("sums",)
-    defaults = {"server": {"rounds": 1}}
 
     def __post_init__(self) -> None:
         super().__post_init__()

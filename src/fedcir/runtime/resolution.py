@@ -5,7 +5,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from fedcir.algorithms import resolve_algorithm
+from fedcir.algorithms import limit_rounds, resolve_algorithm
 from fedcir.algorithms.algorithm import Algorithm
 from fedcir.client.state import local_batchnorm
 from fedcir.config import OPTIONS, AlgorithmConfig, Assignments, Config, ConfigRequest, config_from_tables, merge_tables
@@ -19,6 +19,7 @@ from fedcir.validation import build_dataclass
 
 def resolve_config(config: Config, algorithm: Algorithm, roster: Roster) -> Config:
     """Fill in defaults that depend on the data and the machine, and validate the result."""
+    config = limit_rounds(config, algorithm)
     clients = roster.holders
     active = clients if config.server.active is None else config.server.active
     if active > clients:
