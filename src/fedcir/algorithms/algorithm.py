@@ -36,6 +36,8 @@ class Algorithm:
     """The groups that `local_summary` adds to the upload."""
     remembers: ClassVar[tuple[str, ...]] = ()
     """The groups of client state that `local_finish` returns; they are never uploaded."""
+    needs_sgd: ClassVar[bool] = False
+    """Whether the method computes with the steps of SGD, so that it takes no other `local.optimizer`."""
     uses_total_rounds: ClassVar[bool] = False
     """Whether the method depends on the total number of rounds, so that a finished run cannot be extended."""
     defaults: ClassVar[Mapping[str, Mapping[str, Any]]] = {}

@@ -29,6 +29,7 @@ class Scaffold(Algorithm):
 
     sends = ("change",)
     remembers = ("control",)
+    needs_sgd = True
     ranges = {"server_lr": "0.3..1"}
 
     def start(self, modules: Modules, ctx: ServerContext) -> ServerState:

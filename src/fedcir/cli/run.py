@@ -66,6 +66,9 @@ def run(
             continuation = describe_continuation("run", config, out)
             raise Interrupted(f"round {session.state.round} is saved; {continuation}") from None
         summary = session.folder.summary() if session.folder is not None else {}
+        if session.finished and session.state.round < session.config.server.rounds and not options.quiet:
+            tests = f"{session.config.server.patience} tests"
+            print_note(f"ended after round {session.state.round}: no higher validation accuracy in {tests}")
     print_run(summary, options, out, [] if profiler is None else profiler.rows())
 
 

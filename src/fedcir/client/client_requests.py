@@ -67,7 +67,7 @@ def evaluate_client(
     assert client.test is not None
     ctx = load_for_evaluation(trainer, client, broadcast, client_state, round)
     metrics, correct, labels = _evaluate_examples(trainer, client.test, ctx)
-    is_last = round == trainer.total_rounds
+    is_last = round == trainer.total_rounds or trainer.may_stop
     tensors: Groups = {}
     if is_last and not trainer.deployed and trainer.privacy.clip is None:
         tensors = pack_hits(correct, labels, trainer.num_classes)

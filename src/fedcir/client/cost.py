@@ -32,11 +32,13 @@ class Profiler:
         iterator = iter(rounds)
         for number in range(remaining):
             if number != min(1, remaining - 1):
-                record = next(iterator)
+                record = next(iterator, None)
             else:
                 with profile(activities=[ProfilerActivity.CPU]) as profiler:
-                    record = next(iterator)
+                    record = next(iterator, None)
                 self._operations = [(event.key, event.self_cpu_time_total) for event in profiler.key_averages()]
+            if record is None:  # the run has ended early
+                return
             self._records.append(record)
             yield record
         yield from iterator  # none is left, but the run is finished only then

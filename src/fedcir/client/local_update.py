@@ -18,7 +18,7 @@ from fedcir.data.federation import Client
 from fedcir.losses import balanced_cross_entropy, class_weighted_cross_entropy
 from fedcir.models.networks import use_matmul_conv
 from fedcir.models.normalisation import find_statistics_layers
-from fedcir.models.optimizers import SGD
+from fedcir.models.optimizers import LocalOptimizer, make_optimizer
 from fedcir.models.tensors import snapshot, to_cpu
 from fedcir.rng import keep_generators, numpy_rng, secret_rng, seed_for, share_generators, torch_rng
 from fedcir.types import ClientReply, Groups, LocalContext, Modules, Tensors
@@ -53,7 +53,9 @@ class LocalTrainer:
     freeze_batchnorm: bool = False
     """Whether the model's BatchNorm layers use their running statistics in training and leave them unchanged."""
     always_calibrates: bool = False
-    """Whether every evaluation returns calibration sums (any round's model may be saved), or only the last one."""
+    """Whether every evaluation returns calibration sums, because any round's model may be saved, or only the last."""
+    may_stop: bool = False
+    """Whether any evaluated round may be the last."""
     local_names: frozenset[str] = frozenset()
     """Names of the model's tensors that stay on the client."""
     privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
@@ -68,7 +70,7 @@ class LocalTrainer:
     """FLOPs of a step by the groups of broadcast and client state, counted once each."""
     concurrent: bool = False
     """Whether other threads may train at the same time; not if training draws from torch's default generators."""
-    optimizer: SGD = field(init=False)
+    optimizer: LocalOptimizer = field(init=False)
 
     def __post_init__(self) -> None:
         for module in self.modules.values():
@@ -79,7 +81,8 @@ class LocalTrainer:
             method = type(self.algorithm).__name__
             raise TypeError(f"{method}.remembers names {sorted(twice)}, which clients already keep")
         trained = (*self.algorithm.trains, *self.algorithm.keeps)
-        self.optimizer = SGD(p for name in trained for p in self.modules[name].parameters())
+        parameters = (p for name in trained for p in self.modules[name].parameters())
+        self.optimizer = make_optimizer(self.local.optimizer, parameters)
 
     def get_client_state(self) -> Groups:
         """Copy the modules and model tensors that stay on the client."""
@@ -209,6 +212,8 @@ def _take_steps(trainer: LocalTrainer, data: Examples, ctx: LocalContext) -> tup
             losses = trainer.algorithm.local_loss(trainer.modules, x, y, ctx)
         optimizer.zero_grad()
         losses.total.backward()  # type: ignore[no-untyped-call]
+        if local.clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(optimizer.parameters, local.clip_norm)
         optimizer.step(ctx.lr, local.momentum, local.weight_decay)
         for name, term in {**losses.terms, "total": losses.total}.items():
             sums[name] = sums[name] + term.detach() if name in sums else term.detach()
@@ -240,10 +245,13 @@ def draw_batches(samples: int, size: int, steps: int, rng: np.random.Generator) 
 
 
 def learning_rate(local: LocalConfig, round: int, total_rounds: int) -> float:
-    """Learning rate of a round: constant, or half a cosine from the full rate in round 1 towards 0."""
+    """Learning rate of a round: constant, or half a cosine from the full rate in round 1 towards 0; after a warm-up."""
+    lr = local.lr
+    if round <= local.warmup:
+        lr *= round / (local.warmup + 1)
     if local.schedule == "cosine":
-        return local.lr * 0.5 * (1 + math.cos(math.pi * (round - 1) / total_rounds))
-    return local.lr
+        lr *= 0.5 * (1 + math.cos(math.pi * (round - 1) / total_rounds))
+    return lr
 
 
 def _to_device(groups: Groups, device: torch.device) -> Groups:

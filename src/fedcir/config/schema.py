@@ -197,13 +197,19 @@ class LocalConfig:
     batch_size: Annotated[int, Between(2, 65_536)] = 32
     """Training images per SGD step; BatchNorm needs two."""
     lr: LearningRate = 0.01
-    """Learning rate of SGD."""
+    """Learning rate; adam and adamw usually need a lower one, such as 0.001."""
+    optimizer: str = "sgd"
+    """sgd, adam, adamw, or another class of torch.optim by name; its state starts anew in each round."""
     momentum: Fraction = 0.9
-    """Momentum of SGD; it starts from zero in each round."""
+    """Momentum of SGD and of other optimisers that take one; it starts from zero in each round."""
     weight_decay: Weight = 5e-4
     """Weight of the L2 penalty on all parameters."""
     schedule: Literal["constant", "cosine"] = "constant"
     """How the learning rate changes over the rounds."""
+    warmup: Annotated[int, Between(0, 1_000_000)] = 0
+    """Rounds before the full learning rate, over which it grows linearly."""
+    clip_norm: Annotated[float | None, Between(0, 1_000_000_000, above=True)] = None
+    """L2 norm that the gradient of a step may not exceed: longer ones are scaled down; no limit if not given."""
     augment: tuple[Literal["flip", "crop", "colour"], ...] = ()
     """Random changes to training images: mirror, crop, or change colours. The paper makes none."""
     prior: Literal["none", "client"] = "none"
@@ -242,6 +248,8 @@ class ServerConfig:
     """Test every N rounds; the last round is always tested."""
     min_replies: Annotated[int, Between(1, MAX_CLIENTS)] = 1
     """The run stops if a round gets fewer usable replies than this."""
+    patience: Annotated[int | None, Between(1, 1_000_000)] = None
+    """The run ends after so many tests in a row without a higher mean accuracy on validation images."""
     checkpoint_every: Count = 5
     """Save a checkpoint every N rounds; a run that was killed repeats the rounds after its last one."""
     keep: Literal["last", "best"] = "last"
@@ -369,6 +377,10 @@ class Config:
             )
         if self.model.freeze and self.attack.kind == "backdoor":
             raise InputError("attack.kind=backdoor patches images, but model.freeze=true has features: leave one out")
+        if self.privacy.by_steps and self.local.clip_norm is not None:
+            raise InputError(
+                "privacy.unit=example clips each image's gradient by privacy.clip: leave local.clip_norm out"
+            )
         weighting = self.server.weighting
         if (self.privacy.by_server or self.privacy.by_clients) and weighting != "uniform":
             raise InputError(f"privacy.clip needs clients of one weight: set server.weighting=uniform, got {weighting}")

@@ -51,6 +51,13 @@ def round_to_save(records: Sequence[RoundRecord], keep: str) -> int:
     return last if best is None else best.round
 
 
+def has_stalled(records: Sequence[RoundRecord], patience: int | None) -> bool:
+    """Whether the last `patience` validations brought no higher mean accuracy."""
+    validated = [record for record in records if record.validation]
+    best = find_best(validated)
+    return patience is not None and best is not None and len(validated) - 1 - validated.index(best) >= patience
+
+
 class Scores(TypedDict):
     round: int
     accuracy_mean: float | None

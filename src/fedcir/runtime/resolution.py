@@ -11,6 +11,7 @@ from fedcir.client.state import local_batchnorm
 from fedcir.config import OPTIONS, AlgorithmConfig, Assignments, Config, ConfigRequest, config_from_tables, merge_tables
 from fedcir.data.federation import Roster
 from fedcir.errors import InputError
+from fedcir.models.optimizers import find_optimizer
 from fedcir.runtime.devices import choose_layout, find_unsafe_layer, pick_device
 from fedcir.server.accounting import epsilon_after
 from fedcir.server.aggregation import find_aggregator
@@ -28,7 +29,8 @@ def resolve_config(config: Config, algorithm: Algorithm, roster: Roster) -> Conf
         raise InputError(
             f"server.min_replies is {config.server.min_replies}, but only {active} clients are active: lower it"
         )
-    _check_keep(config, algorithm, roster)
+    _check_validation_use(config, algorithm, roster)
+    _check_optimizer(config, algorithm)
     if algorithm.one_shot:
         _check_one_shot(config)
     if not algorithm.pools:
@@ -58,22 +60,39 @@ def resolve_config(config: Config, algorithm: Algorithm, roster: Roster) -> Conf
     )
 
 
-def _check_keep(config: Config, algorithm: Algorithm, roster: Roster) -> None:
-    """Refuse server.keep=best without validation images, with noise, or if sites hold parts of the model."""
+def _check_validation_use(config: Config, algorithm: Algorithm, roster: Roster) -> None:
+    """Refuse to choose a round without validation images, with noise, or if sites hold parts of the model."""
+    patience = config.server.patience
+    for setting, is_set in (
+        ("keep=best", config.server.keep == "best"),
+        (f"patience={patience}", patience is not None),
+    ):
+        if is_set and not config.data.val_fraction:
+            raise InputError(
+                f"server.{setting} picks a round on validation images, but data.val_fraction is 0: "
+                f"set data.val_fraction=0.1, or leave out server.{setting}"
+            )
+        if is_set and config.privacy.noise:
+            raise InputError(f"server.{setting} picks a round by accuracies, which have no noise: leave it out")
     if config.server.keep == "last":
         return
-    if not config.data.val_fraction:
-        raise InputError(
-            "server.keep=best picks a round on validation images, but data.val_fraction is 0: "
-            "set data.val_fraction=0.1, or server.keep=last"
-        )
-    if config.privacy.noise:
-        raise InputError("server.keep=best picks a round by accuracies, which have no noise: set server.keep=last")
     is_local = not algorithm.one_model or local_batchnorm(config, algorithm) is not None
     if is_local and "key" in roster.manifest:
         raise InputError(
             f"server.keep=best cannot bring back what sites keep of {config.algorithm.name}'s model: "
             "set server.keep=last"
+        )
+
+
+def _check_optimizer(config: Config, algorithm: Algorithm) -> None:
+    """Refuse an optimiser that does not exist, or that the method cannot do with."""
+    name = config.local.optimizer
+    if name.lower() == "sgd":
+        return
+    find_optimizer(name)
+    if algorithm.needs_sgd:
+        raise InputError(
+            f"local.optimizer={name}: {config.algorithm.name} computes with the steps of SGD; set local.optimizer=sgd"
         )
 
 

@@ -122,7 +122,7 @@ def attach_run_folder(session: Session, out: Path, resume: bool, from_round: int
     round = session.state.round
     _check_site_states(session, folder, from_round)
     _add_notes(session, *(f"{fault}; continuing from round {round}" for fault in damage))
-    if not session.finished or not folder.finished:
+    if not _has_ended(session, folder):
         if from_round is not None:
             store.rewind(round)
         if (repeated := session.count_repeated(round)) > 0:
@@ -138,6 +138,16 @@ def attach_run_folder(session: Session, out: Path, resume: bool, from_round: int
         folder.save_model(session.model, session.card)
         note = f"{out}/model.safetensors was missing or damaged, and was written again from the last checkpoint"
         _add_notes(session, note)
+
+
+def _has_ended(session: Session, folder: RunFolder) -> bool:
+    """Check whether the session's state is that after the last round, which patience may have ended early."""
+    if not folder.finished:
+        return False
+    records = folder.records()
+    if records and records[-1].round == session.state.round:
+        session.records = records
+    return session.finished
 
 
 def _add_notes(session: Session, *notes: str) -> None:

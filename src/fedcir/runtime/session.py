@@ -27,7 +27,7 @@ from fedcir.files import compute_checksum
 from fedcir.models.task import Task
 from fedcir.models.tensors import snapshot
 from fedcir.rng import numpy_rng, secret_rng, torch_rng
-from fedcir.runtime.file_formats import round_to_save
+from fedcir.runtime.file_formats import has_stalled, round_to_save
 from fedcir.runtime.resolution import resolve_config
 from fedcir.runtime.run_folder import RunFolder
 from fedcir.server.accounting import ReleaseCounter, epsilon_after, get_adjacency, sample_cohort, sample_poisson_cohort
@@ -126,7 +126,8 @@ class Session:
 
     @property
     def finished(self) -> bool:
-        return self.state.round >= self.config.server.rounds
+        server = self.config.server
+        return self.state.round >= server.rounds or has_stalled(self.records, server.patience)
 
     @property
     def has_secret_cohort(self) -> bool:
@@ -203,9 +204,11 @@ class Session:
     def next_cohort(self) -> list[int] | None:
         """Draw the next round's clients while its state is evaluated, so that they can do both at once.
 
-        None after the last round, and with privacy, where a repeated round costs more and the draw is not repeatable.
+        None after the last round, which with patience any may be, and with privacy, where a repeated round costs more
+        and the draw is not repeatable.
         """
-        if self.next_state is None or self.next_state.round >= self.config.server.rounds:
+        server = self.config.server
+        if self.next_state is None or self.next_state.round >= server.rounds or server.patience is not None:
             return None
         return self.cohort(self.next_state.round + 1) if self.config.privacy.clip is None else None
 
@@ -320,6 +323,7 @@ def make_trainer(config: Config, algorithm: Algorithm, task: Task, device: str |
         layout=torch.channels_last if config.run.layout == "channels_last" else torch.contiguous_format,
         freeze_batchnorm=config.model.batchnorm == "frozen",
         always_calibrates=config.server.keep == "best",
+        may_stop=config.server.patience is not None,
         has_validation=config.data.val_fraction > 0,
         local_names=local_tensor_names(config, algorithm, modules["model"]),
         privacy=config.privacy,
