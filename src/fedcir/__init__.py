@@ -34,6 +34,8 @@ if TYPE_CHECKING:  # the public names, for editors, type checkers and `_list_exp
     from fedcir.algorithms.fpl import FPL as FPL
     from fedcir.algorithms.moon import Moon as Moon
     from fedcir.algorithms.scaffold import Scaffold as Scaffold
+    from fedcir.analysis.withdrawal import Withdrawal as Withdrawal
+    from fedcir.analysis.withdrawal import forget as forget
     from fedcir.config import Config as Config
     from fedcir.errors import FedcirError as FedcirError
     from fedcir.errors import InputError as InputError

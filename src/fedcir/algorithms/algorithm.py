@@ -40,6 +40,8 @@ class Algorithm:
     """Whether the method computes with the steps of SGD, so that it takes no other `local.optimizer`."""
     uses_total_rounds: ClassVar[bool] = False
     """Whether the method depends on the total number of rounds, so that a finished run cannot be extended."""
+    counts_clients: ClassVar[bool] = False
+    """Whether `server_step` reads `ctx.clients`, so that every round depends on the number of clients."""
     defaults: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     """Settings of other sections that suit it, {"local": {"prior": "client"}}; what a user sets wins."""
     ranges: ClassVar[Mapping[str, str]] = {}

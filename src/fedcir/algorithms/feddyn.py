@@ -28,6 +28,7 @@ class FedDyn(Algorithm):
     """Weight of half the squared distance to the received weights, and of each round in the gradient that is kept."""
 
     remembers = ("gradient",)
+    counts_clients = True
     ranges = {"alpha": "0.001,0.01,0.1"}
 
     def local_loss(self, modules: Modules, x: Tensor, y: Tensor, ctx: LocalContext) -> Losses:

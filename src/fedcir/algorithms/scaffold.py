@@ -30,6 +30,7 @@ class Scaffold(Algorithm):
     sends = ("change",)
     remembers = ("control",)
     needs_sgd = True
+    counts_clients = True
     ranges = {"server_lr": "0.3..1"}
 
     def start(self, modules: Modules, ctx: ServerContext) -> ServerState:

@@ -208,7 +208,7 @@ def attack_membership(
     federation: Federation,
     samples: int,
 ) -> tuple[Membership, ...]:
-    """Compare the training images of each domain's clients with its test images."""
+    """Compare the training images of each domain's clients with its test images, by the clients that test."""
     rows_by_domain: dict[str, list[NDArray[np.int64]]] = {}
     for partition in partitions:
         for domain, rows in partition.rows.items():
@@ -217,7 +217,10 @@ def attack_membership(
     whole = [ClientPartition(name, {name: np.unique(np.concatenate(rows))}) for name, rows in rows_by_domain.items()]
     sample = build_federation(config, domains, [limit_samples(part, labels, samples, SEED) for part in whole])
     train = {client.domain: client.train for client in sample.clients}
-    clients = tuple(replace(client, test=train.get(client.domain)) for client in federation.clients)
+    clients = tuple(
+        client if client.test is None else replace(client, test=train.get(client.domain))
+        for client in federation.clients
+    )
     trained, tested = (
         {domain.domain: domain.losses for domain in predict_run(run, config, tested_federation)}
         for tested_federation in (replace(federation, clients=clients), federation)

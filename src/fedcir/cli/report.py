@@ -1,4 +1,4 @@
-"""`fedcir report`, `evaluate`, `audit` and `diagnose`: results and risks of finished runs, and of datasets."""
+"""`fedcir report`, `evaluate`, `audit`, `forget` and `diagnose`: results and risks of finished runs, and of datasets."""
 
 import math
 from pathlib import Path
@@ -111,6 +111,38 @@ def audit(
         for limit in leakage_report.LIMITS:
             print(f"- {limit}")
         print(f"\nwrote {', '.join(str(path) for path in (result.page, result.picture, result.numbers) if path)}")
+
+
+def forget(
+    run: Path = cli.RUN,
+    site: str = argument("Domain to leave out, or the name or number of a client."),
+    out: Path = output("Folder for the run without it.", ...),
+    key: Path | None = option("File of an Ed25519 key that signs the record; made if missing. [default: RUN/forget.key]"),
+    data_root: Path | None = option("Folder of the run's data, if it has moved."),
+    quiet: bool = cli.QUIET,
+    json: bool = cli.JSON,
+    trust_code: bool = cli.TRUST_CODE,
+) -> None:
+    """Make the run that a site never joined, equal to the byte. Writes a signed record of what was removed."""
+    from fedcir.analysis.withdrawal import forget as forget_site
+    from fedcir.cli.progress import Watch
+
+    with Watch(quiet) as watch:
+        keywords: dict[str, Any] = {"key": key, "data_root": data_root, "trust_code": trust_code}
+        result = forget_site(run, site, out=out, on_work=watch.work, **keywords)
+    record = result.record
+    if json:
+        print_json(record)
+    elif not quiet:
+        rounds = record["rounds"]
+        print(f"removed {site}: {record['images']:,} training images; rounds {rounds['repeated_from']} to "
+              f"{rounds['total']} were run again without them")
+        if result.before is not None and result.after is not None:
+            rows = [["model", "AUC (95 %)", "advantage (95 %)"]]
+            for name, membership in (("before", result.before), ("after", result.after)):
+                rows.append([name, f"{membership.auc:.2f}", f"{membership.advantage:.2f}"])
+            print_table(rows, f"telling the training images of {site} from test images by their loss")
+        print(f"wrote {result.path} and {result.file}, signed by {result.key}")
 
 
 @take_options("data_root", "image_size", "clients", "beta", "seed")

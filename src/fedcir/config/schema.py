@@ -77,6 +77,8 @@ class PartitionConfig:
     """Dirichlet concentration of labels: smaller values give more skewed clients, 1e6 gives even ones."""
     hold_out: str | None = None
     """Domain that no client trains on, but that the model is tested on."""
+    exclude: tuple[str, ...] = ()
+    """Sites that take no part: domains, or clients by number or name. The others keep their numbers and seeds."""
     min_samples: Annotated[int, Between(1, 10**9)] = 1
     """Every client gets at least this many training images."""
     max_samples: Annotated[int | None, Between(1, 10**9)] = None

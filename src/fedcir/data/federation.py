@@ -82,6 +82,8 @@ class Roster(Protocol):
     @property
     def holders(self) -> int: ...  # clients with training data, also if it was pooled
     @property
+    def absent(self) -> Sequence[int]: ...  # clients that partition.exclude leaves out
+    @property
     def evaluators(self) -> dict[int, str]: ...
     @property
     def unseen(self) -> tuple[str, ...]: ...
@@ -114,6 +116,10 @@ class Federation:
     def holders(self) -> int:
         return self.pooled or len(self.trainers)
 
+    @property
+    def absent(self) -> Sequence[int]:
+        return () if self.dataset_and_partition is None else self.dataset_and_partition[1].absent
+
     @cached_property
     def trainers(self) -> Sequence[int]:
         if isinstance(self.clients, LazyClients):
@@ -124,8 +130,9 @@ class Federation:
 
     @property
     def evaluation_only(self) -> list[Client]:
-        """Clients without training data."""
-        return [self.clients[n] for n in np.setdiff1d(np.arange(len(self.clients)), self.trainers).tolist()]
+        """Clients without training data that take part."""
+        others = np.setdiff1d(np.arange(len(self.clients)), [*self.trainers, *self.absent])
+        return [self.clients[number] for number in others.tolist()]
 
     @cached_property
     def evaluators(self) -> dict[int, str]:
@@ -165,6 +172,9 @@ def partition_dataset(
     partition = partition_labels(config.partition, labels, seed, ids, groups)
     if config.partition.file is not None:
         domains = replace(domains, notes=(*domains.notes, *_find_unmatched(config.partition.file, domains, held_out)))
+    if partition.absent:  # a domain whose clients are all absent is not tested either
+        present = tuple(domain for domain in domains if domain.name in partition.first_clients)
+        domains = replace(domains, domains=present)
     return domains, partition
 
 
@@ -202,9 +212,10 @@ def build_federation(
     def build_client(number: int, client: ClientPartition) -> Client:
         parts = [make_split(domains[name].train.take(rows)) for name, rows in client.rows.items()]
         train = PooledExamples(parts) if len(parts) > 1 else parts[0] if parts else None
-        return Client(number, client.domain, train, *shared[client.domain])
+        return Client(number, client.domain, train, *((None, None) if number in absent else shared[client.domain]))
 
     partition = Partition.from_clients(clients, domains.names)
+    absent = set(partition.absent)
     trained = {name for name, part in partition.by_domain.items() if len(part.rows)}
     unseen = tuple(name for name in domains.names if name not in trained)  # such as a held-out one
     notes = list(domains.notes)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from fedcir.config import PartitionConfig
 from fedcir.data.domains import Indices, Labels, rows_by_group, stratified_sample
 from fedcir.data.sources.table import read_rows
-from fedcir.errors import InputError
+from fedcir.errors import InputError, suggest_name
 from fedcir.rng import numpy_rng
 
 Item_co = TypeVar("Item_co", covariant=True)
@@ -79,6 +79,7 @@ class Partition(LazySequence[ClientPartition]):
     homes: NDArray[np.int32]  # number of the domain whose test set each client holds
     by_domain: Mapping[str, DomainRows]
     names: Sequence[str] = ()  # names of the clients in a partition file; empty without one
+    absent: tuple[int, ...] = ()  # clients that take no part: they hold no rows and test nothing
 
     def __len__(self) -> int:
         return len(self.homes)
@@ -99,8 +100,45 @@ class Partition(LazySequence[ClientPartition]):
     @property
     def first_clients(self) -> dict[str, int]:
         """The first client of each domain that has one."""
-        homes, clients = np.unique(self.homes, return_index=True)
-        return {self.domains[home]: int(client) for home, client in zip(homes, clients, strict=True)}
+        present = np.setdiff1d(np.arange(len(self)), self.absent)
+        homes, first = np.unique(self.homes[present], return_index=True)
+        return {self.domains[home]: int(client) for home, client in zip(homes, present[first], strict=True)}
+
+    def find_site(self, site: str) -> list[int]:
+        """Find the clients of a site: of a name in a partition file, of a whole domain, or of a number."""
+        if site in self.names:
+            clients = [self.names.index(site)]
+        elif site in self.domains:
+            clients = np.flatnonzero(self.homes == self.domains.index(site)).tolist()
+            rows = {domain: int(part.sizes[clients].sum()) for domain, part in self.by_domain.items()}
+            if any(rows[name] != (len(part.rows) if name == site else 0) for name, part in self.by_domain.items()):
+                raise InputError(f"images of domain {site!r} lie at clients with others: name clients by their number")
+        elif site.isdecimal() and int(site) < len(self):
+            clients = [int(site)]
+        else:
+            names = suggest_name(site, [*self.domains, *filter(None, self.names)])
+            raise InputError(f"there is no site {site!r}; {names}, or give a client's number below {len(self)}")
+        if not self.sizes[clients].any():
+            raise InputError(f"site {site!r} holds no training images, so it takes no part already")
+        return clients
+
+    def exclude(self, sites: Iterable[str]) -> "Partition":
+        """Empty the clients of these sites. The others keep their numbers, from which their seeds come.
+
+        A domain that other clients train on, but none has for a home, gets a client at the end that only evaluates.
+        """
+        absent = sorted({client for site in sites for client in self.find_site(site)})
+        is_absent = np.isin(np.arange(len(self)), absent)
+        if not self.sizes[~is_absent].any():
+            raise InputError("no other site has training images: leave one in")
+        by_domain = {}
+        for domain, (rows, ends) in self.by_domain.items():
+            sizes = np.diff(ends, prepend=0)
+            remaining = rows[~np.repeat(is_absent, sizes)]
+            if len(remaining):
+                by_domain[domain] = DomainRows(remaining, np.cumsum(np.where(is_absent, 0, sizes)))
+        partition = replace(self, by_domain=by_domain, absent=tuple(sorted({*self.absent, *absent})))
+        return partition.add_evaluators([name for name in by_domain if name not in partition.first_clients])
 
     @classmethod
     def from_clients(cls, clients: Iterable[ClientPartition], domains: Sequence[str]) -> "Partition":
@@ -135,7 +173,7 @@ class Partition(LazySequence[ClientPartition]):
             for domain, (rows, ends) in self.by_domain.items()
         }
         names = (*self.names, *("" for _ in domains)) if self.names else ()
-        return Partition(all_domains, homes, by_domain, names)
+        return replace(self, domains=all_domains, homes=homes, by_domain=by_domain, names=names)
 
 
 def _number_domains(names: Sequence[str], order: Sequence[str]) -> NDArray[np.int32]:
@@ -182,7 +220,8 @@ def partition_labels(
             + (f"give it more rows in {config.file}" if config.file else "lower partition.clients")
         )
     with_client = partition.first_clients
-    return partition.add_evaluators([name for name in labels if name not in with_client])
+    partition = partition.add_evaluators([name for name in labels if name not in with_client])
+    return partition.exclude(config.exclude) if config.exclude else partition
 
 
 def limit_samples(

@@ -89,6 +89,10 @@ class SiteRoster:
         return len(self.trainers)
 
     @property
+    def absent(self) -> tuple[int, ...]:
+        return ()
+
+    @property
     def evaluators(self) -> dict[int, str]:
         first = {client["domain"]: client["id"] for client in reversed(self.manifest["clients"])}
         return {first[domain]: domain for domain in dict.fromkeys(c["domain"] for c in self.manifest["clients"])}

@@ -14,7 +14,7 @@ from fedcir.data.domains import Domain, Domains, Split
 from fedcir.data.federation import partition_dataset
 from fedcir.data.manifest import build_manifest
 from fedcir.data.opening import get_source, has_dataset, open_dataset
-from fedcir.data.partition import ClientPartition
+from fedcir.data.partition import Partition
 from fedcir.data.splits import ImageHashes, hash_images_in_use, hash_samples
 from fedcir.errors import InputError
 from fedcir.rng import numpy_rng
@@ -28,7 +28,7 @@ SEED = 0
 """Seed of every evaluation, so that all runs are evaluated on the same images and can be paired."""
 
 
-def open_run_data(run: Run, data_root: str | None = None) -> tuple[Config, Domains, Sequence[ClientPartition]]:
+def open_run_data(run: Run, data_root: str | None = None) -> tuple[Config, Domains, Partition]:
     """Open the data of a finished run: its config, domains and partition. Refuse data that have changed."""
     if not run.finished:
         raise InputError(f"{run.path} holds no finished run: resume it to finish it")

@@ -199,7 +199,7 @@ class Session:
         if self.config.privacy.by_server and active < len(trainers):
             rng = secret_rng() if self.deployed else numpy_rng(seed, "poisson", round)
             return sample_poisson_cohort(trainers, active / len(trainers), rng)
-        return sample_cohort(trainers, active, seed, round)
+        return sample_cohort(trainers, active, seed, round, self.roster.absent)
 
     def next_cohort(self) -> list[int] | None:
         """Draw the next round's clients while its state is evaluated, so that they can do both at once.

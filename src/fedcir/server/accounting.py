@@ -156,13 +156,25 @@ class ReleaseCounter:
         write_file(self.path, json.dumps(add_checksum({"begun": begun, "run": self.run})) + "\n")
 
 
-def sample_cohort(trainers: Sequence[int], active: int, seed: int, round: int) -> list[int]:
-    """The clients of a round, in ascending order."""
+def sample_cohort(
+    trainers: Sequence[int], active: int, seed: int, round: int, absent: Sequence[int] = ()
+) -> list[int]:
+    """The clients of a round, in ascending order.
+
+    Absent clients are drawn like the others and then replaced, so that a round without them has the same clients.
+    """
     if active == len(trainers):
         return sorted(trainers)
+    rng = numpy_rng(seed, "cohort", round)
     ordered = trainers if isinstance(trainers, range) else sorted(trainers)
-    chosen = numpy_rng(seed, "cohort", round).choice(len(ordered), size=active, replace=False)
-    return sorted(ordered[position] for position in chosen.tolist())
+    everyone = sorted((*trainers, *absent)) if absent else ordered
+    chosen = [everyone[position] for position in rng.choice(len(everyone), size=active, replace=False).tolist()]
+    if absent:
+        present = set(chosen).difference(absent)
+        others = [client for client in ordered if client not in present]
+        extra = rng.choice(len(others), size=active - len(present), replace=False)
+        chosen = [*present, *(others[position] for position in extra.tolist())]
+    return sorted(chosen)
 
 
 def sample_poisson_cohort(trainers: Sequence[int], rate: float, rng: np.random.Generator) -> list[int]:
@@ -184,7 +196,9 @@ def epsilon_after(config: Config, roster: Roster, rounds: int, repeated: int = 0
     if privacy.by_server:
         return server_epsilon(privacy, active / len(trainers), rounds + repeated)
     drawn = Counter(
-        client for round in range(1, rounds + 1) for client in sample_cohort(trainers, active, config.run.seed, round)
+        client
+        for round in range(1, rounds + 1)
+        for client in sample_cohort(trainers, active, config.run.seed, round, roster.absent)
     )
     images = {client: roster.images(client) for client in drawn} if privacy.by_steps else dict.fromkeys(drawn, 1)
     fewest = {times: min(images[client] for client in drawn if drawn[client] == times) for times in set(drawn.values())}

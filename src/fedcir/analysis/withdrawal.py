@@ -1,0 +1,217 @@
+"""Withdraw a site from a finished run: the model of a run that the site never joined, with a signed record.
+
+The result is the run with the site in `partition.exclude`. Rounds up to a checkpoint are taken over from the finished
+run where they cannot differ; all others are run again on the data of the remaining sites.
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, TypedDict
+
+import numpy as np
+
+from fedcir.algorithms import make_algorithm
+from fedcir.analysis.leakage import SAMPLES, Membership, attack_membership
+from fedcir.client.state import ClientStore, local_batchnorm
+from fedcir.config import Config
+from fedcir.data.decoding import OnFile
+from fedcir.data.domains import Domains
+from fedcir.data.federation import build_federation
+from fedcir.data.partition import Partition
+from fedcir.errors import InputError
+from fedcir.files import explain_read_errors, read_bytes, write_file
+from fedcir.runs.evaluation_data import open_run_data
+from fedcir.runs.reader import Run, RunSource, load_run, to_run
+from fedcir.runtime.resume import use_saved_code
+from fedcir.runtime.run_folder import RunFolder
+from fedcir.runtime.session import Session
+from fedcir.runtime.simulation import open_run
+from fedcir.server.accounting import sample_cohort
+from fedcir.signing import Signature, open_key, sign, verify
+from fedcir.types import OnProgress, ignore_progress
+from fedcir.validation import check_type
+
+FORMAT = 1
+PURPOSE = "withdrawal"
+RECORD_FILE, KEY_FILE = "forget.json", "forget.key"
+MAX_RECORD_BYTES = 10_000_000
+
+
+class SavedRecord(TypedDict):
+    """Content of forget.json."""
+
+    record: dict[str, Any]
+    public_key: str
+    signature: str
+
+
+@dataclass(frozen=True)
+class Withdrawal:
+    """The run without a site, and the record of what was removed."""
+
+    path: Path
+    """Folder of the new run."""
+    record: dict[str, Any]
+    before: Membership | None
+    """Membership inference on the site's images with the old model; None if it was not measured."""
+    after: Membership | None
+    """The same with the new model."""
+    key: str
+    """Fingerprint of the key that signed the record."""
+
+    @property
+    def file(self) -> Path:
+        return self.path / RECORD_FILE
+
+
+def forget(
+    run: RunSource,
+    site: str,
+    *,
+    out: str | Path,
+    key: str | Path | None = None,
+    data_root: str | Path | None = None,
+    trust_code: bool = False,
+    on_file: OnFile | None = None,
+    on_work: OnProgress = ignore_progress,
+) -> Withdrawal:
+    """Make the run that a site never joined from a finished run, in the folder `out`, equal to the byte.
+
+    `site` is a domain of the run, or the name or number of a client. `out` also gets forget.json: what was removed,
+    hashes of both models, and how well membership of the site's images can be inferred from either, signed with the
+    Ed25519 key of the file `key`, by default forget.key in the folder of the finished run; it is made if it is missing.
+    """
+    folder = Path(out)
+    if folder.exists():
+        raise InputError(f"{folder} already exists: choose another folder")
+    old = to_run(run, trust_code)
+    old = replace(old, config=use_saved_code(old.config, old.path, old.trust_code))
+    if "key" in old.manifest:
+        raise InputError(f"{old.path} ran across sites, which keep their images: start them again without {site!r}")
+    config, domains, partition = open_run_data(old, None if data_root is None else str(data_root))
+    clients, rest = partition.find_site(site), partition.exclude([site])
+    signing_key = open_key(old.path / KEY_FILE if key is None else Path(key))
+    reduced = _exclude_site(config, site, int((rest.sizes > 0).sum()))
+    with open_run(reduced, folder, on_file=on_file) as (session, rounds):
+        start = _take_over_rounds(old, config, partition, session)
+        for record in rounds:
+            on_work(record.round, session.config.server.rounds, what="repeating rounds")
+    new = replace(load_run(folder), trust_code=True)  # its code is that of `old`
+    before, after = _attack_site(old, replace(new, config=reduced), config, domains, partition, clients)
+    samples = [name for client in clients for name in old.manifest["clients"][client]["train"]]
+    content: dict[str, Any] = {
+        "format": FORMAT,
+        "site": site,
+        "clients": clients,
+        "images": len(samples),
+        "images_sha256": hashlib.sha256(json.dumps(sorted(samples)).encode()).hexdigest(),
+        "rounds": {"total": session.config.server.rounds, "repeated_from": start + 1},
+        "before": _describe_model(old, before),
+        "after": _describe_model(new, after),
+    }
+    signature = sign(signing_key, PURPOSE, _encode(content))
+    signed = {"record": content, **asdict(signature)}
+    write_file(folder / RECORD_FILE, json.dumps(signed, indent=1, ensure_ascii=False) + "\n")
+    return Withdrawal(folder, content, before, after, signature.fingerprint)
+
+
+def read_record(file: str | Path) -> tuple[dict[str, Any], str]:
+    """Read a forget.json; return its record and the fingerprint of the key that signed it.
+
+    A record that was changed is refused, and one whose model lies beside it and is another.
+    """
+    path = Path(file)
+    with explain_read_errors(path, "ask for the original"):
+        saved: SavedRecord = check_type(json.loads(read_bytes(path, MAX_RECORD_BYTES)), SavedRecord, path.name)
+        signature = Signature(saved["public_key"], saved["signature"])
+        verify(signature, PURPOSE, _encode(saved["record"]))
+        model = path.with_name("model.safetensors")
+        if model.exists() and _hash_model(model) != saved["record"]["after"]["model_sha256"]:
+            raise InputError(f"{model} is not the model of this record")
+    return saved["record"], signature.fingerprint
+
+
+def _encode(record: dict[str, Any]) -> bytes:
+    return json.dumps(record, sort_keys=True).encode()
+
+
+def _hash_model(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _describe_model(run: Run, membership: Membership | None) -> dict[str, Any]:
+    return {
+        "manifest": run.manifest["hash"],
+        "model_sha256": _hash_model(run.path / "model.safetensors"),
+        "membership": None if membership is None else asdict(membership),
+    }
+
+
+def _exclude_site(config: Config, site: str, holders: int) -> Config:
+    """Exclude a site; where all clients were active or had to reply, all of the remaining ones are and have to."""
+    partition, server = config.partition, config.server
+    active = min(server.active or holders, holders)
+    server = replace(server, active=active, min_replies=min(server.min_replies, active))
+    return replace(config, partition=replace(partition, exclude=(*partition.exclude, site)), server=server)
+
+
+def _take_over_rounds(old: Run, config: Config, partition: Partition, session: Session) -> int:
+    """Continue a new session from the newest checkpoint before the site took part; return its round, perhaps 0."""
+    folder = session.folder
+    assert folder is not None
+    store = ClientStore(old.path / "clients")
+    equal = _count_equal_rounds(config, partition, session)
+    for state, client_rounds in RunFolder(old.path).checkpoints():
+        if state.round > equal or store.fault(state.round, client_rounds) is not None:
+            continue
+        for client, round in client_rounds.items():
+            session.store.save(client, round, store.load(client, round + 1))
+        session.state, session.records = state, list(old.records[: state.round])
+        for record in session.records:
+            folder.append(record)
+        folder.save_checkpoint(state, (), client_rounds, session.records[-1])
+        return state.round
+    return 0
+
+
+def _count_equal_rounds(config: Config, partition: Partition, session: Session) -> int:
+    """Count the first rounds that are equal with and without the site, leaving out the last one.
+
+    These are rounds with the same cohorts, where nothing else depends on who else is a client.
+    """
+    algorithm, seed, server = session.algorithm, config.run.seed, session.config.server
+    evaluators = {client: domain for domain, client in partition.first_clients.items()}
+    depends_on_all = (
+        algorithm.pools is not None
+        or algorithm.counts_clients
+        or not type(algorithm).__module__.startswith("fedcir.algorithms.")  # others may count clients too
+        or config.privacy.clip is not None
+        or config.attack.kind != "none"
+        or server.keep == "best"
+        or evaluators != session.roster.evaluators
+    )
+    if depends_on_all:
+        return 0
+    trainers, active = np.flatnonzero(partition.sizes).tolist(), config.server.active or 0
+    for round in range(1, server.rounds):
+        if sample_cohort(trainers, active, seed, round, partition.absent) != session.cohort(round):
+            return round - 1
+    return server.rounds - 1
+
+
+def _attack_site(
+    old: Run, new: Run, config: Config, domains: Domains, partition: Partition, clients: Sequence[int]
+) -> tuple[Membership | None, Membership | None]:
+    """Infer membership of a site's images with both models; None where the new run has no model for the site."""
+    algorithm = make_algorithm(config.algorithm)
+    if not algorithm.one_model or local_batchnorm(config, algorithm) is not None:
+        return None, None
+    federation = build_federation(config, domains, partition)
+    tested = tuple(client if client.id in clients else replace(client, test=None) for client in federation.clients)
+    federation = replace(federation, clients=tested)
+    shares = [partition[client] for client in clients]
+    before, after = (attack_membership(run, config, domains, shares, federation, SAMPLES) for run in (old, new))
+    return next(iter(before), None), next(iter(after), None)
