@@ -128,6 +128,8 @@ def _check_items(value: Any, hint: Any, name: str) -> Any:
     if container is list:
         items = enumerate(check_type(value, list, name))
         return [check_type(item, inner, f"{name}[{index}]") for index, item in items]
+    if inner is str and type(value) is int:  # --set partition.exclude=3
+        value = str(value)
     if isinstance(value, str):  # --set data.classes=cat,dog
         value = [item.strip() for item in value.split(",") if item.strip()]
     if not isinstance(value, list | tuple):

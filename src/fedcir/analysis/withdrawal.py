@@ -43,7 +43,7 @@ MAX_RECORD_BYTES = 10_000_000
 class SavedRecord(TypedDict):
     """Content of forget.json."""
 
-    record: dict[str, Any]
+    record: dict[str, object]
     public_key: str
     signature: str
 
@@ -126,12 +126,13 @@ def read_record(file: str | Path) -> tuple[dict[str, Any], str]:
     path = Path(file)
     with explain_read_errors(path, "ask for the original"):
         saved: SavedRecord = check_type(json.loads(read_bytes(path, MAX_RECORD_BYTES)), SavedRecord, path.name)
+        record: dict[str, Any] = saved["record"]
         signature = Signature(saved["public_key"], saved["signature"])
-        verify(signature, PURPOSE, _encode(saved["record"]))
+        verify(signature, PURPOSE, _encode(record))
         model = path.with_name("model.safetensors")
-        if model.exists() and _hash_model(model) != saved["record"]["after"]["model_sha256"]:
+        if model.exists() and _hash_model(model) != record["after"]["model_sha256"]:
             raise InputError(f"{model} is not the model of this record")
-    return saved["record"], signature.fingerprint
+    return record, signature.fingerprint
 
 
 def _encode(record: dict[str, Any]) -> bytes:

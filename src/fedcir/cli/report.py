@@ -1,4 +1,4 @@
-"""`fedcir report`, `evaluate`, `audit`, `forget` and `diagnose`: results and risks of finished runs, and of datasets."""
+"""`fedcir report`, `evaluate`, `audit`, `forget`, `diagnose`: results and risks of finished runs, and of datasets."""
 
 import math
 from pathlib import Path
@@ -117,7 +117,9 @@ def forget(
     run: Path = cli.RUN,
     site: str = argument("Domain to leave out, or the name or number of a client."),
     out: Path = output("Folder for the run without it.", ...),
-    key: Path | None = option("File of an Ed25519 key that signs the record; made if missing. [default: RUN/forget.key]"),
+    key: Path | None = option(
+        "File of an Ed25519 key that signs the record; made if missing. [default: RUN/forget.key]"
+    ),
     data_root: Path | None = option("Folder of the run's data, if it has moved."),
     quiet: bool = cli.QUIET,
     json: bool = cli.JSON,
@@ -135,8 +137,10 @@ def forget(
         print_json(record)
     elif not quiet:
         rounds = record["rounds"]
-        print(f"removed {site}: {record['images']:,} training images; rounds {rounds['repeated_from']} to "
-              f"{rounds['total']} were run again without them")
+        print(
+            f"removed {site}: {record['images']:,} training images; rounds {rounds['repeated_from']} to "
+            f"{rounds['total']} were run again without them"
+        )
         if result.before is not None and result.after is not None:
             rows = [["model", "AUC (95 %)", "advantage (95 %)"]]
             for name, membership in (("before", result.before), ("after", result.after)):

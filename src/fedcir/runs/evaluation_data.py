@@ -1,6 +1,5 @@
 """Data of a finished run, and the overlap of other images with its training data."""
 
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path

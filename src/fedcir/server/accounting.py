@@ -156,9 +156,7 @@ class ReleaseCounter:
         write_file(self.path, json.dumps(add_checksum({"begun": begun, "run": self.run})) + "\n")
 
 
-def sample_cohort(
-    trainers: Sequence[int], active: int, seed: int, round: int, absent: Sequence[int] = ()
-) -> list[int]:
+def sample_cohort(trainers: Sequence[int], active: int, seed: int, round: int, absent: Sequence[int] = ()) -> list[int]:
     """The clients of a round, in ascending order.
 
     Absent clients are drawn like the others and then replaced, so that a round without them has the same clients.
