@@ -108,7 +108,7 @@ def forget(
         "clients": clients,
         "images": len(samples),
         "images_sha256": hashlib.sha256(json.dumps(sorted(samples)).encode()).hexdigest(),
-        "rounds": {"total": session.config.server.rounds, "repeated_from": start + 1},
+        "rounds": {"total": session.state.round, "repeated_from": start + 1},
         "before": _describe_model(old, before),
         "after": _describe_model(new, after),
     }
@@ -164,7 +164,7 @@ def _take_over_rounds(old: Run, config: Config, partition: Partition, session: S
     folder = session.folder
     assert folder is not None
     store = ClientStore(old.path / "clients")
-    equal = _count_equal_rounds(config, partition, session)
+    equal = _count_equal_rounds(config, len(old.records), partition, session)
     for state, client_rounds in RunFolder(old.path).checkpoints():
         if state.round > equal or store.fault(state.round, client_rounds) is not None:
             continue
@@ -178,8 +178,8 @@ def _take_over_rounds(old: Run, config: Config, partition: Partition, session: S
     return 0
 
 
-def _count_equal_rounds(config: Config, partition: Partition, session: Session) -> int:
-    """Count the first rounds that are equal with and without the site, leaving out the last one.
+def _count_equal_rounds(config: Config, rounds: int, partition: Partition, session: Session) -> int:
+    """Count the first of a run's rounds that are equal with and without the site, leaving out the last one.
 
     These are rounds with the same cohorts, where nothing else depends on who else is a client.
     """
@@ -197,10 +197,10 @@ def _count_equal_rounds(config: Config, partition: Partition, session: Session) 
     if depends_on_all:
         return 0
     trainers, active = np.flatnonzero(partition.sizes).tolist(), config.server.active or 0
-    for round in range(1, server.rounds):
+    for round in range(1, rounds):
         if sample_cohort(trainers, active, seed, round, partition.absent) != session.cohort(round):
             return round - 1
-    return server.rounds - 1
+    return rounds - 1
 
 
 def _attack_site(
