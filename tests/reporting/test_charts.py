@@ -7,6 +7,7 @@ import pytest
 from fedcir.config import Config
 from fedcir.reporting.charts import accuracy, build_curve, risk, series_with_errors, training_loss
 from fedcir.runs.reader import Run
+from fedcir.runs.statistics import Estimate
 from fedcir.types import RoundRecord
 
 
@@ -55,6 +56,6 @@ def test_the_training_loss_is_the_cross_entropy() -> None:
 
 
 def test_a_mean_is_spread_by_its_deviation_where_it_has_one() -> None:
-    made = series_with_errors("m", [(0, 50.0, 2.0), (1, 60.0, None)])
+    made = series_with_errors("m", [Estimate(50.0, 2.0), Estimate(60.0, None)])
     assert (made.x, made.low, made.high) == ((0.0, 1.0), (48.0, 60.0), (52.0, 60.0))
-    assert series_with_errors("m", [(0, 50.0, None)]).low is None
+    assert series_with_errors("m", [Estimate(50.0, None)]).low is None

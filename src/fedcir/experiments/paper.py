@@ -4,6 +4,7 @@ import math
 import statistics
 from collections.abc import Sequence
 from functools import partial
+from itertools import product
 
 import numpy as np
 
@@ -72,32 +73,24 @@ def published_accuracy(algorithm: str, dataset: str) -> tuple[float, float] | No
 
 def make_table1(results: Results) -> Outcome:
     """Test accuracy of every method on every dataset."""
-    header = ["method"]
-    rows: Rows = [[algorithm] for algorithm in results.algorithms]
+    algorithms = results.algorithms
+    columns: Rows = [["method", *algorithms]]
     numbers: Rows = [["method", "dataset", "accuracy", "std", "seeds", "paper", "paper_std"]]
     panels: list[Chart] = []
     for dataset in results.datasets:
-        published = {algorithm: published_accuracy(algorithm, dataset) for algorithm in results.algorithms}
-        header += [dataset, f"{dataset}, paper"] if any(published.values()) else [dataset]
-        ours: list[tuple[float, float, float | None]] = []
-        for x, (row, algorithm) in enumerate(zip(rows, results.algorithms, strict=True)):
-            estimate, theirs = results.accuracy(dataset, algorithm), published[algorithm]
-            row.append(format_estimate(estimate))
-            if any(published.values()):
-                row.append("" if theirs is None else f"{theirs[0]:.2f} ± {theirs[1]:.2f}")
+        published = (published_accuracy(algorithm, dataset) for algorithm in algorithms)
+        paper = [None if accuracy is None else Estimate(*accuracy) for accuracy in published]
+        ours = [results.accuracy(dataset, algorithm) for algorithm in algorithms]
+        columns.append([dataset, *map(format_estimate, ours)])
+        if any(paper):
+            columns.append([f"{dataset}, paper", *("" if entry is None else format_estimate(entry) for entry in paper)])
+        for algorithm, estimate, entry in zip(algorithms, ours, paper, strict=True):
             seeds = len(results.runs(dataset, algorithm))
-            cells = format_numbers(*_mean_and_std(estimate), seeds, *(theirs or (None, None)))
+            cells = format_numbers(*_mean_and_std(estimate), seeds, *_mean_and_std(entry))
             numbers.append([algorithm, dataset, *cells])
-            if estimate is not None:
-                ours.append((x, estimate.mean, estimate.std))
-        paper: list[tuple[float, float, float | None]] = [
-            (x, *theirs) for x, theirs in enumerate(published.values()) if theirs is not None
-        ]
-        series = tuple(
-            series_with_errors(name, points) for name, points in (("ours", ours), ("paper", paper)) if points
-        )
-        panels.append(Lines(dataset, "", "test accuracy (%)", series, tuple(results.algorithms), joined=False))
-    return Outcome([header, *rows], numbers, panels)
+        series = tuple(series_with_errors(*pair) for pair in (("ours", ours), ("paper", paper)) if any(pair[1]))
+        panels.append(Lines(dataset, "", "test accuracy (%)", series, tuple(algorithms), joined=False))
+    return Outcome([list(row) for row in zip(*columns, strict=True)], numbers, panels)
 
 
 def table2_points(scale: str) -> list[Point]:
@@ -125,22 +118,19 @@ def make_table2(results: Results) -> Outcome:
         "lambda_reg": [(reg, REG_AT_ALIGN, published) for reg, published in TABLE2_REG.items()],
         "lambda_align": [(ALIGN_AT_REG, align, published) for align, published in TABLE2_ALIGN.items()],
     }
-    for dataset in results.datasets:
-        for axis, every_entry in axes.items():
-            entries = [entry for entry in every_entry if _weights_name(*entry[:2]) in results.points]
-            ours = []
-            for x, (reg, align, published) in enumerate(entries):
-                point = _weights_name(reg, align)
-                estimate, seeds = results.accuracy(dataset, "fedcir", point), results.runs(dataset, "fedcir", point)
-                rows.append([dataset, f"{reg:g}", f"{align:g}", format_estimate(estimate), f"{published:.2f}"])
-                cells = format_numbers(reg, align, *_mean_and_std(estimate), len(seeds), published)
-                numbers.append([dataset, *cells])
-                if estimate is not None:
-                    ours.append((float(x), estimate.mean, estimate.std))
-            paper = Series("paper, PACS", tuple(map(float, range(len(entries)))), tuple(entry[2] for entry in entries))
-            series = (series_with_errors("ours", ours), paper) if ours else (paper,)
-            ticks = tuple(f"{(reg if axis == 'lambda_reg' else align):g}" for reg, align, _ in entries)
-            panels.append(Lines(dataset, axis, "test accuracy (%)", series, ticks))
+    for dataset, (axis, all_entries) in product(results.datasets, axes.items()):
+        entries = [entry for entry in all_entries if _weights_name(*entry[:2]) in results.points]
+        ours = []
+        for reg, align, published in entries:
+            point = _weights_name(reg, align)
+            estimate, seeds = results.accuracy(dataset, "fedcir", point), results.runs(dataset, "fedcir", point)
+            ours.append(estimate)
+            rows.append([dataset, f"{reg:g}", f"{align:g}", format_estimate(estimate), f"{published:.2f}"])
+            numbers.append([dataset, *format_numbers(reg, align, *_mean_and_std(estimate), len(seeds), published)])
+        paper = series_with_errors("paper, PACS", [Estimate(published, None) for _, _, published in entries])
+        series = (series_with_errors("ours", ours), paper) if any(ours) else (paper,)
+        ticks = tuple(f"{(reg if axis == 'lambda_reg' else align):g}" for reg, align, _ in entries)
+        panels.append(Lines(dataset, axis, "test accuracy (%)", series, ticks))
     return Outcome(rows, numbers, panels)
 
 
@@ -226,6 +216,8 @@ RISK_MEASURES = (
 """Two readings of the bound's first term (Theorem 2), the average local risk."""
 DIVERGENCE_SAMPLES = 1000
 """Most test images of each domain in fig-divergence."""
+MIXTURE = ("mean", "mixture")
+"""Stands for the mean distance to the mixture among the pairs of domains."""
 
 
 def local_steps_points(scale: str) -> list[Point]:
@@ -254,23 +246,19 @@ def clients_points(scale: str) -> list[Point]:
 def plot_accuracy_by_point(results: Results, axis: str, joined: bool = True) -> Outcome:
     """Accuracy against a setting: one column and one tick for each point."""
     has_datasets = len(results.datasets) > 1
-    rows: Rows = [[*(["dataset"] if has_datasets else []), "method", *results.points]]
+    rows: Rows = [[*["dataset"] * has_datasets, "method", *results.points]]
     numbers: Rows = [["dataset", "method", axis, "accuracy", "std", "seeds"]]
     panels: list[Chart] = []
     for dataset in results.datasets:
         series = []
         for algorithm in results.algorithms:
             estimates = {point: results.accuracy(dataset, algorithm, point) for point in results.points}
-            cells = [format_estimate(estimate) for estimate in estimates.values()]
-            rows.append([*([dataset] if has_datasets else []), algorithm, *cells])
-            values = []
-            for x, (point, estimate) in enumerate(estimates.items()):
+            rows.append([*[dataset] * has_datasets, algorithm, *map(format_estimate, estimates.values())])
+            for point, estimate in estimates.items():
                 seeds = len(results.runs(dataset, algorithm, point))
                 numbers.append([dataset, algorithm, point, *format_numbers(*_mean_and_std(estimate), seeds)])
-                if estimate is not None:
-                    values.append((float(x), estimate.mean, estimate.std))
-            if values:
-                series.append(series_with_errors(algorithm, values))
+            if any(estimates.values()):
+                series.append(series_with_errors(algorithm, list(estimates.values())))
         panels.append(Lines(dataset, axis, "test accuracy (%)", tuple(series), tuple(results.points), joined))
     return Outcome(rows, numbers, panels)
 
@@ -335,31 +323,25 @@ def plot_divergence(results: Results) -> Outcome:
             continue
         baseline = choose_baseline({name: results.runs(dataset, name) for name in results.algorithms})
         pairs = list(divergences[baseline][seeds[0]].pairs)
-        values = {
-            pair: {name: [by_seed[seed].pairs[pair].value for seed in seeds] for name, by_seed in divergences.items()}
-            for pair in pairs
-        }
-        mixture = {
-            name: [by_seed[seed].mean_to_mixture.value for seed in seeds] for name, by_seed in divergences.items()
-        }
-        titles = {pair: ", ".join(pair) for pair in pairs} | {("mean", "mixture"): "mean to the mixture"}
-        for pair, by_method in {**values, ("mean", "mixture"): mixture}.items():
-            rows.append([dataset, titles[pair], *(_format_distances(v) for v in by_method.values())])
-            for index, seed in enumerate(seeds):
-                cells = format_numbers(*(distances[index] for distances in by_method.values()))
-                numbers.append([dataset, str(seed), *pair, *cells])
+        titles = {pair: ", ".join(pair) for pair in pairs} | {MIXTURE: "mean to the mixture"}
+        values: dict[tuple[str, str], dict[str, list[float]]] = {}  # by pair, method and seed
+        for pair, (name, by_seed) in product(titles, divergences.items()):
+            measured = (by_seed[seed] for seed in seeds)
+            values.setdefault(pair, {})[name] = [
+                (d.mean_to_mixture if pair == MIXTURE else d.pairs[pair]).value for d in measured
+            ]
+        for pair, by_method in values.items():
+            rows.append([dataset, titles[pair], *map(_format_distances, by_method.values())])
+            for seed, distances in zip(seeds, zip(*by_method.values(), strict=True), strict=True):
+                numbers.append([dataset, str(seed), *pair, *format_numbers(*distances)])
         for other in (name for name in results.algorithms if name != baseline):
-            x, y = (tuple(float(np.mean(values[pair][name])) for pair in pairs) for name in (baseline, other))
-            mean = Series(
-                "mean to the mixture", (float(np.mean(mixture[baseline])),), (float(np.mean(mixture[other])),)
-            )
+            x, y = (tuple(float(np.mean(values[pair][name])) for pair in titles) for name in (baseline, other))
+            series = (Series("pair of domains", x[:-1], y[:-1]), Series(titles[MIXTURE], x[-1:], y[-1:]))
             labels = (f"proxy A-distance under {baseline}", f"proxy A-distance under {other}")
-            series = (Series("pair of domains", x, y), mean)
             panels.append(Lines(dataset, *labels, series, joined=False, diagonal=True))
-            closer = sum(below < above for above, below in zip(x, y, strict=True))
-            notes.append(
-                f"{dataset}: {closer} of {len(x)} pairs of domains are closer under {other} than under {baseline}."
-            )
+            closer = sum(below < above for above, below in zip(x[:-1], y[:-1], strict=True))
+            pairs_of = f"{closer} of {len(pairs)} pairs of domains"
+            notes.append(f"{dataset}: {pairs_of} are closer under {other} than under {baseline}.")
     return Outcome(rows, numbers, panels, notes)
 
 

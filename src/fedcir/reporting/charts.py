@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from fedcir.files import write_file
 from fedcir.runs.reader import Run
-from fedcir.runs.statistics import Interval
+from fedcir.runs.statistics import Estimate, Interval
 from fedcir.types import RoundRecord
 
 if TYPE_CHECKING:
@@ -124,9 +124,10 @@ def build_curve(name: str, runs: Iterable[Run], measure: Measure, along: Measure
     return Series(name, x, tuple(map(fmean, values)), *ends)
 
 
-def series_with_errors(name: str, points: Sequence[tuple[float, float, float | None]]) -> Series:
-    """Make a series with error bars from points of x, mean and standard deviation."""
-    x, y = tuple(float(position) for position, _, _ in points), tuple(mean for _, mean, _ in points)
+def series_with_errors(name: str, estimates: Sequence[Estimate | None]) -> Series:
+    """Make a series at x = 0, 1, 2, ... from means, with their standard deviations as error bars; None is left out."""
+    points = [(float(x), estimate.mean, estimate.std) for x, estimate in enumerate(estimates) if estimate is not None]
+    x, y = tuple(x for x, _, _ in points), tuple(mean for _, mean, _ in points)
     if not any(std for _, _, std in points):
         return Series(name, x, y)
     low, high = (tuple(mean + sign * (std or 0.0) for _, mean, std in points) for sign in (-1, 1))
