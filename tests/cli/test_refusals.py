@@ -33,7 +33,7 @@ REFUSED = [
     ("--algorithm fedcir --set algorithm.hidden=big", ["algorithm.hidden must be a whole number, got 'big'"]),
     ("--algorithm fedavg --set algorithm.mu=1", ["'mu'", "it has no fields"]),
     ("--set model.weights=nowhere.pth", ["nowhere.pth"]),
-    ("--set server.min_replies=4", ["server.min_replies is 4", "only 3 clients are active"]),
+    ("--set server.min_replies=4", ["server.min_replies is 4, above 3 active clients"]),
     ("--rounds 0", ["rounds must be at least 1, got 0"]),
     ("--rounds -3", ["rounds must be at least 1, got -3"]),
     ("--local-steps 0", ["local.steps must be at least 1, got 0"]),

@@ -94,5 +94,5 @@ def test_a_run_of_two_classes_stays_grey_and_its_report_tells_more_than_accuracy
 def test_channels_that_cannot_be_are_refused(data_root: Path) -> None:
     with pytest.raises(InputError, match=r"data\.channels must be 1 for grey or 3 for RGB, got 2"):
         DataConfig(channels=2)
-    with pytest.raises(InputError, match=r"data\.channels is 1, but the images of arrays have 3 channels, which they"):
+    with pytest.raises(InputError, match=r"data\.channels is 1, but the arrays of arrays have 3"):
         open_dataset(DataConfig("arrays", str(data_root), channels=1), seed=0)

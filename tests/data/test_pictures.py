@@ -236,7 +236,7 @@ def test_a_killed_process_is_an_error_that_says_so(endless: list[str]) -> None:
             os.kill(child, signal.SIGKILL)
 
     with pytest.raises(
-        (OSError, InputError), match="a process that decodes images ended with code -9: check that there is enough"
+        (OSError, InputError), match="a process that decodes images ended with code -9: check memory and disk"
     ):
         decode_files(endless, Decoding(4), on_file=kill)
     assert children() == []

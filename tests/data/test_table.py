@@ -141,7 +141,7 @@ def test_what_is_wrong_is_told_in_one_line(text: str, message: str, write_table:
 def test_a_folder_without_a_table_says_what_to_put_there(tmp_path: Path, fedcir: Fedcir) -> None:
     code, _, err = fedcir("data", "check", "table", "--data-root", tmp_path)
     assert code == 2
-    assert err.startswith(f"fedcir: there is no table {tmp_path}/labels.csv: put a labels.csv with the columns path,")
+    assert err.startswith(f"fedcir: there is no table {tmp_path}/labels.csv: it needs the columns path,")
 
 
 def test_notes_name_labels_that_differ_in_case_and_images_without_a_row(tree: Path, tmp_path: Path) -> None:

@@ -191,5 +191,5 @@ def test_datasets_are_found_by_their_names_however_they_are_written(tmp_path: Pa
         (tmp_path / name).mkdir()
     result = find_dataset_folders(PAPER_DATASETS, tmp_path)
     assert result == {"pacs": tmp_path / "PACS", "office-caltech-10": tmp_path / "office_caltech10"}
-    with pytest.raises(InputError, match="holds none of the folders domainnet"):
+    with pytest.raises(InputError, match="holds no folder domainnet"):
         find_dataset_folders(["domainnet"], tmp_path)

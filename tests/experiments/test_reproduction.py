@@ -152,7 +152,7 @@ def test_json_is_alone_on_standard_output(fedcir: Command, smoke: list[str], tmp
         ("table1 --scale huge", "no scale 'huge'; choose from paper, small, smoke"),
         ("table1 --scale small", "data.root is missing: give a folder that holds domainnet, pacs"),
         ("table1 --scale small --data-root nowhere", "data.root nowhere is not a folder"),
-        ("table1 --scale small --data-root .", "holds none of the folders domainnet, pacs"),
+        ("table1 --scale small --data-root .", "holds no folder domainnet or pacs"),
         ("table1 --scale smoke --dataset pasc", "did you mean 'pacs'?"),
         ("table1 --target 0.5", "only table3 takes a target"),
         ("table3 --target 60", "target is an accuracy between 0 and 1, got 60"),

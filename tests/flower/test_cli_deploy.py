@@ -17,7 +17,7 @@ from fedcir.runtime.run_folder import RunFolder
 Fedcir = Callable[..., Any]
 
 REFUSED = [
-    (["--algorithm", "centralized"], "centralized trains on all data in one place, so it cannot run across sites"),
+    (["--algorithm", "centralized"], "centralized trains on all data in one place, not across sites"),
     (["--sites", "9"], "sites must be from 1 to 3, the number of clients, got 9"),
     (["--sites", "0"], "sites must be from 1 to 3, the number of clients, got 0"),
     (["--timeout", "0"], "timeout must be above 0, got 0"),

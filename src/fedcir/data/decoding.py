@@ -250,10 +250,7 @@ def _decode_in_processes(
             else:
                 yield batch
         if failed := next((worker.returncode for worker in workers if worker.wait()), None):
-            raise InputError(
-                f"a process that decodes images ended with code {failed}: check that there is enough memory and disk "
-                "space"
-            )
+            raise InputError(f"a process that decodes images ended with code {failed}: check memory and disk space")
     finally:
         for worker in workers:
             worker.kill()

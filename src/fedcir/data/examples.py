@@ -163,9 +163,7 @@ class PooledExamples:
         for rows, x, y in batches:
             if x.shape[1:] != inputs.shape[1:]:
                 shapes = f"{list(inputs.shape[1:])} and {list(x.shape[1:])}"
-                raise InputError(
-                    f"clients give inputs of the shapes {shapes}, which cannot be in one batch: make them equal"
-                )
+                raise InputError(f"clients give inputs of the shapes {shapes}, which cannot be in one batch")
             inputs[rows], labels[rows] = x, y
         return inputs, labels
 

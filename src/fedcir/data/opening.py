@@ -119,9 +119,9 @@ def open_dataset(
         if data.image_size is not None:
             domains = _resize(domains, data.image_size)
         if data.channels not in (None, domains.image_shape[-1]):
+            own = domains.image_shape[-1]
             raise InputError(
-                f"data.channels is {data.channels}, but the images of {data.name} have {domains.image_shape[-1]} "
-                "channels, which they keep: leave data.channels out"
+                f"data.channels is {data.channels}, but the arrays of {data.name} have {own}: leave it out"
             )
     if not to_train:
         return domains
@@ -248,6 +248,4 @@ def check_classes(domains: Domains, where: str) -> None:
             raise InputError(f"domain {domain.name!r} has no image left to train or to test on")
         if len(np.unique(domain.train.labels)) == 1:
             only = domains.classes[domain.train.labels[0]]
-            raise InputError(
-                f"domain {domain.name!r} holds only the class {only!r}: add images of another, or leave the domain out"
-            )
+            raise InputError(f"domain {domain.name!r} holds only the class {only!r}: add others, or leave it out")

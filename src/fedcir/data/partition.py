@@ -248,10 +248,8 @@ def _apply_scheme(config: PartitionConfig, labels: Mapping[str, Labels], seed: i
         raise InputError(f"partition.clients must be at least the number of domains, {len(labels)}, got {clients}")
     if config.scheme not in ("dirichlet", "iid"):
         if clients != len(labels):
-            raise InputError(
-                f"partition.clients is {clients} for {len(labels)} domains: "
-                "use partition.scheme=dirichlet to split a domain between clients"
-            )
+            fix = "use partition.scheme=dirichlet to split a domain between clients"
+            raise InputError(f"partition.clients is {clients} for {len(labels)} domains: {fix}")
         whole = [ClientPartition(name, {name: np.arange(len(values))}) for name, values in labels.items()]
         return Partition.from_clients(whole, list(labels))
     rows_of = {
@@ -322,10 +320,8 @@ def partition_by_file(owners: Mapping[str, str], ids: Mapping[str, Sequence[str]
         if not rows:
             listed = next(name for name, other in owners.items() if other == owner)
             example = next(name for names in ids.values() for name in names)
-            raise InputError(
-                f"partition.file: {path} gives client {owner!r} no training image: {listed!r} is not one, "
-                f"they have paths like {example!r}"
-            )
+            paths = f"{listed!r} is not one, they have paths like {example!r}"
+            raise InputError(f"partition.file: {path} gives client {owner!r} no training image: {paths}")
         home = max(rows, key=lambda domain: len(rows[domain]))
         clients.append(ClientPartition(home, {domain: np.array(own) for domain, own in rows.items()}, owner))
     return Partition.from_clients(clients, list(ids))

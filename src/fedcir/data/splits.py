@@ -214,10 +214,8 @@ def split_validation(domain: Domain, fraction: float, seed: int) -> Domain:
     validation = _draw_groups(domain.train, fraction, numpy_rng(seed, "validation", domain.name))
     if not len(validation):
         unit = "an image" if domain.train.groups is None else "a group"
-        raise InputError(
-            f"data.val_fraction={fraction}: no class of domain {domain.name!r} has {unit} to spare for validation; "
-            "leave it out, or add images"
-        )
+        where = f"data.val_fraction={fraction}: no class of domain {domain.name!r}"
+        raise InputError(f"{where} has {unit} to spare for validation; leave it out, or add images")
     train = np.setdiff1d(np.arange(len(domain.train)), validation)
     return replace(domain, train=domain.train.take(train), validation=domain.train.take(validation))
 

@@ -72,10 +72,8 @@ def make_examples(dataset: Any, num_classes: int, whose: str) -> Examples:
         raise InputError(f"{whose} is a DataLoader: give the Dataset that it loads, its .dataset")
     indexed = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
     if not indexed or isinstance(dataset, Tensor | np.ndarray | tuple | IterableDataset | Mapping | str):
-        raise InputError(
-            f"{whose} is of type {type(dataset).__name__}: give one with a length and an index, such as a list of "
-            "pairs or TensorDataset(inputs, labels)"
-        )
+        fix = "give one with a length and an index, such as a list of pairs or TensorDataset(inputs, labels)"
+        raise InputError(f"{whose} is of type {type(dataset).__name__}: {fix}")
     if len(dataset) == 0:
         raise InputError(f"{whose} is empty")
     if type(dataset) is TensorDataset and len(dataset.tensors) == 2:
@@ -96,10 +94,8 @@ def _to_class_numbers(labels: Tensor, num_classes: int, whose: str) -> Tensor:
     numbers = flat.long()
     wrong = (flat.double() != numbers) | (numbers < 0) | (numbers >= num_classes)
     if wrong.any():
-        raise InputError(
-            f"{whose} gives the label {flat[wrong][0].item()}: "
-            f"with num_classes={num_classes}, labels are whole numbers from 0 to {num_classes - 1}"
-        )
+        label, fix = flat[wrong][0].item(), f"labels are whole numbers from 0 to {num_classes - 1}"
+        raise InputError(f"{whose} gives the label {label}: with num_classes={num_classes}, {fix}")
     return numbers
 
 
@@ -132,9 +128,7 @@ def federation_from_datasets(
 ) -> Federation:
     """Build a federation of the caller's own (train, test) Datasets and encoder."""
     if not isinstance(pairs, Iterable):
-        raise InputError(
-            f"clients must be a list of (train, test) pairs, or a dict of them by name, got {type(pairs).__name__}"
-        )
+        raise InputError(f"clients must be a list or dict of (train, test) pairs, got {type(pairs).__name__}")
     if not isinstance(pairs, Mapping):
         pairs = {f"client-{number}": pair for number, pair in enumerate(pairs)}
     if (wrong := next((name for name in pairs if not isinstance(name, str) or not name), None)) is not None:
@@ -161,9 +155,7 @@ def federation_from_datasets(
 def _make_client(number: int, name: str, pair: Any, num_classes: int) -> Client:
     if not isinstance(pair, tuple | list) or len(pair) != 2:
         kind = f"{type(pair).__name__} of {len(pair)}" if isinstance(pair, tuple | list) else type(pair).__name__
-        raise InputError(
-            f"client {name!r} is of type {kind}: give (train, test), or (train, None) if there is no test set"
-        )
+        raise InputError(f"client {name!r} is of type {kind}: give (train, test), or (train, None) without a test set")
     train, test = (
         None if dataset is None else make_examples(dataset, num_classes, f"the {part} Dataset of {name!r}")
         for part, dataset in zip(("train", "test"), pair, strict=True)

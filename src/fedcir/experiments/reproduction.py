@@ -247,10 +247,7 @@ def find_dataset_folders(names: Sequence[str], root: Path) -> dict[str, Path]:
     folders = {normalise(path.name): path for path in sorted(root.iterdir()) if path.is_dir()}
     matches = {name: folders[normalise(name)] for name in names if normalise(name) in folders}
     if not matches:
-        raise InputError(
-            f"{root} holds none of the folders {', '.join(names)}: name one dataset, and give its own folder as "
-            "data.root"
-        )
+        raise InputError(f"{root} holds no folder {' or '.join(names)}: name one dataset, and its folder as data.root")
     return matches
 
 

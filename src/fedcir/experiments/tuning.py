@@ -298,9 +298,7 @@ class SearchPlan:
             checked = {name: check_type(values.get(name), hint, f"fedcir.{name}") for name, hint in hints.items()}
             saved = cls(config_from_tables(tables), **checked)
         if (folder / "trials.jsonl").exists() and not (folder / JOURNAL).exists():
-            raise InputError(
-                f"{folder} holds trials of an earlier version, which cannot be continued: start a new search"
-            )
+            raise InputError(f"{folder} holds trials of an earlier version, which cannot go on: start a new search")
         try:
             resolve_resumed_config(saved.config, request.tables(), folder, trust_code=False)
         except InputError as error:  # the folder holds no copy of the code

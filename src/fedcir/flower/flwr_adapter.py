@@ -117,14 +117,11 @@ def check_registration(superlink: str, root_certificates: bytes, key: "EllipticC
             flower_error = FlowerError.from_json(error.response.text)
             code = flower_error.code if flower_error else error.response.status_code
             if code == ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED:
-                raise InputError(
-                    f"the SuperLink does not know {name}: at the server, register its .pub file with "
-                    "`flwr supernode register`"
-                ) from None
+                fix = "at the server, register its .pub file with `flwr supernode register`"
+                raise InputError(f"the SuperLink does not know {name}: {fix}") from None
             if code == httpx.codes.UNAUTHORIZED:
-                raise InputError(
-                    "the SuperLink does not accept the signature: check that the clocks of site and server agree"
-                ) from None
+                fix = "check that the clocks of site and server agree"
+                raise InputError(f"the SuperLink does not accept the signature: {fix}") from None
             if code != ApiErrorCode.FLEET_INVALID_HEARTBEAT_INTERVAL:
                 raise InputError(f"the SuperLink answers {error.response.status_code}: {error.response.text}") from None
         except (httpx.HTTPError, RuntimeError, ValueError) as error:

@@ -180,16 +180,11 @@ def _audit_rounds(rounds: Rounds, audit: AuditLog, manifest: Mapping[str, Any]) 
 def check_deployable(config: Config, algorithm: Algorithm) -> None:
     """Refuse what needs all data in one place, and experiments with malicious clients."""
     if config.attack.kind != "none":
-        raise InputError(
-            f"attack.kind={config.attack.kind} is for experiments on one machine, not across sites: use `fedcir run`"
-        )
+        raise InputError(f"attack.kind={config.attack.kind} is for experiments on one machine: use `fedcir run`")
     if config.partition.exclude:
         raise InputError("partition.exclude is for runs on one machine: start every site except those")
     if algorithm.pools:
-        raise InputError(
-            f"{config.algorithm.name} trains on all data in one place, so it cannot run across sites: "
-            "use `fedcir run`, or another algorithm"
-        )
+        raise InputError(f"{config.algorithm.name} trains on all data in one place, not across sites: use `fedcir run`")
     if config.model.weights is not None and config.model.freeze:
         raise InputError(
             "model.weights cannot be used with model.freeze across sites, which do not have the file: "

@@ -161,19 +161,13 @@ def _check_tls(_: SiteSetup, superlink: str, root_certificates: Path) -> str:
             fix = f"make one that does with `fedcir deploy certs {host}`, or use a name that it contains"
             raise InputError(f"the server's certificate does not name {host}: {fix}") from None
         if error.verify_code == EXPIRED_CODE:
-            raise InputError(
-                "the server's certificate has expired: make a new one with `fedcir deploy certs`"
-            ) from None
-        raise InputError(
-            f"the server's certificate is not signed by {root_certificates} ({error.verify_message}): "
-            "get the ca.crt that was made together with it"
-        ) from None
+            raise InputError("the server's certificate has expired: make one with `fedcir deploy certs`") from None
+        cause = f"is not signed by {root_certificates} ({error.verify_message})"
+        raise InputError(f"the server's certificate {cause}: get the ca.crt that was made with it") from None
     except OSError as error:  # ssl.SSLError is one
         reason = "it does not answer" if isinstance(error, TimeoutError) else getattr(error, "reason", None) or error
-        raise InputError(
-            f"{superlink} does not speak TLS ({reason}): "
-            "check that this is the port of the SuperLink, and that it was started with certificates"
-        ) from None
+        fix = "check that this is the port of the SuperLink, and that it was started with certificates"
+        raise InputError(f"{superlink} does not speak TLS ({reason}): {fix}") from None
     end = datetime.fromtimestamp(ssl.cert_time_to_seconds(str(certificate["notAfter"])), UTC)
     days = (end - datetime.now(UTC)).days
     return f"the server's certificate names {host}, is signed by {root_certificates}, valid for {days} more days"

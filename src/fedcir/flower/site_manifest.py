@@ -191,9 +191,7 @@ def _check_sites(sites: Sequence[SiteDescription], config: Config) -> None:
         return
     scheme, hold_out, domains = config.partition.scheme, config.partition.hold_out, [site.domain for site in sites]
     if scheme != "domain":
-        raise InputError(
-            f"partition.scheme={scheme} divides one dataset, but the sites have data of their own: leave it out"
-        )
+        raise InputError(f"partition.scheme={scheme} divides one dataset, but sites have their own data: leave it out")
     if config.data.name != "folders":
         raise InputError(f"the sites have images of their own, but data.name is {config.data.name}: set it to folders")
     if hold_out is not None and hold_out not in domains:

@@ -57,9 +57,7 @@ class PrivacyRules:
     def __post_init__(self) -> None:
         check_bounds(self, "policy.privacy")
         if self.max_epsilon is not None and self.place == "server":
-            raise InputError(
-                "policy.privacy.max_epsilon counts noise that the site adds: leave it out, or set place to client"
-            )
+            raise InputError("policy.privacy.max_epsilon counts noise that the site adds: set place=client")
 
     def check(self, privacy: PrivacyConfig) -> None:
         """Refuse privacy settings of a run that protect less."""

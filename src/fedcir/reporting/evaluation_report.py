@@ -95,10 +95,8 @@ def evaluate(
         adapt = False
     missing = next((name for name in domains.names if name not in trained_domains), None)
     if per_client and missing is not None:
-        raise InputError(
-            f"no client of {run.path} trained on {missing!r}, so it has no model of its own: choose one "
-            f"as site, from {', '.join(sorted(trained_domains))}"
-        )
+        sites = ", ".join(sorted(trained_domains))
+        raise InputError(f"no client of {run.path} trained on {missing!r}: choose another's model, of site {sites}")
     predictions = []
     for number, domain in enumerate(domains, start=1):
         if (images := images_by_domain.get(domain.name)) is not None:
@@ -151,10 +149,9 @@ def _open_data(
     domains = open_dataset(config, run.config.run.seed, partial(on_work, what="decoding images"), False)
     height, width, channels = domains.image_shape
     if (height, width, channels) != (model.size, model.size, model.channels):
-        raise InputError(
-            f"the model takes images of {model.size}x{model.size} with {model.channels} channels, "
-            f"but {domains.name} gives {height}x{width} with {channels}"
-        )
+        takes = f"{model.size}x{model.size} with {model.channels} channels"
+        gives = f"{height}x{width} with {channels}"
+        raise InputError(f"the model takes images of {takes}, but {domains.name} gives {gives}")
     return domains
 
 

@@ -33,19 +33,15 @@ def open_run_data(run: Run, data_root: str | None = None) -> tuple[Config, Domai
         raise InputError(f"{run.path} holds no finished run: resume it to finish it")
     config = run.config
     if not has_dataset(config.data.name):
-        raise InputError(
-            f"{run.path} is a run of fedcir.train on your own Datasets, which it does not keep: "
-            "pass their representations to fedcir.analysis.divergences instead"
-        )
+        fix = "pass their representations to fedcir.analysis.divergences instead"
+        raise InputError(f"{run.path} is a run of fedcir.train, which does not save your Datasets: {fix}")
     if data_root is not None:
         config = replace(config, data=replace(config.data, root=data_root))
     root = config.data.root
     if root is None and "key" in run.manifest and get_source(config.data.name).root == "folder":
         sites = ", ".join(dict.fromkeys(client["domain"] for client in run.manifest["clients"]))
-        raise InputError(
-            f"{run.path} ran across sites, which keep their images ({sites}): give data_root, a folder here that holds "
-            "the images of all of them, or the name and data_root of another dataset"
-        )
+        fix = "give data_root, a folder that holds the images of all of them, or another dataset and its data_root"
+        raise InputError(f"{run.path} ran across sites, which keep their images ({sites}): {fix}")
     if get_source(config.data.name).root == "folder" and root is not None and not Path(root).is_dir():
         raise InputError(f"{run.path} ran on {root}, which is no longer a folder: give its new place as data_root")
     domains, shares = partition_dataset(config)

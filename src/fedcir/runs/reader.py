@@ -128,10 +128,8 @@ class Run:
         if domain is not None:
             arrays |= self._local_tensors(domain)
         elif not method.one_model:
-            raise InputError(
-                f"{self.path} has no model for all clients: name a domain, "
-                f"as in run.model(domain={self.manifest['clients'][0]['domain']!r})"
-            )
+            example = f"run.model(domain={self.manifest['clients'][0]['domain']!r})"
+            raise InputError(f"{self.path} has no model for all clients: name a domain, as in {example}")
         network: nn.Module = method.build(self.task(arrays, encoder))["model"]
         network.load_state_dict(self.check_tensors(network, arrays))
         return network.eval()
@@ -149,9 +147,8 @@ class Run:
             cause = self.config.algorithm.name if self.config.model.batchnorm != "local" else "model.batchnorm=local"
             has_clients = (self.path / "clients").is_dir()  # and not at sites elsewhere
             hint = f", as in run.model(domain={self.manifest['clients'][0]['domain']!r})" if has_clients else ""
-            raise InputError(
-                f"{self.path}/model.safetensors lacks {min(missing)}: with {cause} each client keeps its own{hint}"
-            )
+            lacks = f"{self.path}/model.safetensors lacks {min(missing)}"
+            raise InputError(f"{lacks}: with {cause} each client keeps its own{hint}")
         if fault := find_mismatch({"model": arrays}, {"model": dict(expected)}):
             raise InputError(f"{self.path}/model.safetensors does not belong to this run: {fault}; {REWRITE_HINT}")
         if (name := find_non_finite({"model": arrays})) is not None:
@@ -202,10 +199,8 @@ class Run:
             model = use_saved_model(model, self.path, self.trust_code)
             return make_image_task(model, classes, self.card["channels"], seed, self.card["image_size"]).whole()
         if encoder is None:
-            raise InputError(
-                f"{self.path} was trained by fedcir.train with its caller's encoder: "
-                "pass one like it, as in run.model(encoder=...)"
-            )
+            fix = "pass one like it, as in run.model(encoder=...)"
+            raise InputError(f"{self.path} was trained by fedcir.train with its caller's encoder: {fix}")
         if not isinstance(encoder, nn.Module):
             raise InputError(f"encoder must be an nn.Module, got {encoder!r}")
         copied = copy.deepcopy(encoder).to("cpu", torch.float32)
@@ -321,9 +316,7 @@ def restore_model(run: Run, config: Config, algorithm: Algorithm, task: Task, de
         run.check_tensors(model, {**local_tensors, **weights})
         received["model"] = weights
     elif not folder.is_dir():
-        raise InputError(
-            f"each client of {run.path} keeps a model of its own, and none is in this folder: use it where they lie"
-        )
+        raise InputError(f"each client of {run.path} keeps a model of its own, and none is here: use it where they lie")
     if missing := [name for name in algorithm.trains if name not in received]:
         state = run.state()
         for name in missing:

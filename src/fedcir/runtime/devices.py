@@ -26,9 +26,8 @@ def pick_device(name: str) -> torch.device:
     kind, colon, number = name.partition(":")
     count = torch.cuda.device_count() if kind == "cuda" else 1
     if not usable.get(kind) or (colon and number not in map(str, range(count))):
-        raise InputError(
-            f"run.device {name!r} is not available here: use {' or '.join(k for k, v in usable.items() if v)}"
-        )
+        choices = " or ".join(kind for kind, is_usable in usable.items() if is_usable)
+        raise InputError(f"run.device {name!r} is not available here: use {choices}")
     return torch.device(name)
 
 

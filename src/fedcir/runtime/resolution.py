@@ -26,9 +26,7 @@ def resolve_config(config: Config, algorithm: Algorithm, roster: Roster) -> Conf
     if active > clients:
         raise InputError(f"server.active is {active}, but there are {clients} clients: lower it")
     if config.server.min_replies > active:
-        raise InputError(
-            f"server.min_replies is {config.server.min_replies}, but only {active} clients are active: lower it"
-        )
+        raise InputError(f"server.min_replies is {config.server.min_replies}, above {active} active clients: lower it")
     _check_validation_use(config, algorithm, roster)
     _check_optimizer(config, algorithm)
     if algorithm.one_shot:
@@ -36,20 +34,16 @@ def resolve_config(config: Config, algorithm: Algorithm, roster: Roster) -> Conf
     if not algorithm.pools:
         _check_aggregation(config, algorithm, active)
     elif config.privacy.clip is not None:
-        raise InputError(
-            f"{config.algorithm.name} has all data in one place, so privacy.clip has no clients to protect: "
-            "use another method, or no privacy.clip"
-        )
+        reason = "has all data in one place, so privacy.clip has no clients to protect"
+        raise InputError(f"{config.algorithm.name} {reason}: use another method, or no privacy.clip")
     run = replace(config.run, device=str(pick_device(config.run.device)))
     if run.layout == "auto":
         run = replace(run, layout=choose_layout(config.model, roster.task.encoder))
     elif run.layout == "channels_last" and (fault := find_unsafe_layer(roster.task.encoder())):
         raise InputError(f"run.layout=channels_last is not safe with {fault}: leave it out")
     if config.server.upload != "float32" and not algorithm.one_model:
-        raise InputError(
-            f"{config.algorithm.name} uploads no model, and server.upload={config.server.upload} rounds the changes of "
-            "one: leave it out"
-        )
+        reason = f"uploads no model, and server.upload={config.server.upload} rounds the changes of one"
+        raise InputError(f"{config.algorithm.name} {reason}: leave it out")
     build_dataclass(type(algorithm), get_hyper_parameters(algorithm), "algorithm")  # validates an instance from Python
     config = replace(config, server=replace(config.server, active=active))
     return replace(
@@ -78,10 +72,8 @@ def _check_validation_use(config: Config, algorithm: Algorithm, roster: Roster) 
         return
     is_local = not algorithm.one_model or local_batchnorm(config, algorithm) is not None
     if is_local and "key" in roster.manifest:
-        raise InputError(
-            f"server.keep=best cannot bring back what sites keep of {config.algorithm.name}'s model: "
-            "set server.keep=last"
-        )
+        parts = f"what sites keep of {config.algorithm.name}'s model"
+        raise InputError(f"server.keep=best cannot bring back {parts}: set server.keep=last")
 
 
 def _check_optimizer(config: Config, algorithm: Algorithm) -> None:
@@ -105,26 +97,20 @@ def _check_one_shot(config: Config) -> None:
     }
     for name, (value, default) in settings.items():
         if value != default:
-            raise InputError(
-                f"{name}={value} is about changes to a model, but with {config.algorithm.name} clients send sums: "
-                "leave it out"
-            )
+            raise InputError(f"{name}={value} is for models, but {config.algorithm.name} sends sums: leave it out")
 
 
 def _check_aggregation(config: Config, algorithm: Algorithm, active: int) -> None:
     """Refuse an aggregation rule that does not fit the method, the settings or the number of clients."""
     name, rule = config.server.aggregation, find_aggregator(config.server.aggregation)
     if name != "mean" and not algorithm.one_model:
-        raise InputError(
-            f"server.aggregation={name} combines models, but {config.algorithm.name} shares none: set it to mean"
-        )
+        reason = f"combines models, but {config.algorithm.name} shares none"
+        raise InputError(f"server.aggregation={name} {reason}: set it to mean")
     if config.server.weighting == "samples" and not rule.uses_weights:
         raise InputError(f"server.aggregation={name} does not weight clients: set server.weighting=uniform")
     if config.model.batchnorm == "pooled" and not rule.averages:
-        raise InputError(
-            f"model.batchnorm=pooled needs a mean over all clients, but server.aggregation={name} is none: "
-            "set model.batchnorm=average"
-        )
+        reason = f"needs a mean over all clients, but server.aggregation={name} is none"
+        raise InputError(f"model.batchnorm=pooled {reason}: set model.batchnorm=average")
     if active < (needed := rule.min_clients(config.server)):
         fix = "lower server.byzantine, or choose another rule" if config.server.byzantine else "choose another rule"
         raise InputError(f"server.aggregation={name} needs {needed} active clients, but there are {active}: {fix}")

@@ -62,9 +62,8 @@ def has_custom_code(config: Config) -> bool:
 
 def _require_trust(trust_code: bool, folder: Path, role: str, name: str) -> None:
     if not trust_code:
-        raise InputError(
-            f"the {role} of {folder} is code of its own, {name}, which was not run: if you trust it, set trust_code"
-        )
+        code = f"code of its own, {name}, which was not run"
+        raise InputError(f"the {role} of {folder} is {code}: if you trust it, set trust_code")
 
 
 MAY_DIFFER = {
@@ -162,9 +161,8 @@ def _check_epsilon(session: Session, folder: RunFolder) -> None:
     if last is None or last.epsilon is None:
         return
     if session.releases is not None and begun < last.round:
-        raise InputError(
-            f"{session.releases.path} counts {begun} rounds, but {last.round} are on record: {RESTORE_HINT}"
-        )
+        counts = f"counts {begun} rounds, but {last.round} are on record"
+        raise InputError(f"{session.releases.path} {counts}: {RESTORE_HINT}")
     epsilon = epsilon_after(config, session.roster, last.round, max(0, begun - last.round)) or 0.0
     recorded = f"{folder.path}/rounds.jsonl has epsilon {last.epsilon:.3g} after round {last.round}"
     if epsilon < last.epsilon * (1 - 1e-6):
@@ -224,15 +222,12 @@ def check_settings(folder: RunFolder, config: Config, algorithm: Algorithm) -> N
             raise InputError(f"{folder.path} was started with {key}={old}, not {new}: choose another folder")
     old_rounds, new_rounds = folder.config().server.rounds, config.server.rounds
     if new_rounds < old_rounds:
-        raise InputError(
-            f"{folder.path} was started with {old_rounds} rounds, so it cannot end after {new_rounds}: ask for more"
-        )
+        reason = f"was started with {old_rounds} rounds, so it cannot end after {new_rounds}"
+        raise InputError(f"{folder.path} {reason}: ask for more")
     if new_rounds > old_rounds and (algorithm.uses_total_rounds or config.local.schedule != "constant"):
         cause = config.algorithm.name if algorithm.uses_total_rounds else f"the {config.local.schedule} schedule"
-        raise InputError(
-            f"{folder.path} cannot be extended to {new_rounds} rounds, because {cause} depends on their number: "
-            "choose another folder"
-        )
+        reason = f"because {cause} depends on their number"
+        raise InputError(f"{folder.path} cannot be extended to {new_rounds} rounds, {reason}: choose another folder")
 
 
 def check_tensors(folder: RunFolder, state: ServerState, session: Session) -> None:

@@ -226,10 +226,8 @@ class Session:
         round, limit = self.state.round + 1, self.config.privacy.epsilon
         epsilon = epsilon_after(self.config, self.roster, round, self.count_repeated(self.state.round))
         if limit is not None and epsilon is not None and epsilon > limit:
-            raise RunError(
-                f"round {round} would bring epsilon to {epsilon:.3g}, above privacy.epsilon={limit:g}: "
-                "raise it to go on"
-            )
+            over = f"above privacy.epsilon={limit:g}: raise it to go on"
+            raise RunError(f"round {round} would bring epsilon to {epsilon:.3g}, {over}")
         if epsilon is not None and (releases := self.releases) is not None:
             releases.add()
         return epsilon

@@ -110,9 +110,8 @@ def _prepare_federation(federation: Federation, config: Config, algorithm: Algor
         check_local_data(config, algorithm, client.domain, trains=False)
     if algorithm.pools:
         if config.attack.kind != "none":
-            raise InputError(
-                f"{config.algorithm.name} has all data in one place, so no client is malicious: set attack.kind=none"
-            )
+            reason = "has all data in one place, so no client is malicious"
+            raise InputError(f"{config.algorithm.name} {reason}: set attack.kind=none")
         return pool_clients(federation)
     if config.attack.kind == "none":
         return federation

@@ -61,9 +61,8 @@ def _check(file: Path, archive: zipfile.ZipFile, part: str) -> None:
     if x.bytes == 0:
         raise InputError(f"{file}: x_{part} holds no image, its shape is {list(x.shape)}")
     if max(x.shape[1:]) > MAX_IMAGE_SIZE:
-        raise InputError(
-            f"{file}: x_{part} holds images of {list(x.shape[1:])}: a side has at most {MAX_IMAGE_SIZE:,} pixels"
-        )
+        shape = f"images of {list(x.shape[1:])}"
+        raise InputError(f"{file}: x_{part} holds {shape}: a side has at most {MAX_IMAGE_SIZE:,} pixels")
     folder = tempfile.gettempdir()
     half = shutil.disk_usage(folder).free // 2
     if x.bytes + y.bytes > half:
@@ -99,9 +98,8 @@ def _open_member(archive: zipfile.ZipFile, name: str) -> NDArray[Any]:
 def _split(file: Path, archive: zipfile.ZipFile, part: str) -> Split:
     x, y = (_open_member(archive, f"{kind}_{part}.npy") for kind in "xy")
     if y.min() < 0 or y.max() > np.iinfo(np.int64).max:
-        raise InputError(
-            f"{file}: y_{part} holds the label {y.min() if y.min() < 0 else y.max()}: number labels from 0"
-        )
+        wrong = y.min() if y.min() < 0 else y.max()
+        raise InputError(f"{file}: y_{part} holds the label {wrong}: number labels from 0")
     images = x if x.ndim == 4 else x[..., None]
     return Split(images, y.astype(np.int64, copy=False), f"{file.stem}/{part}/")
 
@@ -119,14 +117,10 @@ class Arrays(DatasetSource):
         shape = domains[0].train.images.shape[1:]
         for file, domain in zip(files, domains, strict=True):
             if other := next((s.images.shape[1:] for s in domain.splits if s.images.shape[1:] != shape), None):
-                raise InputError(
-                    f"{file} holds images of the shape {list(other)}, but {files[0].name} of {list(shape)}: "
-                    "make them equal"
-                )
+                shapes = f"{list(other)}, but {files[0].name} of {list(shape)}"
+                raise InputError(f"{file} holds images of the shape {shapes}: make them equal")
         labels = np.unique(np.concatenate([split.labels for domain in domains for split in domain.splits]))
         if len(gaps := np.flatnonzero(labels != np.arange(len(labels)))):
-            raise InputError(
-                f"no image in {root} has the label {gaps[0]}, but one has {labels[-1]}: number labels from 0, "
-                "without gaps"
-            )
+            count = f"no image in {root} has the label {gaps[0]}, but one has {labels[-1]}"
+            raise InputError(f"{count}: number labels from 0, without gaps")
         return Domains("arrays", tuple(str(label) for label in labels), domains)

@@ -100,9 +100,8 @@ def _report_unreadable(path: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise InputError(
-            f"cannot read the folder {path}: {error.strerror}", public="a folder of its images cannot be read"
-        ) from error
+        public = "a folder of its images cannot be read"
+        raise InputError(f"cannot read the folder {path}: {error.strerror}", public=public) from error
 
 
 def split_level(level: Folder) -> list[Folder]:

@@ -52,10 +52,8 @@ def list_hub_images(root: str, columns: Sequence[str]) -> ImageIndex:
     items = []
     for split, table in splits.items():
         if missing := next((column for column in columns if column not in table.column_names), None):
-            raise InputError(
-                f"{root} has no column {missing!r}, it has {', '.join(table.column_names)}: "
-                "name yours with data.columns=IMAGE,LABEL,DOMAIN"
-            )
+            has = f"has no column {missing!r}, it has {', '.join(table.column_names)}"
+            raise InputError(f"{root} {has}: name yours with data.columns=IMAGE,LABEL,DOMAIN")
         part: Part | None = None if "test" not in splits else "test" if split == "test" else "train"
         pairs = zip(_read_words(table, label), _read_words(table, domain), strict=True)
         items += [ImageRecord(f"{split}/{row:06d}", site, category, part) for row, (category, site) in enumerate(pairs)]
@@ -104,10 +102,8 @@ def _load(root: str) -> dict[str, Any]:
     except InputError:
         raise
     except Exception as error:  # the library raises nearly anything
-        raise InputError(
-            f"cannot open {root!r} from the hub: {describe_error(error, 300)}; "
-            "give the name of a dataset on the hub, or a local folder or .parquet file"
-        ) from error
+        fix = "give the name of a dataset on the hub, or a local folder or .parquet file"
+        raise InputError(f"cannot open {root!r} from the hub: {describe_error(error, 300)}; {fix}") from error
     finally:
         if bars:
             datasets.enable_progress_bars()

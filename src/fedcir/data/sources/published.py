@@ -175,9 +175,8 @@ class DomainNet(DatasetSource):
                 if wanted == {"all"} or folders[1] in wanted:
                     items.append(ImageRecord(name, domain, folders[1], part))
         if wanted != {"all"} and (missing := min(wanted - labels, default=None)):
-            raise InputError(
-                f"data.classes: no image of {missing!r} in the lists of {root}; {suggest_name(missing, labels)}"
-            )
+            hint = suggest_name(missing, labels)
+            raise InputError(f"data.classes: no image of {missing!r} in the lists of {root}; {hint}")
         absent = [domain for domain in DOMAINNET.counts if domain not in present]
         notes = (f"{', '.join(absent)} {'is' if len(absent) == 1 else 'are'} missing, and left out",)
         return ImageIndex(ImageFiles(root, items), notes if absent else ())

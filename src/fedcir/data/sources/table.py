@@ -33,10 +33,7 @@ def list_table(root: Path, file: Path | None = None, columns: Sequence[str] = Da
     """List the images of a table, whose paths are relative to the root."""
     path = file or root / LABELS
     if not path.exists():
-        raise InputError(
-            f"there is no table {path}: put a {LABELS} with the columns path, label and site there, "
-            "or name another file with data.table"
-        )
+        raise InputError(f"there is no table {path}: it needs the columns path, label and site; or set data.table")
     return _build_index(root, path, list(read_rows(path, ("path", "label", "site"), columns)))
 
 
@@ -80,10 +77,8 @@ def _build_index(root: Path, path: Path, rows: Sequence[TableRow]) -> ImageIndex
     marked = {item.domain for item in items if item.part is not None}
     bare = next((item for item in items if item.part is None and item.domain in marked), None)
     if bare is not None:
-        raise InputError(
-            f"{path}, line {lines[bare.name]} has no split, but other rows of {bare.domain!r} have one: "
-            "fill it in for all of its rows, or for none"
-        )
+        others = f"has no split, but other rows of {bare.domain!r} have one"
+        raise InputError(f"{path}, line {lines[bare.name]} {others}: fill it in for all, or for none")
     items, split_notes = assign_parts(items, "rows marked", "row marked")
     notes = [*split_notes]
     notes += _find_similar_names("labels", "classes", {item.label for item in items}, path)
@@ -115,10 +110,9 @@ def read_rows(path: Path, needed: Sequence[str], names: Sequence[str] | None = N
             if not any(cell.strip() for cell in cells):
                 continue
             if len(cells) != len(header):
-                raise InputError(
-                    f"{path}, line {reader.line_num} has {len(cells)} cells, but there are {len(header)} columns: "
-                    "fix it, or put quotes around a cell that holds a delimiter"
-                )
+                sizes = f"{len(cells)} cells, but there are {len(header)} columns"
+                fix = "fix it, or put quotes around a cell that holds a delimiter"
+                raise InputError(f"{path}, line {reader.line_num} has {sizes}: {fix}")
             values = {meaning: unescape_cell(cells[column].strip()) for meaning, column in columns.items()}
             if lacking := next((meaning for meaning in needed if not values[meaning]), None):
                 raise InputError(f"{path}, line {reader.line_num} has no {lacking}: fill it in, or remove the line")
