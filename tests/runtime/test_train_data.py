@@ -144,7 +144,7 @@ PAIR = (vectors(12, 0), vectors(12, 0))
     ("pairs", "message"),
     [
         ({}, "clients must hold at least one"),
-        (vectors(6, 0), "must be a list of .* pairs, or a dict of them by name, got TensorDataset"),
+        (vectors(6, 0), "must be a list or dict of .* pairs, got TensorDataset"),
         (PAIR, r"client 'client-0' is of type TensorDataset: give \(train, test\), or \(train, None\)"),
         ([PAIR, (*PAIR, None)], "client 'client-1' is of type tuple of 3: give"),
         ({3: PAIR}, "clients must be named by strings, got 3"),

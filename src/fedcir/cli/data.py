@@ -5,7 +5,6 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +14,6 @@ from fedcir.cli.options import argument, flag, option, output, take_options
 from fedcir.config import OPTIONS, Config, ConfigRequest
 
 if TYPE_CHECKING:
-    from PIL import Image
-
     from fedcir.data.cache import CacheEntry
     from fedcir.data.domains import Domains
     from fedcir.data.inspection import Inspection
@@ -25,8 +22,6 @@ data = App("List, check, show and prepare datasets.")
 
 NAME = argument(OPTIONS["dataset"].help)
 
-SHEETS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WEBP", ".pdf": "PDF"}
-"""Endings of a contact sheet's name, and what Pillow calls the formats."""
 PLOTS = (".png", ".jpg", ".jpeg", ".webp", ".pdf", ".svg")
 """Endings of a plot's name."""
 FEW = 12
@@ -95,14 +90,14 @@ def show(
     set: list[str] | None = cli.SET,
 ) -> None:
     """Draw a contact sheet: domains as rows, classes as columns."""
-    from fedcir.data.inspection import MAX_CLASSES, draw_contact_sheet
     from fedcir.files import check_output_file
+    from fedcir.reporting.charts import MAX_CLASSES, draw_contact_sheet
 
     config = _resolve_config(name, settings, set)
     path = out or Path(f"{name}.png")
-    check_output_file(path, SHEETS)
+    check_output_file(path, PLOTS)
     domains = _open(config, quiet)
-    _save(draw_contact_sheet(domains), path)
+    draw_contact_sheet(domains, path)
     aside = any(domain.validation is not None for domain in domains)
     rows = [["domain", "train", *(["validation"] if aside else []), "test"]]
     for domain in domains:
@@ -248,20 +243,6 @@ def _fetch(name: str, root: Path, trusted: Sequence[str], quiet: bool) -> None:
                 raise DownloadError(f"{error}. Try again, or get the files yourself: {source.where}") from error
         if unknown is not None:
             print_note(f"{download.url} is not verified, as nobody published a hash of it. Its SHA-512 is {unknown}")
-
-
-def _save(picture: "Image.Image", path: Path) -> None:
-    """Write a picture whole or not at all, in the format that its file name asks for."""
-    from fedcir.errors import InputError
-    from fedcir.files import write_file
-
-    drawn = BytesIO()
-    try:
-        picture.save(drawn, format=SHEETS[path.suffix.lower()], quality=90)
-    except (ValueError, OSError) as error:  # WebP and JPEG have a largest size
-        size = f"{picture.width}x{picture.height}"
-        raise InputError(f"--out {path}: {size} pixels are too many for this format: use .png") from error
-    write_file(path, drawn.getvalue())
 
 
 def _print_findings(inspection: "Inspection") -> None:

@@ -1,7 +1,6 @@
 """Inspection of a dataset: its content, and whether it can be trained on."""
 
 import hashlib
-import math
 import tempfile
 from collections import Counter
 from dataclasses import dataclass
@@ -9,7 +8,6 @@ from itertools import chain
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, ImageDraw, ImageFont
 
 from fedcir.config import DataConfig
 from fedcir.data.cache import PreparedImages
@@ -19,56 +17,6 @@ from fedcir.data.opening import check_classes, count_labels, find_dataset, open_
 from fedcir.data.sources.source import ALL_CLASSES, ImageRecord, UnusedFiles, notes_on_spelling
 from fedcir.data.splits import drop_copies, find_copies, find_label_conflicts, hash_arrays, split_items
 from fedcir.errors import InputError
-from fedcir.rng import numpy_rng
-
-LARGEST_TILE = 64
-GAP = 2
-TEXT = 12
-MAX_CLASSES = 100  # maximum number of classes on a contact sheet
-
-
-def draw_contact_sheet(domains: Domains, columns: int = 20, most: int = MAX_CLASSES, seed: int = 0) -> Image.Image:
-    """Draw training images by domain (rows) and class (columns).
-
-    Classes beyond the number of columns continue below. At most `most` classes are shown, spread evenly over all.
-    """
-    if min(columns, most) < 1:
-        raise ValueError(f"columns and most must be at least 1, got {columns} and {most}")
-    height, width, _ = domains.image_shape
-    shrink = min(1.0, LARGEST_TILE / max(height, width))
-    tile = max(1, round(width * shrink)), max(1, round(height * shrink))
-    font = ImageFont.load_default(TEXT)
-    margin = max(round(font.getlength(name)) for name in domains.names) + 4 * GAP
-    across, down = tile[0] + GAP, max(tile[1], TEXT) + GAP
-    header = 2 * TEXT
-    count = min(len(domains.classes), most)
-    chosen = np.arange(count) * len(domains.classes) // count
-    bands = [chosen[np.arange(columns) * count // columns]]  # the class of each column, band by band
-    if count > columns:
-        bands = np.array_split(chosen, math.ceil(count / columns))
-    band_height = header + len(domains) * down
-    sheet = Image.new("RGB", (margin + max(map(len, bands)) * across, len(bands) * band_height), "white")
-    draw = ImageDraw.Draw(sheet)
-
-    for number, shown in enumerate(bands):
-        above = number * band_height
-        for label in np.unique(shown):
-            first, count = int(np.argmax(shown == label)), int(np.sum(shown == label))
-            text = domains.classes[label]
-            while text and font.getlength(text) > count * across - 2 * GAP:
-                text = text[:-1]
-            draw.text((margin + (first + count / 2) * across, above + header / 2), text, "black", font, anchor="mm")
-        for row, domain in enumerate(domains):
-            top = above + header + row * down
-            draw.text((2 * GAP, top + tile[1] / 2), domain.name, "black", font, anchor="lm")
-            shuffled = numpy_rng(seed, "contact_sheet", domain.name).permutation(len(domain.train))
-            remaining = {label: list(shuffled[domain.train.labels[shuffled] == label]) for label in np.unique(shown)}
-            for column, label in enumerate(shown):
-                if remaining[label]:  # no image is shown twice
-                    image = domain.train.pixels([int(remaining[label].pop())])[0]
-                    picture = Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image).convert("RGB")
-                    sheet.paste(picture.resize(tile, Image.Resampling.LANCZOS), (margin + column * across, top))
-    return sheet
 
 
 @dataclass(frozen=True)

@@ -14,13 +14,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedcir.data.domains import Domains
 from fedcir.files import write_file
+from fedcir.rng import numpy_rng
 from fedcir.runs.reader import Run
 from fedcir.runs.statistics import Estimate, Interval
 from fedcir.types import RoundRecord
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+MAX_LABELS = 20
+"""Most names and numbers that are written one by one."""
+SHEET_COLUMNS, MAX_CLASSES = 20, 100
+"""Columns of a contact sheet, and most classes on it."""
 
 Values = tuple[float, ...]
 Measure = Callable[[RoundRecord], float | None]
@@ -169,19 +176,27 @@ def plot_runs(
     return Lines("", x, y, tuple(curve for curve in curves if curve is not None))
 
 
-def draw_charts(panels: Sequence[Chart], paths: Sequence[Path]) -> None:
-    """Draw panels side by side, three in a row, and save them in the format of each path."""
+def draw_charts(panels: Sequence[Chart | None], paths: Sequence[Path], columns: int = 3) -> None:
+    """Draw panels side by side, so many in a row, and save them in the format of each path; None leaves a gap."""
     from matplotlib.figure import Figure
 
-    lines = [panel for panel in panels if isinstance(panel, Lines)]
-    columns = max(1, min(3, len(lines)))
-    rows = max(1, math.ceil(len(lines) / columns))
+    columns = max(1, min(columns, len(panels)))
+    rows = max(1, math.ceil(len(panels) / columns))
     figure = Figure(figsize=(max(7.0, 4.6 * columns), 4.2 * rows), layout="constrained")
-    for axes, panel in itertools.zip_longest(figure.subplots(rows, columns, squeeze=False).flat, lines):
-        if panel is None:
-            axes.set_axis_off()
-        else:
-            _draw_lines(axes, panel)
+    for axes, panel in itertools.zip_longest(figure.subplots(rows, columns, squeeze=False).flat, panels):
+        match panel:
+            case Lines():
+                _draw_lines(axes, panel)
+            case Bars():
+                _draw_bars(axes, panel)
+            case Heatmap():
+                _draw_heatmap(axes, panel)
+            case Scatter():
+                _draw_scatter(axes, panel)
+            case _:
+                axes.set_axis_off()
+        if panel is not None:
+            axes.set_title(textwrap.fill(escape_math(panel.title), 40))
     for path in paths:
         save_figure(figure, path)
 
@@ -223,10 +238,99 @@ def _draw_lines(axes: Any, panel: Lines) -> None:
     if panel.diagonal:
         axes.plot([0, 2], [0, 2], color="0.5", linewidth=1, linestyle="--")
         axes.set(xlim=(0, 2.05), ylim=(0, 2.05), aspect="equal")
-    axes.set(xlabel=panel.x, ylabel=panel.y, title=textwrap.fill(escape_math(panel.title), 40))
+    axes.set(xlabel=panel.x, ylabel=panel.y)
     axes.grid(alpha=0.3)
     if panel.series:
         axes.legend(frameon=False, fontsize="small")
+
+
+def _draw_bars(axes: Any, panel: Bars) -> None:
+    width = 0.8 / len(panel.series)
+    for number, series in enumerate(panel.series):
+        x = np.array(series.x) + width * (number - (len(panel.series) - 1) / 2)
+        ends = None if series.low is None else np.abs(np.array([series.low, series.high]) - np.array(series.y))
+        axes.bar(x, series.y, width, yerr=ends, alpha=0.75, capsize=3, error_kw={"linewidth": 1})
+    axes.set_ylabel(panel.y)
+    _set_labels(axes.set_xticks, panel.groups, rotation=45, ha="right", rotation_mode="anchor")
+
+
+def _draw_heatmap(axes: Any, panel: Heatmap) -> None:
+    """Draw numbers as colours, and as text if there is room."""
+    values = np.array(panel.values, np.float64)  # None becomes nan
+    axes.imshow(values, vmin=panel.low, vmax=panel.high, cmap="viridis", aspect="auto")
+    if values.shape[0] <= MAX_LABELS and values.shape[1] <= 12:
+        for (i, j), value in np.ndenumerate(values):
+            if not np.isnan(value):
+                colour, digits = "white" if value < 0.65 * panel.high else "black", 2 if panel.high <= 2 else 0
+                axes.text(j, i, f"{value:.{digits}f}", ha="center", va="center", color=colour, fontsize=9)
+    _set_labels(axes.set_xticks, panel.columns, rotation=45, ha="right", rotation_mode="anchor")
+    _set_labels(axes.set_yticks, panel.rows)
+
+
+def _draw_scatter(axes: Any, panel: Scatter) -> None:
+    from matplotlib import colormaps
+
+    points = np.array(panel.points)  # (N, 3)
+    x, y, numbers = points[numpy_rng(0, "picture").permutation(len(points))].T  # so that no group hides the others
+    colours = np.array([f"C{number}" for number in range(10)])
+    if len(panel.groups) > len(colours):
+        colours = np.asarray(colormaps["turbo"](np.linspace(0.02, 0.98, len(panel.groups))))
+    axes.scatter(x, y, s=8, alpha=0.65, linewidths=0, color=colours[numbers.astype(int)])
+    axes.set(xticks=[], yticks=[])
+    if len(panel.groups) <= MAX_LABELS:
+        handles = [axes.scatter([], [], s=30, color=colours[number]) for number in range(len(panel.groups))]
+        layout = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.01), "ncols": min(4, len(panel.groups))}
+        style = {"frameon": False, "fontsize": 8, "handletextpad": 0.1, "columnspacing": 0.8}
+        axes.legend(handles, list(map(escape_math, panel.groups)), **layout, **style)
+
+
+def _set_labels(set_ticks: Any, names: Sequence[str], **options: Any) -> None:
+    shown = list(range(len(names))) if len(names) <= 2 * MAX_LABELS else [0, len(names) - 1]
+    size = 9 if len(names) <= MAX_LABELS else 6
+    set_ticks(shown, [escape_math(names[position]) for position in shown], fontsize=size, **options)
+
+
+def draw_contact_sheet(domains: Domains, path: Path, seed: int = 0) -> None:
+    """Draw training images by domain (rows) and class (columns); classes beyond SHEET_COLUMNS continue below.
+
+    At most MAX_CLASSES are shown, spread evenly over all.
+    """
+    from matplotlib.figure import Figure
+
+    count = min(len(domains.classes), MAX_CLASSES)
+    shown = np.arange(count) * len(domains.classes) // count
+    bands = np.array_split(shown, math.ceil(count / SHEET_COLUMNS))
+    repeats = max(1, SHEET_COLUMNS // count)  # images of each class
+    height, width, _ = domains.image_shape
+    across, down = 0.5 * len(bands[0]) * repeats, 0.5 * len(domains) * height / width + 0.6
+    figure = Figure(figsize=(1.5 + across, min(100.0, down * len(bands))), layout="constrained")
+    for axes, labels in zip(figure.subplots(len(bands), squeeze=False).flat, bands, strict=True):
+        axes.imshow(arrange_images(domains, labels, repeats, seed), interpolation="nearest")
+        ticks = (np.arange(len(labels)) + 0.5) * repeats * width
+        axes.set_xticks(
+            ticks,
+            [escape_math(domains.classes[label]) for label in labels],
+            rotation=45,
+            ha="right",
+            rotation_mode="anchor",
+        )
+        axes.set_yticks((np.arange(len(domains)) + 0.5) * height, list(map(escape_math, domains.names)))
+    save_figure(figure, path)
+
+
+def arrange_images(domains: Domains, labels: NDArray[np.int64], repeats: int, seed: int) -> NDArray[np.uint8]:
+    """Put some training images of each class and domain into one picture (rows, columns, 3); white where there is none.
+
+    No image is used twice.
+    """
+    height, width, _ = domains.image_shape
+    tiles = np.full((len(domains), height, len(labels) * repeats, width, 3), 255, np.uint8)
+    for row, domain in enumerate(domains):
+        shuffled = numpy_rng(seed, "contact_sheet", domain.name).permutation(len(domain.train))
+        for number, label in enumerate(labels):
+            images = domain.train.pixels(shuffled[domain.train.labels[shuffled] == label][:repeats])  # (N, H, W, C)
+            tiles[row, :, number * repeats :][:, : len(images)] = images.transpose(1, 0, 2, 3)
+    return tiles.reshape(len(domains) * height, -1, 3)
 
 
 def draw_partition(clients: Sequence[tuple[str, str, NDArray[np.int64]]], classes: Sequence[str], path: Path) -> None:

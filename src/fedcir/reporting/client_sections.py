@@ -9,8 +9,8 @@ import numpy as np
 from fedcir.analysis.diagnosis import Diagnosis
 from fedcir.analysis.findings import describe_alignment, describe_shift
 from fedcir.inference.evaluation import wilson_interval
-from fedcir.reporting.charts import Bars, Chart, Heatmap, Lines, Scatter, Series
-from fedcir.reporting.diagnosis_report import project_representations
+from fedcir.reporting.charts import Bars, Chart, Heatmap, Lines, Series
+from fedcir.reporting.diagnosis_report import build_distance_matrix, build_recall, build_scatters
 from fedcir.reporting.page import (
     Figure,
     Section,
@@ -50,10 +50,8 @@ def build_domains(study: Study, methods: Sequence[MethodResult], diagnoses: Diag
     blocks.append(_build_class_table(diagnoses))
     charts: dict[str, Chart] = {}
     for name, diagnosis in _choose_seed(study, diagnoses).items():
-        classes, columns = diagnosis.classes, _mark_domains(diagnosis)
-        cells = tuple(tuple(None if np.isnan(v) else 100 * float(v) for v in row) for row in diagnosis.recall)
-        title = "test images classified correctly (%)"
-        charts[f"{name}: accuracy by class and domain"] = Heatmap(title, classes, columns, cells, 0.0, 100.0)
+        classes = diagnosis.classes
+        charts[f"{name}: accuracy by class and domain"] = build_recall(diagnosis)
         if len(diagnoses) * len(diagnosis.domains) * len(classes) ** 2 <= MAX_CONFUSION_CELLS:
             for domain in diagnosis.domains:
                 counts = diagnosis.confusion(domain)
@@ -94,10 +92,6 @@ def _choose_seed(study: Study, diagnoses: Diagnoses) -> dict[str, Diagnosis]:
     seeds = set.intersection(*(set(by_seed) for by_seed in diagnoses.values()))
     names = sorted(diagnoses, key=lambda name: name != study.baseline)
     return {name: diagnoses[name][min(seeds or diagnoses[name])] for name in names}
-
-
-def _mark_domains(diagnosis: Diagnosis) -> tuple[str, ...]:
-    return tuple(mark_unseen(name, name in diagnosis.unseen) for name in diagnosis.domains)
 
 
 def _build_accuracy_bars(study: Study, method: MethodResult, domains: Sequence[str]) -> Series:
@@ -154,12 +148,8 @@ def build_distances(study: Study, diagnoses: Diagnoses, samples: int, missing: S
     scatters: dict[str, Chart] = {}
     comparisons: dict[str, Chart] = {}
     for name, diagnosis in shown.items():
-        heatmaps[name] = _build_distance_matrix(diagnosis)
-        points, owners, labels = project_representations(diagnosis.sample)
-        kinds = {"domain": (_mark_domains(diagnosis), owners), "class": (diagnosis.classes, labels)}
-        for kind, (groups, numbers) in kinds.items():
-            dots = tuple((float(x), float(y), int(n)) for (x, y), n in zip(points, numbers, strict=True))
-            scatters[f"{name}, by {kind}"] = Scatter("representations", groups, dots)
+        heatmaps[name] = build_distance_matrix(diagnosis)
+        scatters |= {f"{name}, by {kind}": scatter for kind, scatter in build_scatters(diagnosis).items()}
         if name != baseline:
             comparisons[name] = _compare_pairs(baseline, first, name, diagnosis)
     seed = f"This is seed {study.common_seed}." if has_seeds and study.common_seed is not None else ""
@@ -222,16 +212,6 @@ def _describe_changes(baseline: str, changes: Mapping[str, MeanInterval]) -> lis
     if unsure := [name for name in changes if name not in sure]:
         sentences.append(f"The change in distance from {baseline} could be chance for {join(unsure)}.")
     return sentences
-
-
-def _build_distance_matrix(diagnosis: Diagnosis) -> Heatmap:
-    """Make the heatmap of distances between pairs of domains, and from each to the mixture."""
-    divergences, names = diagnosis.divergences, _mark_domains(diagnosis)
-    rows = []
-    for domain in diagnosis.domains:
-        pairs = [divergences.between(domain, other) for other in diagnosis.domains]
-        rows.append((*(None if pair is None else pair.value for pair in pairs), divergences.to_mixture[domain].value))
-    return Heatmap("proxy A-distance", names, (*names, "mixture"), tuple(rows), 0.0, 2.0)
 
 
 def _compare_pairs(baseline: str, first: Diagnosis, name: str, second: Diagnosis) -> Lines:

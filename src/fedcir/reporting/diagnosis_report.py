@@ -1,7 +1,6 @@
 """Diagnose a dataset, a run or two runs, and draw the result."""
 
 import importlib.util
-import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,15 +16,13 @@ from fedcir.config import ConfigRequest
 from fedcir.errors import InputError
 from fedcir.files import check_output_file
 from fedcir.inference.evaluation import DomainPredictions
-from fedcir.reporting.charts import OMITTED_METADATA, escape_math, save_figure
-from fedcir.rng import numpy_rng
+from fedcir.reporting.charts import OMITTED_METADATA, Bars, Chart, Heatmap, Scatter, Series, draw_charts
+from fedcir.reporting.page import mark_unseen
 from fedcir.runs.reader import check_same_data, find_runs, load_run
 from fedcir.types import OnProgress, ignore_progress
 
 PROJECTIONS = ("pca", "tsne", "umap")
 """Methods to project representations to two dimensions."""
-MAX_LABELS = 20
-"""Most names and numbers that are written one by one."""
 
 
 @dataclass(frozen=True)
@@ -108,102 +105,62 @@ def check_picture(path: Path, method: str) -> None:
 
 def draw_diagnosis(diagnoses: Sequence[Diagnosis], path: Path, method: str = "pca") -> None:
     """Draw a diagnosis, or those of two runs side by side."""
-    from matplotlib.figure import Figure
-
-    count, is_run = len(diagnoses), diagnoses[0].is_run
-    rows, columns = (2, 2) if not is_run else (2, 3) if count == 1 else (3, 2)
-    figure = Figure(figsize=(count * columns * 4.6, rows * 4.2), layout="constrained")
-    for part, diagnosis in zip(figure.subfigures(1, count, squeeze=False)[0], diagnoses, strict=True):
-        if count > 1:
-            part.suptitle(escape_math(diagnosis.name), fontweight="bold")
-        axes = iter(part.subplots(rows, columns).ravel())
-        _draw_distances(next(axes), diagnosis)
-        if is_run and count > 1:
-            _draw_accuracies(next(axes), diagnosis)
-        _draw_representations(next(axes), next(axes), diagnosis, method)
-        if is_run and count == 1:
-            _draw_accuracies(next(axes), diagnosis)
-        classes = diagnosis.classes
-        if is_run:
-            _draw_matrix(next(axes), diagnosis.recall, classes, diagnosis.domains, "accuracy by class", ".0%", 1.0)
-        shares = np.stack([counts / counts.sum() for counts in diagnosis.labels.values()], axis=1)  # (classes, clients)
-        top = max(float(shares.max()), 2 / len(classes))
-        title = "training labels of each client"
-        _draw_matrix(next(axes), shares, classes, list(diagnosis.labels), title, ".0%", top)
-    save_figure(figure, path)
-
-
-def _draw_distances(axes: Any, diagnosis: Diagnosis) -> None:
-    if not diagnosis.measured:
-        axes.set_axis_off()
-        reason = textwrap.fill("no distances: its network gives no representations", 30)
-        axes.text(0.5, 0.5, reason, ha="center", va="center", transform=axes.transAxes)
+    charts = [_build_charts(diagnosis, method) for diagnosis in diagnoses]
+    if len(charts) == 1:
+        draw_charts(charts[0], [path], columns=3 if diagnoses[0].is_run else 2)
         return
-    names = diagnosis.domains
-    pairs = [[diagnosis.divergences.between(a, b) for b in names] for a in names]
-    matrix = np.array([[np.nan if pair is None else pair.value for pair in row] for row in pairs])
-    title = f"proxy A-distance, {diagnosis.divergences.mean_pair.value:.2f} on average"
-    _draw_matrix(axes, matrix, names, names, title, ".2f", 2.0)
+    for diagnosis, panels in zip(diagnoses, charts, strict=True):
+        panels[:] = [panel and replace(panel, title=f"{diagnosis.name}: {panel.title}") for panel in panels]
+    draw_charts([panel for pair in zip(*charts, strict=True) for panel in pair], [path], columns=2)
 
 
-def _draw_accuracies(axes: Any, diagnosis: Diagnosis) -> None:
-    intervals = [interval.scaled(100) for interval in diagnosis.accuracy.values()]
-    values = np.array([interval.value for interval in intervals])
-    spread = np.array([[i.value - i.low for i in intervals], [i.high - i.value for i in intervals]])
-    axes.bar(range(len(intervals)), values, yerr=spread, color="C0", alpha=0.75, capsize=3, error_kw={"linewidth": 1})
-    if len(intervals) <= MAX_LABELS:
-        for position, interval in enumerate(intervals):
-            axes.text(position, 2, f"{interval.value:.0f}", ha="center", color="white", fontweight="bold")
-    mean = 100 * diagnosis.mean_accuracy.value
-    axes.axhline(mean, color="0.4", linewidth=1, linestyle="--")
-    axes.set(ylim=(0, 105), title=f"test accuracy (%), {mean:.1f} on average")
-    _set_labels(axes.set_xticks, diagnosis.domains, rotation=45, ha="right", rotation_mode="anchor")
+def _build_charts(diagnosis: Diagnosis, method: str) -> list[Chart | None]:
+    """Build the charts of a diagnosis; None in place of those whose distances were not measured."""
+    charts: list[Chart | None] = [None, None, None]
+    if diagnosis.measured:
+        distances = build_distance_matrix(diagnosis)
+        title = f"{distances.title}, {diagnosis.divergences.mean_pair.value:.2f} on average"
+        charts = [replace(distances, title=title), *build_scatters(diagnosis, method).values()]
+    if diagnosis.is_run:
+        series = Series.from_intervals("", [interval.scaled(100) for interval in diagnosis.accuracy.values()])
+        title = f"test accuracy (%), {100 * diagnosis.mean_accuracy.value:.1f} on average"
+        charts += [Bars(title, "", tuple(diagnosis.domains), (series,)), build_recall(diagnosis)]
+    shares = np.stack([100 * counts / counts.sum() for counts in diagnosis.labels.values()], axis=1)
+    top = max(float(shares.max()), 200 / len(diagnosis.classes))
+    cells = tuple(map(tuple, shares.tolist()))  # (classes, clients)
+    title = "training labels of each client (%)"
+    return [*charts, Heatmap(title, diagnosis.classes, tuple(diagnosis.labels), cells, 0.0, top)]
 
 
-def _draw_representations(by_domain: Any, by_class: Any, diagnosis: Diagnosis, method: str) -> None:
-    from matplotlib import colormaps
+def mark_domains(diagnosis: Diagnosis) -> tuple[str, ...]:
+    return tuple(mark_unseen(name, name in diagnosis.unseen) for name in diagnosis.domains)
 
-    if not diagnosis.measured:
-        by_domain.set_axis_off()
-        by_class.set_axis_off()
-        return
+
+def build_distance_matrix(diagnosis: Diagnosis) -> Heatmap:
+    """Make the heatmap of distances between pairs of domains, and from each to the mixture."""
+    divergences, names = diagnosis.divergences, mark_domains(diagnosis)
+    rows = []
+    for domain in diagnosis.domains:
+        pairs = [divergences.between(domain, other) for other in diagnosis.domains]
+        rows.append((*(None if pair is None else pair.value for pair in pairs), divergences.to_mixture[domain].value))
+    return Heatmap("proxy A-distance", names, (*names, "mixture"), tuple(rows), 0.0, 2.0)
+
+
+def build_recall(diagnosis: Diagnosis) -> Heatmap:
+    """Make the heatmap of recall by class and domain."""
+    cells = tuple(tuple(None if np.isnan(v) else 100 * float(v) for v in row) for row in diagnosis.recall)
+    title = "test images classified correctly (%)"
+    return Heatmap(title, diagnosis.classes, mark_domains(diagnosis), cells, 0.0, 100.0)
+
+
+def build_scatters(diagnosis: Diagnosis, method: str = "pca") -> dict[str, Scatter]:
+    """Make the scatter plots of representations, coloured by domain and by class."""
     points, owners, labels = project_representations(diagnosis.sample, method)
-    order = numpy_rng(0, "picture").permutation(len(points))  # so that the last domain does not hide the first
-    for axes, kinds, titles, colouring in (
-        (by_domain, owners, diagnosis.domains, "domain"),
-        (by_class, labels, diagnosis.classes, "class"),
-    ):
-        colours = np.array([f"C{k}" for k in range(10)])
-        if len(titles) > len(colours):
-            colours = np.asarray(colormaps["turbo"](np.linspace(0.02, 0.98, len(titles))))
-        axes.scatter(*points[order].T, s=8, alpha=0.65, linewidths=0, color=colours[kinds[order]])
-        axes.set(title=f"representations by {colouring} ({method.upper()})", xticks=[], yticks=[])
-        if len(titles) <= MAX_LABELS:
-            handles = [axes.scatter([], [], s=30, color=colours[kind]) for kind in range(len(titles))]
-            layout = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.01), "ncols": min(4, len(titles))}
-            style = {"frameon": False, "fontsize": 8, "handletextpad": 0.1, "columnspacing": 0.8}
-            axes.legend(handles, [escape_math(title) for title in titles], **layout, **style)
-
-
-def _draw_matrix(
-    axes: Any, values: NDArray[Any], rows: Sequence[str], columns: Sequence[str], title: str, spec: str, most: float
-) -> None:
-    """Draw numbers as colours, and as text if there is room."""
-    axes.imshow(values, vmin=0, vmax=most, cmap="viridis", aspect="auto")
-    if values.shape[0] <= MAX_LABELS and values.shape[1] <= 12:
-        for (i, j), value in np.ndenumerate(values):
-            if not np.isnan(value):
-                colour = "white" if value < 0.65 * most else "black"
-                axes.text(j, i, f"{value:{spec}}", ha="center", va="center", color=colour, fontsize=9)
-    axes.set_title(title)
-    _set_labels(axes.set_xticks, columns, rotation=45, ha="right", rotation_mode="anchor")
-    _set_labels(axes.set_yticks, rows)
-
-
-def _set_labels(set_ticks: Any, names: Sequence[str], **options: Any) -> None:
-    shown = list(range(len(names))) if len(names) <= 2 * MAX_LABELS else [0, len(names) - 1]
-    size = 9 if len(names) <= MAX_LABELS else 6
-    set_ticks(shown, [escape_math(names[position]) for position in shown], fontsize=size, **options)
+    scatters = {}
+    for kind, groups, numbers in (("domain", mark_domains(diagnosis), owners), ("class", diagnosis.classes, labels)):
+        dots = tuple((float(x), float(y), int(n)) for (x, y), n in zip(points, numbers, strict=True))
+        scatters[kind] = Scatter(f"representations by {kind} ({method.upper()})", groups, dots)
+    return scatters
 
 
 def project_representations(
