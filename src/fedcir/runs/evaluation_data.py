@@ -34,7 +34,7 @@ def open_run_data(run: Run, data_root: str | None = None) -> tuple[Config, Domai
     config = run.config
     if not has_dataset(config.data.name):
         fix = "pass their representations to fedcir.analysis.divergences instead"
-        raise InputError(f"{run.path} is a run of fedcir.train, which does not save your Datasets: {fix}")
+        raise InputError(f"{run.path} is a run of fedcir.train on your own Datasets: {fix}")
     if data_root is not None:
         config = replace(config, data=replace(config.data, root=data_root))
     root = config.data.root
