@@ -127,10 +127,10 @@ def take_options(*names: str, without: Sequence[str] = ()) -> Callable[[Callable
     def replace_parameters(command: Callable[..., None]) -> Callable[..., None]:
         own = inspect.signature(command).parameters
         shared = [field for field in fields(Options) if field.name not in without] if "options" in own else []
-        declared = [(each.name, each.annotation, each.default) for each in own.values() if each.name != "options"]
+        declared = [(p.name, p.annotation, p.default) for p in own.values() if p.name != "options"]
         declared += [(field.name, field.type, field.default) for field in shared]
-        place = [name for name, *_ in declared].index("settings")
-        declared[place : place + 1] = [(name, OPTIONS[name].type | None, setting(name)) for name in names]
+        position = [name for name, *_ in declared].index("settings")
+        declared[position : position + 1] = [(name, OPTIONS[name].type | None, setting(name)) for name in names]
 
         @functools.wraps(command)
         def run_command(**values: Any) -> None:

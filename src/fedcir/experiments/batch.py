@@ -1,7 +1,7 @@
 """The runs of a comparison or an experiment: the request, its checks before any run starts, and the training."""
 
 import itertools
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -135,22 +135,22 @@ def choose_folder(
 
 def unused_path(path: Path) -> Path:
     """The path, or the first with a number appended, that does not exist or is an empty folder."""
-    return _list_used(path)[1]
+    return next(numbered for numbered in _number_paths(path) if not _is_used(numbered))
 
 
 def latest_path(path: Path) -> Path:
     """The last path in use of those that `unused_path` returns, or the path itself."""
-    return _list_used(path)[0]
+    used = list(itertools.takewhile(_is_used, _number_paths(path)))
+    return used[-1] if used else path
 
 
-def _list_used(path: Path) -> tuple[Path, Path]:
-    """The last path in use of the path and those with a number appended, and the first that is not."""
-    latest = candidate = path
-    for number in itertools.count(2):
-        if not candidate.exists() or (candidate.is_dir() and not any(candidate.iterdir())):
-            break
-        latest, candidate = candidate, path.with_name(f"{path.name}-{number}")
-    return latest, candidate
+def _number_paths(path: Path) -> Iterator[Path]:
+    yield path
+    yield from (path.with_name(f"{path.name}-{number}") for number in itertools.count(2))
+
+
+def _is_used(path: Path) -> bool:
+    return any(path.iterdir()) if path.is_dir() else path.exists()
 
 
 def check_algorithms(requested: Sequence[str | Path]) -> list[str]:
