@@ -24,6 +24,7 @@ SEEDS = (0, 1, 2)
 NOISE = ("1", "2", "4")
 UPLOADS = ("float32", "bfloat16", "int8")
 FROZEN = {
+    "algorithm": {"name": "fedavg"},
     "model": {"name": "efficientnet-lite0", "freeze": True},
     "server": {"rounds": 30, "eval_every": 30},
     "local": {"steps": 2, "batch_size": 20, "lr": 0.05},
@@ -31,20 +32,37 @@ FROZEN = {
 MANY = {"partition": {"scheme": "iid", "clients": 400}, "server": {"active": 100}}
 PACS = {"data": {"name": "pacs", "val_fraction": 0.1}}
 DIGITS = {"data": {"name": "arrays", "val_fraction": 0.1, "image_size": 64, "train_per_domain": 1000}}
+IMAGES = {"local": {"steps": 20, "batch_size": 32}}
+STAGES: dict[str, Any] = merge_tables(merge_tables(FROZEN, PACS), {"model": {"stages": 5}, "data": {"image_size": 224}})
 STUDIES: dict[str, dict[str, Any]] = {
     "pacs-400": merge_tables(merge_tables(FROZEN, MANY), PACS),
     "pacs-4": merge_tables(FROZEN, PACS),
-    "pacs-images": merge_tables(merge_tables(FROZEN, PACS), {"local": {"steps": 20, "batch_size": 32}}),
+    "pacs-images": merge_tables(merge_tables(FROZEN, PACS), IMAGES),
     "uploads": {
+        "algorithm": {"name": "fedavg"},
         "data": {"name": "arrays", "train_per_domain": 500},
         "model": {"width": 8},
         "server": {"rounds": 10, "eval_every": 10},
     },
     "digits-400": merge_tables(merge_tables(FROZEN, MANY), DIGITS),
     "digits-4": merge_tables(FROZEN, DIGITS),
+    "epsilon-fedcirone": merge_tables(STAGES, {"algorithm": {"name": "fedcirone"}, "server": {"rounds": 1}}),
+    "epsilon-dpsgd": merge_tables(STAGES, IMAGES),
+    "epsilon-dpfedavg": STAGES,
 }
 CLIP = 0.3
 """Chosen on validation images, seed 0, noise 1: from 0.1 and 0.3 on pacs-400, and from 0.3, 1 and 3 on pacs-images."""
+EPSILONS = {
+    "epsilon-fedcirone": {"1": 3.7307, "2": 1.9939, "5": 0.8919},
+    "epsilon-dpsgd": {"1": 2.5299, "2": 1.4998, "5": 0.9104},
+    "epsilon-dpfedavg": {"1": 22.158, "2": 11.772, "5": 5.2179},
+}
+"""Noise by study and epsilon, at the delta of 1e-5."""
+SHOWN = {
+    "epsilon-fedcirone": ("fedcirone, noised sums", "an image"),
+    "epsilon-dpsgd": ("fedavg, DP-SGD", "an image"),
+    "epsilon-dpfedavg": ("fedavg, DP-FedAvg", "a site"),
+}
 
 
 @dataclass(frozen=True)
@@ -59,13 +77,16 @@ class Job:
         return PUBLISHED / f"{self.study}-{self.level}-{self.seed}.json"
 
     def settings(self, roots: dict[str, dict[str, str]]) -> dict[str, Any]:
-        own: dict[str, Any] = {"algorithm": {"name": "fedavg"}, "run": {"seed": self.seed, "workers": 1}}
+        own: dict[str, Any] = {"run": {"seed": self.seed, "workers": 1}}
+        noise = EPSILONS.get(self.study, {}).get(self.level, self.level)
         if self.study == "uploads":
             own["server"] = {"upload": self.level}
         elif self.level != "none":
-            own["privacy"] = {"clip": CLIP, "noise": float(self.level)}
-        if self.study == "pacs-images" and self.level != "none":
-            own["privacy"]["unit"] = "example"
+            own["privacy"] = {"clip": CLIP, "noise": float(noise)}
+            if self.study in ("pacs-images", "epsilon-dpsgd", "epsilon-fedcirone"):
+                own["privacy"]["unit"] = "example"
+            if self.study == "epsilon-fedcirone":
+                own["privacy"]["clip"], own["algorithm"] = 1.0, {"project": 512}
         return merge_tables(
             merge_tables(STUDIES[self.study], {"data": roots[STUDIES[self.study]["data"]["name"]]}), own
         )
@@ -75,7 +96,7 @@ def jobs() -> Iterator[Job]:
     """One seed of a study after the other, so that its table can be read early."""
     for study in STUDIES:
         for seed in SEEDS:
-            for level in UPLOADS if study == "uploads" else ("none", *NOISE):
+            for level in UPLOADS if study == "uploads" else ("none", *EPSILONS.get(study, NOISE)):
                 yield Job(study, level, seed)
 
 
@@ -89,12 +110,21 @@ def _levels(study: str) -> Iterator[tuple[str, list[dict[str, Any]]]]:
 
 
 def table(which: str) -> str:
-    """`uploads`, or a dataset whose noise is shown with 400 clients and with 4, or for each image."""
+    """`uploads`, `epsilon` (methods side by side), or a dataset, with 400 clients and with 4, or for each image."""
     if which == "uploads":
         rows = [["server.upload", "seeds", "mean accuracy (%)", "worst (%)", "MB up"]]
         for level, found in _levels(which):
             up = found[0]["cost"]["bytes_up"] / 1e6
             rows.append([f"`{level}`", f"{len(found)}", *_accuracies(found), f"{up:.1f}"])
+        return join_markdown(rows)
+    if which == "epsilon":
+        rows = [["method", "protects", "privacy.noise", "epsilon", "seeds", "mean accuracy (%)", "worst (%)"]]
+        for study, (method, protects) in SHOWN.items():
+            for level, found in _levels(study):
+                noise, epsilon = "none", "no privacy"
+                if level != "none":
+                    noise, epsilon = f"{EPSILONS[study][level]:.3g}", f"{found[0]['privacy']['epsilon']:.1f}"
+                rows.append([method, protects, noise, epsilon, f"{len(found)}", *_accuracies(found)])
         return join_markdown(rows)
     rows = [["clients", "privacy.noise", "epsilon", "seeds", "mean accuracy (%)", "worst (%)"]]
     for study in (which,) if which in STUDIES else (f"{which}-400", f"{which}-4"):

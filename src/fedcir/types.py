@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 if TYPE_CHECKING:  # so that settings and errors do not wait for it
+    import numpy as np
     import torch
     from torch import Tensor
 
@@ -69,6 +70,16 @@ def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
+class ExampleNoise:
+    """Noise that a client adds to sums over its examples."""
+
+    clip: float
+    """L2 norm that the features of an example may not exceed."""
+    multiplier: float
+    """Standard deviation of the noise, in multiples of what one example can change."""
+
+
+@dataclass(frozen=True)
 class LocalContext:
     """Context of a client in a round, besides its data."""
 
@@ -95,7 +106,10 @@ class LocalContext:
     domain: str = ""
     """Name of the client's domain; empty where a model is used for no domain in particular."""
     validation: Callable[[], Iterable[tuple[Tensor, Tensor]]] | None = None
-    """Goes once over the client's validation examples in batches; None in a run without any."""
+    """Goes once over the client's validation examples in batches; None in a run without any, or with noise."""
+    noise: ExampleNoise | None = None
+    """Noise that `local_summary` must add to what it sums over examples, from `noise_rng`; None without any."""
+    noise_rng: np.random.Generator | None = None
 
     @property
     def received(self) -> Groups:
@@ -160,6 +174,8 @@ class ServerContext:
     """Makes the round's aggregator from the tensors that clients started from; None is the mean."""
     domain_of: Callable[[int], str] = str
     """Returns the name of a client's domain."""
+    noise: ExampleNoise | None = None
+    """Noise that clients add to sums over examples."""
 
     @property
     def sent(self) -> Groups:

@@ -1,5 +1,6 @@
 """FedCiROne: one message of exact sums, whose head is that of pooled training, for any partition."""
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,9 +12,12 @@ import torch
 from sklearn.linear_model import Ridge
 
 from fedcir import Config, InputError, Predictor, load_run
+from fedcir.algorithms import make_algorithm
 from fedcir.algorithms.fedcirone import FedCiROne, site_key
+from fedcir.data.federation import open_federation
 from fedcir.models.closed_form import StandardisedEncoder
-from fedcir.runtime.rounds import run_rounds
+from fedcir.runtime.rounds import SerialTransport, run_rounds
+from fedcir.runtime.session import make_trainer, open_session
 from fedcir.runtime.simulation import open_run
 from fedcir.types import Tensors
 
@@ -115,11 +119,71 @@ def test_sums_that_no_examples_have_are_dropped(opened: Callable[..., Any]) -> N
     [
         ("server.aggregation=median", "server.aggregation=median"),
         ("server.upload=int8", "server.upload=int8"),
-        ("privacy.clip=1.0", "privacy.clip=1.0"),
+        ("privacy.clip=1.0", "set privacy.unit=example and privacy.noise"),
     ],
 )
 def test_settings_about_changes_to_a_model_are_refused(tiny: Callable[..., Config], setting: str, message: str) -> None:
     with pytest.raises(InputError, match=message), open_run(tiny("fedcirone", *ONE, setting)):
+        pass
+
+
+NOISED = (*ONE, "algorithm.project=5", "privacy.unit=example", "privacy.clip=1")
+
+
+def test_noised_sums_have_the_epsilon_of_one_gaussian_mechanism(tiny: Callable[..., Config], tmp_path: Path) -> None:
+    with open_run(tiny("fedcirone", *NOISED, "privacy.noise=3.7307"), tmp_path / "run") as (session, rounds):
+        (record,) = rounds
+    assert record.epsilon == pytest.approx(1.0, abs=1e-4)  # the analytic Gaussian mechanism at delta 1e-5
+    assert session.guarantee is not None
+    assert session.guarantee["unit"] == "example"
+    assert session.guarantee["place"] == "client"
+    assert not (tmp_path / "run" / "calibration.json").exists()
+    card = json.loads((tmp_path / "run" / "summary.json").read_text(encoding="utf-8"))
+    assert card["privacy"]["epsilon"] == record.epsilon
+    size, channels = session.roster.card["image_size"], session.roster.card["channels"]
+    assert len(Predictor(tmp_path / "run")(np.zeros((2, size, size, channels), np.uint8))) == 2
+
+
+def test_a_noised_message_holds_training_sums_only(tiny: Callable[..., Config]) -> None:
+    config = tiny("fedcirone", *NOISED, "privacy.noise=1")
+    federation, algorithm = open_federation(config), make_algorithm(config.algorithm)
+    session = open_session(config, algorithm, federation)
+    transport = SerialTransport(make_trainer(session.config, algorithm, federation.task), federation.clients)
+    first, again = (next(iter(transport.train(session.state, [0]))).tensors["sums"] for _ in range(2))
+    assert sorted(first) == ["train_high", "train_low"], "validation images have no noise of their own"
+    assert torch.equal(first["train_high"], again["train_high"]), "a simulated run can be repeated"
+    transport.trainer.deployed = True
+    assert not torch.equal(
+        first["train_high"], next(iter(transport.train(session.state, [0]))).tensors["sums"]["train_high"]
+    )
+
+
+def test_little_noise_leaves_the_head_as_it_is(tiny: Callable[..., Config]) -> None:
+    accuracies = []
+    for noise in (("privacy.noise=0.01",), ()):
+        settings = (*NOISED, *noise) if noise else (*ONE, "algorithm.project=5", "algorithm.penalty=0.01")
+        with open_run(tiny("fedcirone", *settings, "algorithm.standardise=domain")) as (_, rounds):
+            (record,) = rounds
+        accuracies.append(record.accuracy_mean)
+    assert accuracies[0] is not None
+    assert accuracies[0] > 0.5  # of three classes
+    assert accuracies[0] == pytest.approx(accuracies[1], abs=0.2)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (("algorithm.project=0",), "algorithm.project, such as 512"),
+        (("privacy.clip=2",), "privacy.clip=1, the length"),
+        (("algorithm.head=lda",), "algorithm.head=ridge"),
+        (("algorithm.balance=domains",), "algorithm.balance=none"),
+    ],
+)
+def test_settings_that_noise_does_not_suit_are_refused(
+    tiny: Callable[..., Config], settings: tuple[str, ...], message: str
+) -> None:
+    config = tiny("fedcirone", *NOISED, "privacy.noise=1", *settings)
+    with pytest.raises(InputError, match=message), open_run(config):
         pass
 
 

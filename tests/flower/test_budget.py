@@ -141,6 +141,53 @@ def test_example_privacy_counts_every_step_at_the_rate_of_the_batch(pictures: Pa
     assert trained["epsilon"] == pytest.approx(Accountant(1.0, 1e-5, 4 / 16).epsilon(2))
 
 
+SUMS = (
+    *("algorithm.name=fedcirone", "algorithm.project=4", "model.freeze=true"),
+    *("privacy.clip=1", "privacy.noise=1.0", "privacy.unit=example"),
+)
+
+
+def test_noised_sums_are_counted_as_one_release_of_the_site(pictures: Path, tmp_path: Path) -> None:
+    epsilon = Accountant(1.0, 1e-5).epsilon(1)
+    node = clinic(pictures, tmp_path / "site", f"[privacy]\nmin_noise = 1\nmax_epsilon = {epsilon + 0.01}")
+    dropped, request = run_once(node, config(*SUMS), tmp_path / "run")
+    assert dropped == [{}]
+    assert epsilon == pytest.approx(4.377, abs=1e-3), "that of the analytic Gaussian mechanism"
+    (trained,) = [line for line in lines(tmp_path / "site") if line["event"] == "trained"]
+    assert trained["epsilon"] == pytest.approx(epsilon)
+    assert list(trained["bytes"]) == ["sums"]
+    other = node(altered(request, groups=lambda groups: {"model": {**groups["model"], "head.bias": torch.ones(2)}}))
+    assert other is not None
+    assert other.error.reason == f"its privacy budget is used up{LOG}"
+
+
+@pytest.mark.parametrize(
+    ("policy", "settings", "message"),
+    [
+        ("[privacy]\nmin_noise = 2", SUMS, "does not allow privacy.noise=1"),
+        ("[privacy]\nmin_noise = 1", SUMS[:3], "asks for privacy.clip and privacy.noise"),
+        ("min_per_class = 9", SUMS, "asks for more images of each class than the site has"),
+    ],
+)
+def test_a_policy_binds_runs_that_ask_for_sums(
+    pictures: Path, tmp_path: Path, policy: str, settings: tuple[str, ...], message: str
+) -> None:
+    node = clinic(pictures, tmp_path / "site", policy)
+    with pytest.raises(RunError, match=message):
+        run_once(node, config(*settings), tmp_path / "run")
+
+
+def test_a_site_refuses_sums_that_noise_does_not_cover_though_the_server_did_not_check(
+    pictures: Path, tmp_path: Path
+) -> None:
+    node = clinic(pictures, tmp_path / "site")
+    _, request = run_once(node, config(*SUMS), tmp_path / "run")
+    unprojected = config(*SUMS, "privacy.clip=30")
+    reply = node(altered(request, lambda order: replace(order, config=unprojected)))
+    assert reply is not None
+    assert reply.error.reason == f"the run's noise does not cover all that it would upload{LOG}"
+
+
 FAULTS: dict[str, tuple[Callable[[Path], Any], str]] = {
     "deleted": (Path.unlink, "its count of privacy spent is incomplete"),
     "damaged": (lambda path: path.write_text("{"), "its count of privacy spent cannot be read"),

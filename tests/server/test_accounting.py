@@ -32,6 +32,16 @@ def exact_delta(epsilon: float, noise: float, sensitivity: float, releases: int)
     return float(norm.cdf(0.5 / z - epsilon * z) - math.exp(epsilon + norm.logcdf(-0.5 / z - epsilon * z)))
 
 
+@pytest.mark.parametrize("noise", [0.3, 0.8919, 3.7306, 50.0])
+def test_epsilon_of_one_noised_sum_is_exact(noise: float) -> None:
+    privacy = PrivacyConfig(clip=1.0, noise=noise, unit="example")
+    counted = upload_epsilon(privacy, LOCAL, images=80, rounds=1, one_shot=True)
+    assert exact_delta(counted, noise, 1.0, 1) == pytest.approx(1e-5, rel=1e-3)
+    twice = upload_epsilon(privacy, LOCAL, images=80, rounds=2, one_shot=True)
+    assert twice >= counted
+    assert exact_delta(twice, noise, 1.0, 2) <= 1e-5
+
+
 def test_noise_of_clients_is_counted_for_a_dataset_that_is_replaced_and_not_for_a_client_more() -> None:
     counted = upload_epsilon(CLIENT, LOCAL, images=1, rounds=30)
     assert counted == pytest.approx(110.7, abs=0.05)

@@ -91,6 +91,10 @@ class Algorithm:
         """
         return {}
 
+    def covers_examples(self, clip: float) -> bool:
+        """Whether privacy.unit=example covers the method: DP-SGD does, or `local_summary` adds `ctx.noise`."""
+        return type(self).local_loss is Algorithm.local_loss and not self.sends
+
     def find_reply_fault(self, reply: ClientReply, ctx: ServerContext) -> str | None:
         """Return why the groups that `local_summary` adds cannot be used, so that the reply is dropped."""
         return None

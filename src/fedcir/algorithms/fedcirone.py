@@ -29,15 +29,18 @@ from fedcir.models.closed_form import (
     gram_sums,
     is_gram,
 )
+from fedcir.models.private_sums import RandomProjection, add_noise, are_noised_sums, bound_rows, choose_penalty
 from fedcir.models.task import Task
-from fedcir.rng import seed_for
-from fedcir.types import ClientReply, Groups, LocalContext, Modules, ServerContext, ServerState, Tensors
+from fedcir.rng import seed_for, torch_rng
+from fedcir.types import ClientReply, ExampleNoise, Groups, LocalContext, Modules, ServerContext, ServerState, Tensors
 from fedcir.validation import Between
 
 MARGIN = 0.99
 """Statistics of domains or clients are used only where they lower the error by a hundredth."""
 PENALTIES = tuple(10.0 ** (exponent / 2) for exponent in range(-8, 3))
 """Penalties that are tried, relative to features of variance 1."""
+NOISED_ERROR = 0.25
+"""Least error on noised sums that counts, as a share of the variance of labels."""
 CANDIDATES = ("domain", "client", "federation")
 MAX_SITES = 1_000
 """Clients with statistics of their own in the model."""
@@ -57,6 +60,8 @@ class FedCiROne(Algorithm):
     """Ridge penalty relative to the variance of the features; 0 chooses it on validation sums."""
     balance: Literal["none", "domains", "labels"] = "none"
     """Let all domains count alike, or all classes (lda), whatever their numbers of examples."""
+    project: Annotated[int, Between(0, 16_384)] = 0
+    """Width of a random projection of the features, which are then scaled to length 1; 0 leaves them as they are."""
 
     one_shot = True
     sends = ("sums",)
@@ -67,21 +72,44 @@ class FedCiROne(Algorithm):
             raise InputError("algorithm.balance=labels needs the priors of algorithm.head=lda: set both")
 
     def build(self, task: Task) -> Modules:
-        model = task.classifier()
-        return {"model": Classifier(StandardisedEncoder(model.encoder, task.features), model.head)}
+        width = self.project or task.features
+        model = replace(task, features=width).classifier()
+        encoder = model.encoder
+        if self.project:
+            encoder = RandomProjection(encoder, task.features, width, torch_rng(task.seed, "init", "projection"))
+        return {"model": Classifier(StandardisedEncoder(encoder, width), model.head)}
+
+    def covers_examples(self, clip: float) -> bool:
+        for setting, is_right in (
+            ("algorithm.project, such as 512", self.project > 0),
+            ("privacy.clip=1, the length of projected features", clip == 1),
+            ("algorithm.head=ridge", self.head == "ridge"),
+            ("algorithm.balance=none", self.balance == "none"),
+        ):
+            if not is_right:
+                raise InputError(f"privacy.noise on the sums of fedcirone needs {setting}: set it")
+        return True
 
     def local_summary(self, modules: Modules, data: Iterable[Batch], ctx: LocalContext) -> Groups:
         encoder: StandardisedEncoder = modules["model"].encoder
         sums: Tensors = {}
         for part, batches in (("train", data), ("validation", ctx.validation and ctx.validation())):
             if batches is not None:
-                rows = ((encoder.encoder(x), y) for x, y in batches)
+                rows: Iterable[Batch] = ((encoder.encoder(x), y) for x, y in batches)
+                if ctx.noise is not None:
+                    rows = bound_rows(rows, ctx.noise.clip)
                 gram = gram_sums(rows, len(encoder.mean), ctx.num_classes)
+                if ctx.noise is not None and ctx.noise_rng is not None:
+                    gram = add_noise(gram, ctx.noise, ctx.noise_rng)
                 sums |= {f"{part}_{name}": tensor for name, tensor in gram.items()}
         return {"sums": sums}
 
     def find_reply_fault(self, reply: ClientReply, ctx: ServerContext) -> str | None:
         sums = reply.tensors["sums"]
+        if ctx.noise is not None:
+            if are_noised_sums(sums["train_high"], sums["train_low"], ctx.noise, reply.num_examples):
+                return None
+            return "its sums are not the noised ones of its examples"
         for part in ("train", "validation"):
             if f"{part}_high" in sums and not is_gram(sums[f"{part}_high"], sums[f"{part}_low"]):
                 return f"its {part} sums are not those of any examples"
@@ -91,15 +119,18 @@ class FedCiROne(Algorithm):
         return None
 
     def server_step(self, state: ServerState, replies: Replies, modules: Modules, ctx: ServerContext) -> ServerState:
-        kinds = CANDIDATES if self.standardise == "auto" else (self.standardise,)
+        automatic: tuple[str, ...] = CANDIDATES if ctx.noise is None else ("domain",)  # sums with noise cannot choose
+        kinds = automatic if self.standardise == "auto" else (self.standardise,)
         sites: dict[str, dict[int, Groups]] = {kind: {} for kind in kinds}
         tested: set[str] = set()
+        releases = 0
         for reply in replies:
             sums, domain = reply.tensors["sums"], ctx.domain_of(reply.client_id)
             parts = {"train": _select(sums, "train")}
             if "validation_high" in sums and domain not in tested:  # clients of a domain share its validation images
                 tested.add(domain)
                 parts["validation"] = _select(sums, "validation")
+            releases += 1
             for kind in kinds:
                 site = sites[kind].setdefault(site_key(kind, domain, reply.client_id), {})
                 site |= {part: add_sums(site[part], new) if part in site else new for part, new in parts.items()}
@@ -108,9 +139,9 @@ class FedCiROne(Algorithm):
             if self.standardise == "client":
                 raise InputError(f"algorithm.standardise=client takes {MAX_SITES} clients at most: use domain")
             del sites["client"]
-        fits = [self._fit(kind, of_kind, features) for kind, of_kind in sites.items()]
+        fits = [self._fit(kind, of_kind, features, ctx.noise, releases) for kind, of_kind in sites.items()]
         best = min(fits, key=lambda fit: fit.error)
-        if self.standardise == "auto":
+        if len(kinds) > 1:
             plain = next(fit for fit in fits if fit.kind == "federation")
             best = best if best.error < MARGIN * plain.error else plain
         model = {**state.shared["model"], **best.tensors()}
@@ -122,16 +153,22 @@ class FedCiROne(Algorithm):
         logits: Tensor = model.head(model.encoder(x, keys))
         return logits
 
-    def _fit(self, kind: str, sites: dict[int, Groups], features: int) -> StandardisedHead:
+    def _fit(
+        self, kind: str, sites: dict[int, Groups], features: int, noise: ExampleNoise | None, releases: int
+    ) -> StandardisedHead:
         """Standardise the sums of each site, add them up, and fit the head with the best penalty."""
         statistics: dict[int, tuple[Tensor, Tensor]] = {}
         train, held, pooled = None, None, None
         for key, site in sites.items():
             sums = FeatureSums.from_exact(site["train"], features)
+            if noise is not None:
+                sums = replace(sums, counts=sums.counts.clamp_min(0))
             if not sums.total:
                 continue
-            none = torch.zeros(features, dtype=torch.double), torch.ones(features, dtype=torch.double)
-            statistics[key] = none if kind == "none" else (sums.mean, sums.spread)
+            zero, one = torch.zeros(features, dtype=torch.double), torch.ones(features, dtype=torch.double)
+            # Noise exceeds the spread of a projected feature, and a random projection makes spreads alike.
+            spread = sums.spread if noise is None else one
+            statistics[key] = (zero, one) if kind == "none" else (sums.mean, spread)
             weight = 1 / sums.total if self.balance == "domains" else 1.0
             part = sums.standardise(*statistics[key]) * weight
             train = part if train is None else train + part
@@ -150,17 +187,23 @@ class FedCiROne(Algorithm):
                 return path.cross_validation_error(penalty)
             return path.fit(penalty).squared_error(held) / held.total
 
-        penalty = self.penalty or min(PENALTIES, key=error)
+        if noise is None:
+            penalty = self.penalty or min(PENALTIES, key=error)
+        else:
+            penalty = self.penalty or choose_penalty(noise, releases, features, train.total)
         if self.head == "lda":
             head = path.fit_discriminant(penalty, uniform=self.balance == "labels")
         else:
             head = path.fit(penalty)
             # Under Gaussian errors of this variance, output / variance is the log-probability up to a constant.
             variance = max(error(penalty) / len(head.bias), 1e-6)
+            if noise is not None:  # an error that noise made small or negative is no reason for certainty
+                variance = max(variance, NOISED_ERROR * path.label_variance)
             head = LinearHead(head.weight / variance, head.bias / variance)
         if kind in ("federation", "none"):
             return StandardisedHead(kind, error(penalty), head, next(iter(statistics.values())), {})
-        return StandardisedHead(kind, error(penalty), head, (pooled.mean, pooled.spread), statistics)
+        fallback = pooled.mean, pooled.spread if noise is None else torch.ones_like(pooled.mean)
+        return StandardisedHead(kind, error(penalty), head, fallback, statistics)
 
 
 def site_key(kind: str, domain: str, client: int) -> int:

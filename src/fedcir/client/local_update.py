@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from fedcir.algorithms.algorithm import Algorithm, Batch
 from fedcir.client.cost import step_flops
-from fedcir.client.uploads import ROUNDING, UploadFormat, sample_poisson_batch, set_private_gradients
+from fedcir.client.uploads import ROUNDING, UploadFormat, make_noise, sample_poisson_batch, set_private_gradients
 from fedcir.config import LocalConfig, PrivacyConfig
 from fedcir.data.examples import Examples, augment
 from fedcir.data.federation import Client
@@ -60,7 +60,7 @@ class LocalTrainer:
     """Names of the model's tensors that stay on the client."""
     privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
     has_validation: bool = False
-    """Whether clients of this run set validation examples aside."""
+    """Whether clients of this run set validation examples aside, and may send sums over them."""
     deployed: bool = False
     """Whether this process is a site of a deployment, whose noise must not come from the seed."""
     upload: UploadFormat = "float32"
@@ -116,6 +116,8 @@ class LocalTrainer:
             client=client.id,
             domain=client.domain,
             validation=(lambda: self.iterate_batches(client.validation)) if self.has_validation else None,
+            noise=make_noise(self.privacy),
+            noise_rng=secret_rng() if self.deployed else numpy_rng(self.seed, "privacy", round, client.id),
         )
         data = client.train
         return context if data is None else replace(context, labels=lambda: data.labels().to(self.device))

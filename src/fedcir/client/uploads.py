@@ -15,7 +15,7 @@ from fedcir.algorithms.algorithm import Algorithm
 from fedcir.config import Config, PrivacyConfig
 from fedcir.errors import InputError
 from fedcir.models.tensors import batchnorm_names, is_statistic
-from fedcir.types import ClientReply, Groups, LocalContext, Tensors
+from fedcir.types import ClientReply, ExampleNoise, Groups, LocalContext, Tensors
 
 QUANTILE, RATE = 0.5, 0.2
 """Quantile of the norms that an adaptive clip follows, and its rate: gamma and eta_C of Andrew et al."""
@@ -140,7 +140,8 @@ def set_private_gradients(
 def check_example_privacy(config: Config, algorithm: Algorithm, model: nn.Module) -> None:
     """Refuse methods and settings that privacy.unit=example does not cover."""
     name, local = config.algorithm.name, config.local
-    if type(algorithm).local_loss is not Algorithm.local_loss or algorithm.sends:
+    assert config.privacy.clip is not None
+    if not algorithm.covers_examples(config.privacy.clip):
         raise InputError(
             f"{name} does not minimise a plain cross-entropy of each image, or uploads more than its model, "
             "which privacy.unit=example does not cover: use fedavg, or set privacy.unit=client"
@@ -152,6 +153,11 @@ def check_example_privacy(config: Config, algorithm: Algorithm, model: nn.Module
         )
     if batchnorm_names(model) and config.model.batchnorm != "frozen":
         raise InputError("privacy.unit=example cannot take BatchNorm, which mixes examples: set model.norm=group")
+
+
+def make_noise(privacy: PrivacyConfig) -> ExampleNoise | None:
+    """Noise on sums over examples."""
+    return ExampleNoise(privacy.clip, privacy.noise) if privacy.by_steps and privacy.clip is not None else None
 
 
 UploadFormat = Literal["float32", "bfloat16", "int8"]

@@ -272,7 +272,7 @@ class PrivacyConfig:
     noise: Annotated[float, Between(0, 1_000)] = 0.0
     """Standard deviation of the Gaussian noise on the sum of the changes, or on each, in multiples of `clip`."""
     unit: Literal["client", "example"] = "client"
-    """What epsilon protects: a client with all its images, or one image, with noise in every local step (DP-SGD)."""
+    """What epsilon protects: a client with all its images, or one image (noise in every local step, or on sums)."""
     place: Literal["server", "client"] = "server"
     """Who clips and adds noise: a server that all clients trust, or each client, whose uploads are then private."""
     adaptive: bool = False

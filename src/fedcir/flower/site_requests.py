@@ -162,7 +162,7 @@ class SiteRequest:
 
         fields: dict[str, Any] = {}
         if part == "train" and config.privacy.noised_uploads:
-            reply, fields = self._count_upload(compute, client, groups, header, policy)
+            reply, fields = self._count_upload(compute, client, groups, header, policy, method.one_shot)
         else:
             reply = compute()
         fields = {"bytes": {group: count_bytes({group: bag}) for group, bag in reply.tensors.items()}, **fields}
@@ -171,7 +171,13 @@ class SiteRequest:
         return pack_reply(reply, method.trains)
 
     def _count_upload(
-        self, compute: Callable[[], ClientReply], client: Client, groups: Groups, header: TaskHeader, policy: Policy
+        self,
+        compute: Callable[[], ClientReply],
+        client: Client,
+        groups: Groups,
+        header: TaskHeader,
+        policy: Policy,
+        one_shot: bool,
     ) -> tuple[ClientReply, dict[str, Any]]:
         """Count a noised reply in the privacy budget, and return it with fields for the audit log.
 
@@ -181,7 +187,8 @@ class SiteRequest:
         replies = folder / header.key / REPLIES / str(client.id)
         if (stored := load_reply(replies, client.id, header.round, digest)) is not None:
             return stored, {"repeated": True}
-        upload = upload_accountant(header.config.privacy, header.config.local, len(client.train or ()))
+        config = header.config
+        upload = upload_accountant(config.privacy, config.local, len(client.train or ()), one_shot)
         budget = PrivacyBudget(folder, str(self.node.site), policy.privacy)
         budget.check(*upload)  # before anything is computed
         reply = compute()
@@ -235,7 +242,8 @@ def digest_request(groups: Groups, header: TaskHeader) -> bytes:
     for group, bag in sorted(groups.items()):
         for name, tensor in sorted(bag.items()):
             digest.update(f"{group}/{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
-            digest.update(memoryview(tensor.contiguous().reshape(-1).view(torch.uint8).numpy()))  # type: ignore[arg-type]
+            if tensor.numel():  # an empty tensor has no view of other types
+                digest.update(memoryview(tensor.contiguous().reshape(-1).view(torch.uint8).numpy()))  # type: ignore[arg-type]
     return digest.digest()
 
 

@@ -149,6 +149,11 @@ class RidgePath:
         self.values = self.values.clamp_min(0)
         self.projected = self.vectors.T @ (sums.cross / self.total - torch.outer(self.mean, self.shares))  # (F, C)
 
+    @property
+    def label_variance(self) -> float:
+        """Mean variance of the one-hot labels over classes: the error of a head that knows the shares only."""
+        return float((self.shares * (1 - self.shares)).mean())
+
     def fit(self, penalty: float) -> LinearHead:
         weight = (self.vectors @ (self.projected / (self.values + penalty).unsqueeze(1))).T
         return LinearHead(weight, self.shares - weight @ self.mean)

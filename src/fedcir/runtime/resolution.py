@@ -2,6 +2,7 @@
 
 from bisect import bisect_right
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ def resolve_config(config: Config, algorithm: Algorithm, roster: Roster) -> Conf
     config = replace(config, server=replace(config.server, active=active))
     return replace(
         config,
-        server=replace(config.server, rounds=_limit_rounds(config, roster)),
+        server=replace(config.server, rounds=_limit_rounds(config, roster, algorithm.one_shot)),
         algorithm=AlgorithmConfig(config.algorithm.name, get_hyper_parameters(algorithm)),
         run=run,
     )
@@ -93,11 +94,12 @@ def _check_one_shot(config: Config) -> None:
     settings = {
         "server.aggregation": (config.server.aggregation, "mean"),
         "server.upload": (config.server.upload, "float32"),
-        "privacy.clip": (config.privacy.clip, None),
+        "privacy.clip": (None if config.privacy.by_steps else config.privacy.clip, None),
     }
     for name, (value, default) in settings.items():
         if value != default:
-            raise InputError(f"{name}={value} is for models, but {config.algorithm.name} sends sums: leave it out")
+            fix = "set privacy.unit=example and privacy.noise" if name == "privacy.clip" else "leave it out"
+            raise InputError(f"{name}={value} is for models, but {config.algorithm.name} sends sums: {fix}")
 
 
 def _check_aggregation(config: Config, algorithm: Algorithm, active: int) -> None:
@@ -116,13 +118,14 @@ def _check_aggregation(config: Config, algorithm: Algorithm, active: int) -> Non
         raise InputError(f"server.aggregation={name} needs {needed} active clients, but there are {active}: {fix}")
 
 
-def _limit_rounds(config: Config, roster: Roster) -> int:
+def _limit_rounds(config: Config, roster: Roster, one_shot: bool) -> int:
     """Number of rounds: server.rounds, or as many of them as privacy.epsilon allows."""
     limit, requested = config.privacy.epsilon, config.server.rounds
-    first = epsilon_after(config, roster, 1)  # also without a limit, so that a missing accountant is an error at once
+    epsilons = partial(epsilon_after, config, roster, one_shot=one_shot)
+    first = epsilons(1)  # also without a limit, so that a missing accountant is an error at once
     if limit is None:
         return requested
-    rounds = bisect_right(range(1, requested + 1), limit, key=lambda count: epsilon_after(config, roster, count) or 0.0)
+    rounds = bisect_right(range(1, requested + 1), limit, key=lambda count: epsilons(count) or 0.0)
     if rounds == 0:
         raise InputError(
             f"privacy.epsilon={limit:g} does not allow a single round, whose epsilon is {first:.3g}: "

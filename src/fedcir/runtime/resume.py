@@ -19,7 +19,6 @@ from fedcir.runtime.resolution import get_hyper_parameters
 from fedcir.runtime.rounds import summarise
 from fedcir.runtime.run_folder import RunFolder
 from fedcir.runtime.session import Session
-from fedcir.server.accounting import epsilon_after
 from fedcir.types import ServerState
 
 
@@ -163,7 +162,7 @@ def _check_epsilon(session: Session, folder: RunFolder) -> None:
     if session.releases is not None and begun < last.round:
         counts = f"counts {begun} rounds, but {last.round} are on record"
         raise InputError(f"{session.releases.path} {counts}: {RESTORE_HINT}")
-    epsilon = epsilon_after(config, session.roster, last.round, max(0, begun - last.round)) or 0.0
+    epsilon = session.epsilon_after(last.round, max(0, begun - last.round)) or 0.0
     recorded = f"{folder.path}/rounds.jsonl has epsilon {last.epsilon:.3g} after round {last.round}"
     if epsilon < last.epsilon * (1 - 1e-6):
         counted = "its settings add no noise" if not config.privacy.noise else f"its settings give {epsilon:.3g}"

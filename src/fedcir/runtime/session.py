@@ -19,6 +19,7 @@ from fedcir.client.uploads import (
     check_example_privacy,
     check_update_privacy,
     compress_update,
+    make_noise,
 )
 from fedcir.config import Config, config_to_tables
 from fedcir.data.federation import Roster
@@ -170,7 +171,7 @@ class Session:
             steps=local.steps,
             lr=learning_rate(local, round, rounds),
             momentum=local.momentum,
-            validation=tuple if self.config.data.val_fraction else None,
+            validation=tuple if self.config.data.val_fraction and not self.config.privacy.noise else None,
         )
 
     def template(self) -> Groups:
@@ -221,10 +222,13 @@ class Session:
         rng = secret_rng() if self.deployed else numpy_rng(self.config.run.seed, PRIVACY, round)
         return PrivateMean(privacy, float(clip), self.expected_clients, rng)
 
+    def epsilon_after(self, rounds: int, repeated: int) -> float | None:
+        return epsilon_after(self.config, self.roster, rounds, repeated, self.algorithm.one_shot)
+
     def spend_epsilon(self) -> float | None:
         """Count the next round before it begins and return its epsilon; raise RunError above privacy.epsilon."""
         round, limit = self.state.round + 1, self.config.privacy.epsilon
-        epsilon = epsilon_after(self.config, self.roster, round, self.count_repeated(self.state.round))
+        epsilon = self.epsilon_after(round, self.count_repeated(self.state.round))
         if limit is not None and epsilon is not None and epsilon > limit:
             over = f"above privacy.epsilon={limit:g}: raise it to go on"
             raise RunError(f"round {round} would bring epsilon to {epsilon:.3g}, {over}")
@@ -272,6 +276,7 @@ class Session:
             *(round, server.rounds, classes, batch, server.weighting, norm, rng, clients),
             broadcast=self.state.shared,
             domain_of=lambda client: str(self.roster.manifest["clients"][client]["domain"]),
+            noise=make_noise(self.config.privacy),
             make_aggregator=None if self.algorithm.pools else partial(self._aggregator_class, settings=server),
         )
 
@@ -322,7 +327,7 @@ def make_trainer(config: Config, algorithm: Algorithm, task: Task, device: str |
         freeze_batchnorm=config.model.batchnorm == "frozen",
         always_calibrates=config.server.keep == "best",
         may_stop=config.server.patience is not None,
-        has_validation=config.data.val_fraction > 0,
+        has_validation=config.data.val_fraction > 0 and not config.privacy.noise,
         local_names=local_tensor_names(config, algorithm, modules["model"]),
         privacy=config.privacy,
         upload=upload_format(config, algorithm),

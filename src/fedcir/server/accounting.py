@@ -53,11 +53,29 @@ class Accountant:
 def composed_epsilon(releases: Iterable[tuple[Accountant, int]], delta: float) -> float:
     """Epsilon of several Gaussian mechanisms together, each with its number of noised sums.
 
+    That of a single noised sum without sampling is exact.
     If a mechanism protects a whole client and another one image, epsilon is that of one image.
     """
-    divergences = [accountant.divergences(steps) for accountant, steps in releases if steps]
-    if not divergences:
+    begun = [(accountant, steps) for accountant, steps in releases if steps]
+    if not begun:
         return 0.0
+    if len(begun) == 1 and begun[0][1] == 1 and begun[0][0].rate == 1:
+        return min(_renyi_epsilon(begun, delta), _exact_epsilon(begun[0][0], delta))
+    return _renyi_epsilon(begun, delta)
+
+
+def _exact_epsilon(accountant: Accountant, delta: float) -> float:
+    """Epsilon of one noised sum (Balle and Wang, ICML 2018, https://arxiv.org/abs/1805.06530); infinite if large."""
+    from opacus.accountants.analysis import gdp
+
+    mu = SENSITIVITY[accountant.adjacency] / accountant.noise
+    if gdp.delta_eps_mu(eps=0.0, mu=mu) <= delta:
+        return 0.0
+    return float(gdp.eps_from_mu(mu=mu, delta=delta)) if mu < 20 else math.inf
+
+
+def _renyi_epsilon(releases: Iterable[tuple[Accountant, int]], delta: float) -> float:
+    divergences = [accountant.divergences(steps) for accountant, steps in releases]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # at an end of ORDERS epsilon is not the tightest, but valid
         epsilon, _ = _analysis().get_privacy_spent(orders=ORDERS, rdp=np.sum(divergences, axis=0), delta=delta)
@@ -81,7 +99,9 @@ def server_epsilon(privacy: PrivacyConfig, rate: float, rounds: int) -> float:
     return Accountant(privacy.noise, privacy.delta, rate, get_adjacency(privacy)).epsilon(rounds)
 
 
-def upload_epsilon(privacy: PrivacyConfig, local: LocalConfig, images: int, rounds: int) -> float:
+def upload_epsilon(
+    privacy: PrivacyConfig, local: LocalConfig, images: int, rounds: int, one_shot: bool = False
+) -> float:
     """Epsilon of one client's uploads towards the server, after the client took part in `rounds` rounds.
 
     A client can compute it without the server. Where the server adds the noise, uploads have no bound. Sampling of
@@ -89,13 +109,18 @@ def upload_epsilon(privacy: PrivacyConfig, local: LocalConfig, images: int, roun
     """
     if not privacy.noise or privacy.by_server:
         return math.inf if rounds else 0.0
-    accountant, steps = upload_accountant(privacy, local, images)
+    accountant, steps = upload_accountant(privacy, local, images, one_shot)
     return accountant.epsilon(rounds * steps)
 
 
-def upload_accountant(privacy: PrivacyConfig, local: LocalConfig, images: int) -> tuple[Accountant, int]:
-    """Accountant of the noise that a client adds to its uploads, and the number of noised sums in one upload."""
-    if privacy.by_clients:
+def upload_accountant(
+    privacy: PrivacyConfig, local: LocalConfig, images: int, one_shot: bool = False
+) -> tuple[Accountant, int]:
+    """Accountant of the noise that a client adds to its uploads, and the number of noised sums in one upload.
+
+    With a `one_shot` method, an upload is one noised sum over all images instead of steps.
+    """
+    if privacy.by_clients or one_shot:
         return Accountant(privacy.noise, privacy.delta, adjacency=get_adjacency(privacy)), 1
     rate = min(1.0, local.batch_size / images)
     return Accountant(privacy.noise, privacy.delta, rate, get_adjacency(privacy)), local.steps
@@ -181,7 +206,9 @@ def sample_poisson_cohort(trainers: Sequence[int], rate: float, rng: np.random.G
     return [ordered[position] for position in np.flatnonzero(rng.random(len(ordered)) < rate).tolist()]
 
 
-def epsilon_after(config: Config, roster: Roster, rounds: int, repeated: int = 0) -> float | None:
+def epsilon_after(
+    config: Config, roster: Roster, rounds: int, repeated: int = 0, one_shot: bool = False
+) -> float | None:
     """Epsilon after `rounds` rounds of a resolved config, of which `repeated` more were begun; None without noise.
 
     A noised mean tells of every client in every round, and less if nobody knows who took part. A noised upload tells
@@ -200,4 +227,7 @@ def epsilon_after(config: Config, roster: Roster, rounds: int, repeated: int = 0
     )
     images = {client: roster.images(client) for client in drawn} if privacy.by_steps else dict.fromkeys(drawn, 1)
     fewest = {times: min(images[client] for client in drawn if drawn[client] == times) for times in set(drawn.values())}
-    return max((upload_epsilon(privacy, local, size, times + repeated) for times, size in fewest.items()), default=0.0)
+    return max(
+        (upload_epsilon(privacy, local, size, times + repeated, one_shot) for times, size in fewest.items()),
+        default=0.0,
+    )
