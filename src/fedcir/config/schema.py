@@ -107,6 +107,8 @@ class ModelConfig:
     """Dimensions of z in the probabilistic algorithms; by default as many as the features have."""
     weights: str | None = None
     """File of weights to start from (.safetensors or .pth), of this network or of one that contains it."""
+    start: Literal["none", "fedcirone"] = "none"
+    """With fedcirone, training begins with the head that it fits in closed form on the encoder's features."""
     freeze: bool = False
     """Leave the encoder as it is: its features are computed once per image, and only what follows them trains."""
     stages: Annotated[int | None, Between(1, 64)] = None
@@ -145,6 +147,11 @@ class ModelConfig:
         for setting, is_set in (("stages", self.stages is not None), ("hidden", self.hidden is not None)):
             if is_set and not self.freeze:
                 raise InputError(f"model.{setting} is for a frozen encoder: set model.freeze=true too, or leave it out")
+        if self.start != "none" and (self.hidden is not None or self.norm != "batch"):
+            setting = "hidden" if self.hidden is not None else "norm"
+            raise InputError(
+                f"model.start={self.start} fits a head on the encoder as it comes: leave out model.{setting}"
+            )
         if self.keeps_norm and self.norm != "batch":
             setting = "model.freeze=true" if self.freeze else "model.batchnorm=frozen"
             raise InputError(f"{setting} keeps the norms that model.norm={self.norm} replaces: leave out one")

@@ -183,6 +183,8 @@ def check_deployable(config: Config, algorithm: Algorithm) -> None:
         raise InputError(f"attack.kind={config.attack.kind} is for experiments on one machine: use `fedcir run`")
     if config.partition.exclude:
         raise InputError("partition.exclude is for runs on one machine: start every site except those")
+    if config.model.start != "none":
+        raise InputError(f"model.start={config.model.start} is for runs on one machine: leave it out")
     if algorithm.pools:
         raise InputError(f"{config.algorithm.name} trains on all data in one place, not across sites: use `fedcir run`")
     if config.model.weights is not None and config.model.freeze:

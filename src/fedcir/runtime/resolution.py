@@ -32,6 +32,8 @@ def resolve_config(config: Config, algorithm: Algorithm, roster: Roster) -> Conf
     _check_optimizer(config, algorithm)
     if algorithm.one_shot:
         _check_one_shot(config)
+    if config.model.start != "none":
+        _check_start(config, algorithm, roster)
     if not algorithm.pools:
         _check_aggregation(config, algorithm, active)
     elif config.privacy.clip is not None:
@@ -100,6 +102,16 @@ def _check_one_shot(config: Config) -> None:
         if value != default:
             fix = "set privacy.unit=example and privacy.noise" if name == "privacy.clip" else "leave it out"
             raise InputError(f"{name}={value} is for models, but {config.algorithm.name} sends sums: {fix}")
+
+
+def _check_start(config: Config, algorithm: Algorithm, roster: Roster) -> None:
+    """Refuse a fitted head where the method has no linear head on the encoder's features, or sums must be private."""
+    start, names = f"model.start={config.model.start}", roster.task.classifier().state_dict().keys()
+    is_plain = algorithm.one_model and algorithm.build(roster.task)["model"].state_dict().keys() == names
+    if not is_plain:
+        raise InputError(f"{start} fits a linear head on features, which {config.algorithm.name} has not: leave it out")
+    if config.privacy.clip is not None:
+        raise InputError(f"{start} has clients send exact sums, which privacy.clip does not protect: leave one out")
 
 
 def _check_aggregation(config: Config, algorithm: Algorithm, active: int) -> None:

@@ -75,7 +75,8 @@ class Session:
     @property
     def card(self) -> dict[str, Any]:
         """Metadata of the model: its data, how to build it, and how it was trained. It holds no path."""
-        model = {name: value for name, value in config_to_tables(self.config)["model"].items() if name != "weights"}
+        tables = config_to_tables(self.config)
+        model = {name: value for name, value in tables["model"].items() if name not in ("weights", "start")}
         if (file := self.config.model.file) is not None:
             model["name"] = f"{file.name}:{self.config.model.name.rpartition(':')[2]}"
         method = self.config.algorithm

@@ -16,7 +16,17 @@ from fedcir.algorithms import make_algorithm
 from fedcir.algorithms.algorithm import Algorithm
 from fedcir.client.local_update import get_local_tensors
 from fedcir.client.state import GENERATIONS, ClientStore, check_local_data, has_client_state, local_batchnorm
-from fedcir.config import DEFAULT_ALGORITHM, Assignments, Config, LocalConfig, ModelConfig, RunConfig, ServerConfig
+from fedcir.config import (
+    DEFAULT_ALGORITHM,
+    AlgorithmConfig,
+    Assignments,
+    AttackConfig,
+    Config,
+    LocalConfig,
+    ModelConfig,
+    RunConfig,
+    ServerConfig,
+)
 from fedcir.data.decoding import OnFile
 from fedcir.data.federation import Federation, open_federation, pool_clients
 from fedcir.data.torch_datasets import Pairs, federation_from_datasets
@@ -30,7 +40,7 @@ from fedcir.runtime.run_folder import RunFolder
 from fedcir.runtime.session import Session, open_session
 from fedcir.runtime.workers import ProcessTransport, ThreadTransport
 from fedcir.server.attacks import add_malicious_clients
-from fedcir.types import Groups, RoundRecord
+from fedcir.types import Groups, RoundRecord, Tensors
 from fedcir.validation import Between
 
 
@@ -51,7 +61,7 @@ def open_run(
     started = time.perf_counter()
     algorithm = make_algorithm(config.algorithm)
     federation = open_federation(config, on_file)
-    with open_rounds(config, algorithm, federation, out, resume, from_round) as (session, rounds):
+    with open_rounds(config, algorithm, federation, out, resume, from_round, on_file) as (session, rounds):
         session.loading = time.perf_counter() - started
         yield session, rounds
 
@@ -64,6 +74,7 @@ def open_rounds(
     out: Path | None,
     resume: bool,
     from_round: int | None = None,
+    on_file: OnFile | None = None,
 ) -> Iterator[tuple[Session, Rounds]]:
     """Open a run like `open_run`, for an open federation."""
     federation = _prepare_federation(federation, config, algorithm)
@@ -76,6 +87,9 @@ def open_rounds(
             attach_run_folder(session, out, resume, from_round)
         if not session.finished:
             federation.load_features()  # after every check that may refuse the run
+        if session.state.round == 0 and config.model.start == "fedcirone":
+            model = {**session.state.shared["model"], **fit_head(config, on_file)}
+            session.state = replace(session.state, shared={**session.state.shared, "model": model})
         stack.enter_context(use_threads(config.run.threads))
         retain_freed_memory()
         workers = pick_workers(config, len(federation.evaluators))
@@ -97,6 +111,22 @@ def open_rounds(
         rounds = run_rounds(session, transport)
         stack.callback(rounds.close)  # saves the last complete round if the caller stops early
         yield session, rounds
+
+
+def fit_head(config: Config, on_file: OnFile | None = None) -> Tensors:
+    """Fit the head of a run in closed form, on the features of the encoder that its training starts from.
+
+    The mean and the spread of the federation's features are folded into the head.
+    """
+    model = replace(config.model, start="none", freeze=True, batchnorm="average")
+    algorithm = AlgorithmConfig("fedcirone", {"standardise": "federation"})
+    plain = replace(config, model=model, algorithm=algorithm, server=ServerConfig(rounds=1), local=LocalConfig())
+    with open_run(replace(plain, attack=AttackConfig()), on_file=on_file) as (session, rounds):
+        list(rounds)
+        fitted = {name: tensor.double() for name, tensor in session.state.shared["model"].items()}
+    weight = fitted["head.weight"] / fitted["encoder.scale"]
+    bias = fitted["head.bias"] - weight @ fitted["encoder.mean"]
+    return {"head.weight": weight.float(), "head.bias": bias.float()}
 
 
 def check_run(config: Config, algorithm: Algorithm, federation: Federation) -> None:
