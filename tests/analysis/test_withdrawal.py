@@ -54,15 +54,17 @@ def withdraw_at_random(tiny: Callable[..., Config], train: Train, root: Path, fo
     config = tiny("fedcirone", *settings)
     shares = ("partition.scheme=dirichlet", f"partition.clients={clients}", "partition.beta=0.3")
     run = train(change(config, *shares), folder / "run")
-    site = int(rng.integers(clients))
-    removed = {name: set() for name in ("ink", "pen", "wax")}
-    for name in load_run(run).manifest["clients"][site]["train"]:
-        domain, _, row = name.rpartition("/train/")
-        removed[domain].add(int(row))
+    manifest = load_run(run).manifest["clients"]
+    labels = {file.stem: np.load(file)["y_train"] for file in root.glob("*.npz")}
+    for site in rng.permutation(clients).tolist():
+        names = [name.rpartition("/train/") for name in manifest[site]["train"]]
+        removed = {domain: [int(row) for home, _, row in names if home == domain] for domain in labels}
+        if all(len(np.unique(np.delete(labels[domain], removed[domain]))) == 3 for domain in labels):
+            break  # files without its images are a dataset of the same classes
 
     def remove(domain: str, arrays: dict[str, np.ndarray]) -> None:
-        rows = np.setdiff1d(np.arange(len(arrays["y_train"])), [*removed[domain]])
-        arrays |= {"x_train": arrays["x_train"][rows], "y_train": arrays["y_train"][rows]}
+        for name in ("x_train", "y_train"):
+            arrays[name] = np.delete(arrays[name], removed[domain], axis=0)
 
     never = train(change(config, f"data.root={copy_data(root, folder / 'rest', remove)}"), folder / "never")
     withdrawal = forget(run, str(site), out=folder / "out")
