@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 from descriptions import config, numbers, own, share
 
+from fedcir.data.federation import build_roster
 from fedcir.errors import InputError
-from fedcir.flower.site_manifest import build_manifest, build_roster
+from fedcir.flower.site_manifest import build_manifest
 
 
 def test_the_classes_are_those_of_all_sites_together_in_order() -> None:

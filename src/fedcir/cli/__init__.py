@@ -7,6 +7,7 @@ import typer
 from typer.main import get_command
 
 from fedcir.cli.application import DEBUG, App, catch_signals, escape_output, fail, ignore_signals
+from fedcir.cli.courier import inspect, merge, site
 from fedcir.cli.data import data
 from fedcir.cli.deploy import deploy
 from fedcir.cli.options import option
@@ -42,6 +43,7 @@ def everywhere(
 for command in (
     *(init, run, compare, reproduce, algorithms, settings, diagnose),
     *(recommend, tune, report, evaluate, predict, export, audit, forget),
+    *(site, inspect, merge),
 ):
     app.command()(command)
 app.add_typer(data, name="data")

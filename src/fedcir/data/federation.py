@@ -1,6 +1,6 @@
 """The federation: the clients with their data, and the task that they share."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
@@ -14,8 +14,15 @@ from fedcir.data.domains import Domains, Split
 from fedcir.data.examples import Examples, ImageExamples, Normalisation, PooledExamples
 from fedcir.data.features import DatasetFeatures, FeatureCache, FeatureExamples
 from fedcir.data.manifest import build_manifest
-from fedcir.data.opening import open_dataset
-from fedcir.data.partition import ClientPartition, LazySequence, Partition, partition_labels, read_owners
+from fedcir.data.opening import open_dataset, open_site
+from fedcir.data.partition import (
+    ClientPartition,
+    LazySequence,
+    Partition,
+    limit_samples,
+    partition_labels,
+    read_owners,
+)
 from fedcir.data.splits import ImageHashes, hash_images_in_use
 from fedcir.errors import InputError
 from fedcir.machine import check_memory
@@ -91,6 +98,49 @@ class Roster(Protocol):
     def sizes(self) -> dict[int, SampleCounts]: ...  # that remote clients announced, and their replies must repeat
     def images(self, client: int) -> int: ...  # training images
     def hash_images(self) -> ImageHashes | None: ...  # None if the server has no access to the images
+
+
+@dataclass(frozen=True)
+class SiteRoster:
+    """Participants of a run across sites, from its manifest."""
+
+    manifest: dict[str, Any]
+    task: Task
+    card: dict[str, Any]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def trainers(self) -> tuple[int, ...]:
+        return tuple(client["id"] for client in self.manifest["clients"] if client["train"])
+
+    @property
+    def holders(self) -> int:
+        return len(self.trainers)
+
+    @property
+    def absent(self) -> tuple[int, ...]:
+        return ()
+
+    @property
+    def evaluators(self) -> dict[int, str]:
+        first = {client["domain"]: client["id"] for client in reversed(self.manifest["clients"])}
+        return {first[domain]: domain for domain in dict.fromkeys(c["domain"] for c in self.manifest["clients"])}
+
+    @property
+    def unseen(self) -> tuple[str, ...]:
+        seen = {client["domain"] for client in self.manifest["clients"] if client["train"]}
+        return tuple(domain for domain in self.evaluators.values() if domain not in seen)
+
+    @property
+    def sizes(self) -> dict[int, SampleCounts]:
+        parts = SampleCounts._fields
+        return {client["id"]: SampleCounts(*(client[part] for part in parts)) for client in self.manifest["clients"]}
+
+    def images(self, client: int) -> int:
+        return self.sizes[client].train
+
+    def hash_images(self) -> None:
+        """Return None: hashes of the sites' images would let a server confirm a guess."""
 
 
 @dataclass(frozen=True)
@@ -240,6 +290,27 @@ def make_image_card(
     """Describe the images that a model takes, for its file."""
     images = {"classes": list(classes), "image_size": image_size, "channels": channels}
     return {**images, "mean": list(normalisation.mean), "std": list(normalisation.std)}
+
+
+def build_roster(manifest: dict[str, Any], config: Config, notes: Iterable[str] = ()) -> SiteRoster:
+    """Build the roster of a manifest, new or saved."""
+    classes, channels = manifest["classes"], manifest["channels"]
+    size, normalisation = manifest["image_size"], Normalisation.from_model(config.model, channels)
+    task = make_image_task(config.model, len(classes), channels, config.run.seed, size)
+    return SiteRoster(manifest, task, make_image_card(classes, size, channels, normalisation), tuple(notes))
+
+
+def open_site_federation(
+    config: Config, root: Path, domain: str, classes: Sequence[str] = (), on_file: OnFile | None = None
+) -> Federation:
+    """Open a site's own images, as the only client of a federation with these classes."""
+    domains = open_site(root, domain, config.data, config.run.seed, classes, on_file)
+    train = domains.domains[0].train
+    rows = {} if domain == config.partition.hold_out else {domain: np.arange(len(train))}
+    share = limit_samples(
+        ClientPartition(domain, rows), {domain: train.labels}, config.partition.max_samples, config.run.seed
+    )
+    return build_federation(config, domains, [share], on_file)
 
 
 def pool_clients(federation: Federation) -> Federation:

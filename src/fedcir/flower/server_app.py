@@ -20,13 +20,13 @@ from fedcir.algorithms import make_algorithm, resolve_config
 from fedcir.algorithms.algorithm import Algorithm
 from fedcir.client.state import check_local_data, local_batchnorm
 from fedcir.config import Config, ConfigRequest
-from fedcir.data.federation import SampleCounts
+from fedcir.data.federation import SampleCounts, build_roster
 from fedcir.errors import FedcirError, InputError, RunError
 from fedcir.files import send_event
 from fedcir.flower.client_app import state_folder
 from fedcir.flower.flwr_adapter import hide_traceback
 from fedcir.flower.site_data import AuditLog
-from fedcir.flower.site_manifest import build_manifest, build_roster, release_keys
+from fedcir.flower.site_manifest import build_manifest, release_keys
 from fedcir.flower.transport import ROUND_TIMEOUT, SITES, WAIT_SECONDS, Clock, GridTransport, NodeRegistry
 from fedcir.flower.wire import TaskHeader
 from fedcir.machine import use_threads

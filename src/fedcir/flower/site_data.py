@@ -19,16 +19,14 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from flwr.app import Context
 
 from fedcir import __version__
 from fedcir.client.local_update import LocalTrainer
 from fedcir.config import Config, config_from_tables, config_to_tables
-from fedcir.data.federation import Client, Federation, build_federation, open_federation
-from fedcir.data.opening import find_dataset, get_source, list_site_images, open_site, selected_classes
-from fedcir.data.partition import ClientPartition, limit_samples
+from fedcir.data.federation import Client, Federation, open_federation, open_site_federation
+from fedcir.data.opening import find_dataset, get_source, list_site_images, selected_classes
 from fedcir.data.sources.source import ImageList
 from fedcir.errors import InputError, RunError
 from fedcir.files import make_private_folder
@@ -210,14 +208,10 @@ def open_local_site(header: TaskHeader, context: Context) -> LocalSite:
 def _open_folder(config_key: str, root: Path, domain: str, classes: tuple[str, ...], stamp: str) -> LocalSite:
     config = config_from_tables(json.loads(config_key))
     own_classes = tuple(sorted({item.label for item in list_site_images(root, domain, config.data).pictures.items}))
-    domains = open_site(root, domain, config.data, config.run.seed, classes)
-    whole = domains.domains[0]
-    rows = {} if domain == config.partition.hold_out else {domain: np.arange(len(whole.train))}
-    share = limit_samples(
-        ClientPartition(domain, rows), {domain: whole.train.labels}, config.partition.max_samples, config.run.seed
-    )
-    counts = {"train": len(share.rows.get(domain, whole.train)), "test": len(whole.test)}
-    federation = build_federation(config, domains, [share])
+    federation = open_site_federation(config, root, domain, classes)
+    assert federation.dataset_and_partition is not None
+    domains, _ = federation.dataset_and_partition
+    counts = {"train": federation.clients[0].sizes.train or len(domains.domains[0].train)}  # a held-out site trains not
     return LocalSite.from_federation(federation, 0, domains.content, classes=own_classes, **counts)
 
 

@@ -1,4 +1,4 @@
-"""Descriptions of the sites, and the manifest and roster of a run built from them."""
+"""Descriptions of the sites, and the manifest of a run built from them."""
 
 import hashlib
 import json
@@ -11,12 +11,9 @@ from typing import Any
 from flwr.app import ConfigRecord, Message, RecordDict
 
 from fedcir.config import Config
-from fedcir.data.examples import Normalisation
-from fedcir.data.federation import SampleCounts, make_image_card
 from fedcir.data.opening import selected_classes
 from fedcir.errors import InputError
 from fedcir.flower.wire import CONFIG, HEADER
-from fedcir.models.task import Task, make_image_task
 from fedcir.text import join_names
 from fedcir.validation import build_dataclass
 
@@ -69,57 +66,6 @@ class SiteDescription:
         if not all(0 <= images <= MAX_IMAGES for images in (site.train, site.test, site.validation)):
             raise ValueError("an impossible number of images")
         return site
-
-
-@dataclass(frozen=True)
-class SiteRoster:
-    """Participants of a run across sites, from its manifest."""
-
-    manifest: dict[str, Any]
-    task: Task
-    card: dict[str, Any]
-    notes: tuple[str, ...] = ()
-
-    @property
-    def trainers(self) -> tuple[int, ...]:
-        return tuple(client["id"] for client in self.manifest["clients"] if client["train"])
-
-    @property
-    def holders(self) -> int:
-        return len(self.trainers)
-
-    @property
-    def absent(self) -> tuple[int, ...]:
-        return ()
-
-    @property
-    def evaluators(self) -> dict[int, str]:
-        first = {client["domain"]: client["id"] for client in reversed(self.manifest["clients"])}
-        return {first[domain]: domain for domain in dict.fromkeys(c["domain"] for c in self.manifest["clients"])}
-
-    @property
-    def unseen(self) -> tuple[str, ...]:
-        seen = {client["domain"] for client in self.manifest["clients"] if client["train"]}
-        return tuple(domain for domain in self.evaluators.values() if domain not in seen)
-
-    @property
-    def sizes(self) -> dict[int, SampleCounts]:
-        parts = SampleCounts._fields
-        return {client["id"]: SampleCounts(*(client[part] for part in parts)) for client in self.manifest["clients"]}
-
-    def images(self, client: int) -> int:
-        return self.sizes[client].train
-
-    def hash_images(self) -> None:
-        """Return None: hashes of the sites' images would let a server confirm a guess."""
-
-
-def build_roster(manifest: dict[str, Any], config: Config, notes: Iterable[str] = ()) -> SiteRoster:
-    """Build the roster of a manifest, new or saved."""
-    classes, channels = manifest["classes"], manifest["channels"]
-    size, normalisation = manifest["image_size"], Normalisation.from_model(config.model, channels)
-    task = make_image_task(config.model, len(classes), channels, config.run.seed, size)
-    return SiteRoster(manifest, task, make_image_card(classes, size, channels, normalisation), tuple(notes))
 
 
 def build_manifest(sites: Iterable[SiteDescription], config: Config) -> tuple[dict[str, Any], list[str]]:

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 
 from fedcir.algorithms.algorithm import Algorithm
 from fedcir.config import DEFAULT_ALGORITHM, Assignments, LocalConfig, ModelConfig, RunConfig, ServerConfig
+from fedcir.data.federation import SiteRoster
 from fedcir.errors import InputError, RunError
 from fedcir.flower.server_app import check_deployable
-from fedcir.flower.site_manifest import SiteRoster, list_clients, sort_sites
+from fedcir.flower.site_manifest import list_clients, sort_sites
 from fedcir.flower.transport import ROUND_TIMEOUT, SITES, WAIT_SECONDS, GridTransport, NodeRegistry
 from fedcir.flower.wire import TaskHeader, pack_arrays, unpack_arrays
 from fedcir.machine import use_threads

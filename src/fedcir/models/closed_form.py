@@ -66,9 +66,14 @@ def is_gram(high: Tensor, low: Tensor) -> bool:
 
 
 def count_examples(sums: Tensors, classes: int) -> float:
-    """Number of examples: the sum of the squared one-hot labels, which end the diagonal."""
+    return float(class_counts(sums, classes).sum())
+
+
+def class_counts(sums: Tensors, classes: int) -> Tensor:
+    """Number of examples of each class (C,): the sums of the squared one-hot labels, which end the diagonal."""
     row, column = torch.triu_indices(*[triangle_width(len(sums["high"]))] * 2)
-    return float(sums["high"][row == column][-classes:].double().sum() * 2.0**-18)
+    high, low = (sums[half][row == column][-classes:].double() for half in ("high", "low"))
+    return high * 2.0**-18 + low * 2.0**-60
 
 
 def triangle_width(entries: int) -> int:
