@@ -2,6 +2,7 @@
 
 import os
 import stat
+import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from fedcir.models.closed_form import FeatureSums
 from fedcir.runs.reader import load_run
 from fedcir.signing import open_key
 
+SITES = ("east", "north", "south")
 Write = Callable[..., CourierFile]
 Train = Callable[..., Path]
 
@@ -225,3 +227,42 @@ def test_a_site_hears_of_images_that_are_not_used(folders: Path, encoder: str, t
     _, notes = make_courier_file(folders / "east", tmp_path / "a.fedcir", classes=("cat", "dog", "owl"), **common)
     assert "images of 'fox' are left out: --classes does not name them" in notes
     assert "there is no image of 'owl'" in notes
+
+
+NOISE = [
+    "data.val_fraction=0.2",
+    "privacy.unit=example",
+    "privacy.clip=1",
+    "privacy.noise=0.01",
+    "algorithm.project=16",
+]
+
+
+def test_noise_is_added_at_the_site_and_the_merge_knows_of_it(
+    folders: Path, encoder: str, write: Write, tmp_path: Path
+) -> None:
+    files = [write(site, tmp_path, set=NOISE) for site in ("east", "north")]
+    again = write("east", Path(tempfile.mkdtemp(dir=tmp_path)), set=NOISE, key=tmp_path / "east.key")
+    assert again.content != files[0].content  # its noise does not come from the seed
+    about = dict(describe_courier_file(files[0]))
+    assert about["noise"].startswith("Gaussian, 0.01 times as large")
+    assert about["classes"] == "3: cat, dog, fox"  # the counts of classes have noise
+    assert list(files[0].header.parts) == ["train"]
+    merged(files, encoder, tmp_path / "run")
+    summary = load_run(tmp_path / "run").summary
+    assert summary is not None
+    assert summary["privacy"]["randomness"] == "system"
+    assert summary["privacy"]["unit"] == "example"
+    exact = write("south", tmp_path, set=["data.val_fraction=0.2", "algorithm.project=16"])
+    with pytest.raises(InputError, match=r"differ in noise \(0.01 and 0.0\): give all sites the same privacy.noise"):
+        merged([*files, exact], encoder, tmp_path / "other")
+
+
+def test_a_projection_is_chosen_at_the_sites(
+    folders: Path, encoder: str, write: Write, train: Train, tmp_path: Path
+) -> None:
+    files = [write(site, tmp_path, set=["data.val_fraction=0.2", "algorithm.project=4"]) for site in SITES]
+    run = train(run_config(folders, encoder, project=4), tmp_path / "run")
+    assert merged(files, encoder, tmp_path / "merged") == (run / "model.safetensors").read_bytes()
+    with pytest.raises(InputError, match="was decided at the sites"):
+        merged(files, encoder, tmp_path / "other", set=["algorithm.project=5"])

@@ -12,7 +12,7 @@ from fedcir.algorithms import make_algorithm, resolve_config
 from fedcir.client.cost import peak_memory
 from fedcir.config import BUILTIN_MODELS, PRETRAINED_SIZES, Assignments, Config, ConfigRequest
 from fedcir.courier.message_file import CourierFile, CourierHeader, read_courier_file
-from fedcir.courier.site_message import ALGORITHM, describe_encoder, hash_encoder
+from fedcir.courier.site_message import ALGORITHM, SITE_FIELD, describe_encoder, hash_encoder
 from fedcir.data.federation import SiteRoster, build_roster
 from fedcir.errors import InputError
 from fedcir.files import explain_read_errors, read_text
@@ -36,6 +36,10 @@ SAME = {
     "encoder": "give all sites the same version of the encoder",
     "seed": "give all sites the same --seed",
     "val_fraction": "give all sites the same data.val_fraction",
+    "project": "give all sites the same algorithm.project",
+    "noise": "give all sites the same privacy.noise",
+    "clip": "give all sites the same privacy.clip",
+    "delta": "give all sites the same privacy.delta",
 }
 """Fields of a header that must be equal, with the fix."""
 MERGE_MODEL = ("weights", "arguments")
@@ -149,7 +153,7 @@ def _check_same(files: Sequence[CourierFile]) -> None:
             if values[0] != values[1]:
                 raise InputError(f"{first.path} and {file.path} differ in {_show_difference(name, *values)}: {fix}")
     for number, label in enumerate(first.header.classes):
-        if not any(file.images_by_class("train")[number] for file in files):
+        if not first.header.noise and not any(file.images_by_class("train")[number] for file in files):
             raise InputError(f"no site has a training image of {label!r}: leave it out of --classes at all sites")
 
 
@@ -164,15 +168,21 @@ def _show_difference(name: str, old: Any, new: Any) -> str:
 def _resolve_merge_config(header: CourierHeader, encoder: str | None, set: Assignments) -> Config:
     """Settings of the run: those of the sites for data and encoder, and the user's for the head."""
     for section, values in ConfigRequest(assignments=set).tables().items():
-        if section != "algorithm" and not (section == "model" and {*values} <= {*MERGE_MODEL}):
-            raise InputError(f"[{section}] was decided at the sites: a merge takes settings of [algorithm] only")
+        if (section != "algorithm" or SITE_FIELD in values) and not (
+            section == "model" and {*values} <= {*MERGE_MODEL}
+        ):
+            raise InputError(f"[{section}] was decided at the sites: a merge takes settings of the head only")
     name = str(header.model["name"])
     if encoder is None and not {*name.split("+")} <= {*BUILTIN_MODELS, *PRETRAINED_SIZES}:
         raise InputError(f"the encoder {name!r} is code of the sites' own: name your copy as --encoder, and trust it")
     model = {key: value for key, value in header.model.items() if key != "arguments"}
     data = {"name": "folders", "image_size": header.image_size, "channels": header.channels}
     data |= {"classes": list(header.classes), "val_fraction": header.val_fraction}
-    tables = {"data": data, "model": model, "algorithm": {"name": ALGORITHM}, "run": {"seed": header.seed}}
+    head = {"name": ALGORITHM, SITE_FIELD: header.project}
+    tables = {"data": data, "model": model, "algorithm": head, "run": {"seed": header.seed}}
+    if header.noise:
+        privacy = {"noise": header.noise, "clip": header.clip, "delta": header.delta, "unit": "example"}
+        tables["privacy"] = privacy
     config = resolve_config(ConfigRequest(options={"model": encoder}, assignments=set, saved=tables))
     if config.algorithm.name != ALGORITHM:
         raise InputError(f"courier files hold the sums of {ALGORITHM}: leave algorithm.name out")
@@ -201,6 +211,7 @@ def _open_merge(config: Config, files: Sequence[CourierFile]) -> Session:
     sites = build_roster({**manifest, "hash": digest, "key": digest}, config)
     roster = CourierRoster(sites.manifest, sites.task, sites.card)
     session = open_session(config, make_algorithm(config.algorithm), roster)
+    session.deployed = True
     for name, value in {
         **{name: list(getattr(header, name)) for name in ("mean", "std")},
         "model": header.model,

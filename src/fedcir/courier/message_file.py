@@ -20,10 +20,11 @@ from fedcir.errors import InputError
 from fedcir.files import explain_read_errors, read_bytes
 from fedcir.machine import check_memory
 from fedcir.models.closed_form import class_counts, is_gram, triangle_width
+from fedcir.models.private_sums import are_noised_sums
 from fedcir.runtime.file_formats import check_card
 from fedcir.signing import Signature, sign, verify
 from fedcir.text import format_bytes
-from fedcir.types import Tensors
+from fedcir.types import ExampleNoise, Tensors
 from fedcir.validation import Between, Fraction, build_dataclass, check_bounds, check_type
 
 if TYPE_CHECKING:
@@ -63,6 +64,13 @@ class CourierHeader:
     """Hash of the encoder's weights."""
     seed: int
     val_fraction: Fraction
+    project: Annotated[int, Between(0, 16_384)] = 0
+    """Width of the random projection of the features; 0 if there is none."""
+    noise: Annotated[float, Between(0, 1_000)] = 0.0
+    """Standard deviation of the noise on the sums, in multiples of what one image can change; 0 if there is none."""
+    clip: Annotated[float, Between(0, 1_000_000)] = 0.0
+    """Bound on the norm of an image's features, if there is noise."""
+    delta: Fraction = 0.0
 
     def __post_init__(self) -> None:
         check_bounds(self, "header")
@@ -78,7 +86,10 @@ class CourierHeader:
     @property
     def parts(self) -> dict[str, int]:
         """Number of images of each part that has sums."""
-        return {"train": self.train, **({"validation": self.validation} if self.val_fraction else {})}
+        return {
+            "train": self.train,
+            **({"validation": self.validation} if self.val_fraction and not self.noise else {}),
+        }
 
 
 @dataclass(frozen=True)
@@ -142,6 +153,11 @@ def _check_sums(sums: Mapping[str, Tensor], header: CourierHeader) -> None:
         raise InputError("its sums have the wrong shape")
     if width <= len(header.classes):
         raise InputError("its sums are of no feature")
+    if header.noise:
+        noise = ExampleNoise(header.clip, header.noise)
+        if not are_noised_sums(sums["train_high"], sums["train_low"], noise, header.train):
+            raise InputError(f"its sums are not the noised ones of {header.train:,} images")
+        return
     for part, images in header.parts.items():
         counts = _count_classes(sums, part, len(header.classes))
         if not is_gram(sums[f"{part}_high"], sums[f"{part}_low"]) or (counts % 1).any() or counts.sum() != images:
@@ -156,26 +172,31 @@ def describe_courier_file(file: CourierFile) -> list[tuple[str, str]]:
     """Describe all that a courier file holds, as pairs of a title and a sentence."""
     header, numbers = file.header, triangle_width(len(file.sums["train_high"]))
     labels, entries = len(header.classes), len(file.sums["train_high"])
-    counts = [file.images_by_class(part) for part in header.parts]
-    by_class = (f"{name} {' + '.join(map(str, row))}" for name, *row in zip(header.classes, *counts, strict=True))
+    by_class = list(header.classes)
+    if not header.noise:  # with noise, the counts in the sums have noise too
+        counts = [file.images_by_class(part) for part in header.parts]
+        by_class = [f"{name} {' + '.join(map(str, row))}" for name, *row in zip(by_class, *counts, strict=True)]
     purposes = [{"train": "for training", "validation": "validation"}[part] for part in header.parts]
     images = f"{header.train:,} for training"
     if header.val_fraction:
         images += f" + {header.validation:,} for validation (a share of {header.val_fraction:g})"
     about = sorted(header.model.items())
     settings = [f"{name} {value}" for name, value in about if name not in ("name", "mean", "std")]
+    projection = f"projected to {header.project:,} numbers at random, " if header.project else ""
     per_channel = ["/".join(f"{value:g}" for value in values) for values in (header.mean, header.std)]
     return [
         ("site", f"{header.site}, of the federation {header.federation}"),
         ("signed by", f"{file.signature.fingerprint} (the signature is valid)"),
         ("images", f"{images}; {header.test:,} for the site's own tests, which are in no sum"),
-        ("classes", f"{labels}, with the number of images of each: {', '.join(by_class)}"),
-        ("encoder", f"{header.model['name']} ({', '.join(settings)}), seed {header.seed}; hash of its weights "
-                    f"{header.encoder}"),
+        ("classes", f"{labels}{', with the number of images of each' * (not header.noise)}: {', '.join(by_class)}"),
+        ("encoder", f"{header.model['name']} ({', '.join(settings)}), {projection}seed {header.seed}; hash of its "
+                    f"weights {header.encoder}"),
         ("input", f"{header.image_size} x {header.image_size} pixels, {header.channels} channels, normalised by mean "
                   f"{per_channel[0]} and spread {per_channel[1]}"),
         ("sums", f"over all images {' and over all for '.join(purposes)}: of the products of each two of {numbers:,} "
                  f"numbers of an image, which are {numbers - labels:,} features and {labels} class labels; "
                  f"{len(purposes)} x {entries:,} whole numbers, {format_bytes(file.size)} with this text"),
+        ("noise", f"Gaussian, {header.noise:g} times as large as what one image can change, features of norm "
+                  f"{header.clip:g} at most, delta {header.delta:g}" if header.noise else "none: the sums are exact"),
         ("nothing else", "no image, no feature of an image, no file name, no accuracy"),
     ]  # fmt: skip

@@ -19,11 +19,14 @@ from fedcir.machine import use_threads
 from fedcir.models.task import Task
 from fedcir.models.tensors import describe_tensor, snapshot
 from fedcir.runtime.session import Session, open_session
+from fedcir.server.accounting import upload_epsilon
 from fedcir.signing import open_key
 from fedcir.text import join_names
 
 ALGORITHM = "fedcirone"
-SITE_SECTIONS = ("data", "model", "run")
+SITE_SECTIONS = ("data", "model", "privacy", "run")
+SITE_FIELD = "project"
+"""Field of the algorithm that changes a site's message."""
 SUFFIX = ".fedcir"
 
 
@@ -57,7 +60,7 @@ def make_courier_file(
     opened = open_site_federation(config, folder, site, chosen, on_file)
     client = opened.clients[0]
     session = open_session(config, make_algorithm(config.algorithm), opened)
-    images = client.sizes._asdict()
+    images, privacy = client.sizes._asdict(), config.privacy
     values = {name: opened.card[name] for name in ("image_size", "channels")}
     values |= {name: tuple(opened.card[name]) for name in ("classes", "mean", "std")}
     header = CourierHeader(
@@ -67,15 +70,25 @@ def make_courier_file(
         encoder=hash_encoder(config, opened.task),
         seed=config.run.seed,
         val_fraction=config.data.val_fraction,
+        project=session.config.algorithm.fields[SITE_FIELD],
+        noise=privacy.noise,
+        clip=privacy.clip or 0.0,
+        delta=privacy.delta if privacy.noise else 0.0,
         **images,
         **values,
     )
     opened.load_features()
+    trainer = session.make_trainer()
+    trainer.deployed = True  # its noise must not come from the seed
     with use_threads(config.run.threads):
-        reply = handle_request(session.make_trainer(), client, ClientStore(), "train", session.state.shared, 1)
+        reply = handle_request(trainer, client, ClientStore(), "train", session.state.shared, 1)
     write_file(out, pack_courier_file(header, reply.tensors["sums"], open_key(key)))
     labels = sorted({item.label for item in list_site_images(folder, site, config.data).pictures.items})
     notes = list(opened.notes)
+    if privacy.noise:
+        epsilon = upload_epsilon(privacy, config.local, client.sizes.train, 1, one_shot=True)
+        spent = f"epsilon of one image is {epsilon:.3g} at delta {privacy.delta:g} towards all who get this file"
+        notes.append(f"{spent}; each further file of the same images has other noise, and adds to it")
     if unused := [label for label in labels if label not in header.classes]:
         notes.append(f"images of {join_names([*map(repr, unused)])} are left out: --classes does not name them")
     if missing := [label for label in header.classes if label not in labels]:
@@ -86,8 +99,8 @@ def make_courier_file(
 def _resolve_site_config(
     encoder: str, classes: tuple[str, ...], image_size: int | None, seed: int | None, set: Assignments
 ) -> Config:
-    for section in ConfigRequest(assignments=set).tables():
-        if section not in SITE_SECTIONS:
+    for section, values in ConfigRequest(assignments=set).tables().items():
+        if section not in SITE_SECTIONS and not (section == "algorithm" and [*values] == [SITE_FIELD]):
             fix = "give it to `fedcir merge`" if section in ("algorithm", "algorithms") else "leave it out"
             raise InputError(f"[{section}] does not change a site's message: {fix}")
     data = {"name": "folders", **({"classes": list(classes)} if classes else {})}
