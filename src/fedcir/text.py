@@ -19,9 +19,9 @@ def describe_error(error: BaseException, most: int | None = None) -> str:
     return to_one_line(f"{type(error).__name__}: {error}".removesuffix(": "), most)
 
 
-def join_names(names: Sequence[str], most: int = 5, between: str = ", ") -> str:
+def join_names(names: Sequence[str], most: int = 5) -> str:
     """Join names, the first `most` of them, and say how many more there are."""
-    listed = between.join(names[:most])
+    listed = ", ".join(names[:most])
     return f"{listed} and {len(names) - most} more" if len(names) > most else listed
 
 

@@ -5,7 +5,7 @@ import pytest
 from PIL import Image
 
 from fedcir.data.domains import Domain, Domains, Split
-from fedcir.reporting.charts import MAX_CLASSES, arrange_images, draw_contact_sheet
+from fedcir.reporting.drawing import MAX_CLASSES, arrange_images, draw_contact_sheet
 
 
 def flat_domains(*, classes: int = 4, channels: int = 3, missing: int | None = None) -> Domains:

@@ -31,6 +31,7 @@ from fedcir.runs.evaluation_data import SEED, exclude_seen_images, open_run_data
 from fedcir.runs.reader import RunSource, to_run
 from fedcir.runs.statistics import Interval, bootstrap_mean
 from fedcir.runtime.resume import use_saved_code
+from fedcir.text import join_names
 
 OnDistance = Callable[[int, int], None]
 Counts = NDArray[np.int64]
@@ -371,5 +372,4 @@ def _note_rare_classes(domains: Domains) -> list[str]:
         tested, trained = (np.bincount(split.labels, minlength=len(domains.classes)) for split in splits)
         labels = np.flatnonzero((tested == 1) | (tested + trained == 1))
         rare += [f"{domains.classes[label]} in {domain.name}" for label in labels]
-    more = f" and {len(rare) - 5} more" if len(rare) > 5 else ""
-    return [f"at most one test image of {', '.join(rare[:5])}{more}: left out of the results by class"] if rare else []
+    return [f"at most one test image of {join_names(rare)}: left out of the results by class"] if rare else []

@@ -12,6 +12,7 @@ from fedcir.cli import options as cli
 from fedcir.cli.application import App, print_json, print_note, print_table
 from fedcir.cli.options import argument, flag, option, output, take_options
 from fedcir.config import OPTIONS, Config, ConfigRequest
+from fedcir.text import join_names
 
 if TYPE_CHECKING:
     from fedcir.data.cache import CacheEntry
@@ -91,7 +92,7 @@ def show(
 ) -> None:
     """Draw a contact sheet: domains as rows, classes as columns."""
     from fedcir.files import check_output_file
-    from fedcir.reporting.charts import MAX_CLASSES, draw_contact_sheet
+    from fedcir.reporting.drawing import MAX_CLASSES, draw_contact_sheet
 
     config = _resolve_config(name, settings, set)
     path = out or Path(f"{name}.png")
@@ -157,7 +158,7 @@ def partition(
     from fedcir.data.manifest import build_manifest, to_json
     from fedcir.errors import InputError
     from fedcir.files import check_output_file
-    from fedcir.reporting.charts import draw_partition
+    from fedcir.reporting.drawing import draw_partition
 
     path = out or Path(f"{name}-clients.png")
     if plot:
@@ -259,8 +260,7 @@ def _print_findings(inspection: "Inspection") -> None:
     for domain, (count, published) in inspection.off.items():
         print(f"warning: {domain} has {count} images, but the published dataset has {published}")
     for domain, classes in inspection.missing.items():
-        more = f" and {len(classes) - FEW} more" if len(classes) > FEW else ""
-        print(f"warning: {domain} has no image of {', '.join(classes[:FEW])}{more}")
+        print(f"warning: {domain} has no image of {join_names(classes, FEW)}")
     for note in inspection.notes:
         print(f"note: {note}")
     _print_lines("warning", inspection.spelling)

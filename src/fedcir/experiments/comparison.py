@@ -15,7 +15,8 @@ from fedcir.experiments.sweep import Job
 from fedcir.files import write_file
 from fedcir.machine import count_cores
 from fedcir.reporting.advice import advice
-from fedcir.reporting.charts import convergence_chart, draw_charts
+from fedcir.reporting.charts import convergence_chart
+from fedcir.reporting.drawing import draw_charts
 from fedcir.reporting.page import Rows, comparison_numbers, comparison_rows, to_csv, to_latex, to_markdown, to_text_rows
 from fedcir.reporting.run_report import try_report
 from fedcir.runs.reader import Run

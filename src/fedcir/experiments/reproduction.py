@@ -20,7 +20,7 @@ from fedcir.experiments.paper import EXPERIMENTS
 from fedcir.experiments.sweep import Job, longest_first
 from fedcir.files import write_file
 from fedcir.machine import count_cores
-from fedcir.reporting.charts import draw_charts
+from fedcir.reporting.drawing import draw_charts
 from fedcir.reporting.page import (
     Figure,
     Section,

@@ -24,7 +24,7 @@ from fedcir.errors import FedcirError, InputError, RunError
 from fedcir.experiments.batch import choose_folder, run_name
 from fedcir.experiments.recommendation import use_validation_images, with_validation
 from fedcir.files import LOCK_TIMEOUT, RESTORE_HINT, acquire_lock, explain_read_errors, open_append, write_file
-from fedcir.reporting.charts import save_figure
+from fedcir.reporting.drawing import save_figure
 from fedcir.rng import numpy_rng, seed_for
 from fedcir.runtime.resume import MAY_DIFFER, resolve_resumed_config
 from fedcir.runtime.simulation import check_run, open_rounds

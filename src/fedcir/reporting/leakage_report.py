@@ -22,7 +22,8 @@ from fedcir.analysis.leakage import (
 from fedcir.data.federation import build_federation
 from fedcir.errors import InputError
 from fedcir.files import check_output_folder, write_file
-from fedcir.reporting.charts import Bars, Series, escape_math, save_figure
+from fedcir.reporting.charts import Bars, Series
+from fedcir.reporting.drawing import escape_math, save_figure
 from fedcir.reporting.page import Figure, Rows, Section, Sentences, Table, render_page, to_sentence
 from fedcir.runs.evaluation_data import exclude_seen_images, open_run_data
 from fedcir.runs.reader import RunSource, to_run

@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtri, stdtrit  # scipy.stats takes two seconds to import
 
-from fedcir.client.cost import cost_to_target
+from fedcir.client.cost import Cost, cost_to_target
 from fedcir.errors import InputError
 from fedcir.rng import numpy_rng
 from fedcir.runs.reader import Run
@@ -269,6 +269,14 @@ class CostToTarget:
     flops: float | None = None
     """Over all clients."""
 
+    @classmethod
+    def of(cls, costs: Sequence[Cost | None]) -> "CostToTarget":
+        """Take the median of each cost over seeds; None counts as later than all others."""
+        values = [(c.rounds, c.bytes_down + c.bytes_up, c.flops) if c else (math.inf,) * 3 for c in costs]
+        medians = [statistics.median(column) for column in zip(*values, strict=True)]
+        rounds, moved, flops = (median if math.isfinite(median) else None for median in medians)
+        return cls(rounds, moved, sum(cost is not None for cost in costs), flops)
+
 
 @dataclass(frozen=True)
 class MethodResult:
@@ -362,14 +370,7 @@ def compare_methods(
                 },
                 mean=Estimate.of([accuracies["accuracy_mean"] for accuracies in final]),
                 worst=Estimate.of([accuracies["accuracy_worst"] for accuracies in final]),
-                to_target=CostToTarget(
-                    rounds=_compute_median([math.inf if cost is None else cost.rounds for cost in costs]),
-                    bytes=_compute_median(
-                        [math.inf if cost is None else cost.bytes_down + cost.bytes_up for cost in costs]
-                    ),
-                    reached=sum(cost is not None for cost in costs),
-                    flops=_compute_median([math.inf if cost is None else cost.flops for cost in costs]),
-                ),
+                to_target=CostToTarget.of(costs),
                 difference=Estimate.of(paired) if paired else None,
                 half_width=None if change is None else change.half_width,
                 unseen=tuple(dict.fromkeys(domain for accuracies in final for domain in accuracies.get("unseen", ()))),
@@ -390,11 +391,6 @@ def _list_pools(by_seed: Mapping[int, Run]) -> bool:
         return next(iter(by_seed.values())).method().pools is not None
     except InputError:  # custom code that is missing or not trusted
         return False
-
-
-def _compute_median(values: Sequence[float]) -> float | None:
-    middle = statistics.median(values)
-    return middle if math.isfinite(middle) else None
 
 
 def check_target(target: float | None) -> None:

@@ -17,6 +17,7 @@ from fedcir.data.sources.source import DatasetSource, ImageFiles, ImageIndex, Im
 from fedcir.data.sources.table import TableRow, read_rows
 from fedcir.errors import InputError, suggest_name
 from fedcir.files import MAX_TABLE_BYTES, read_text
+from fedcir.text import join_names
 
 PACS = Published(
     {"art_painting": 2048, "cartoon": 2344, "photo": 1670, "sketch": 3929},
@@ -100,9 +101,8 @@ def with_lists(items: Sequence[ImageRecord], train: Iterable[str], test: Iterabl
     parts: dict[str, Part] = {**dict.fromkeys(train_names, "train"), **dict.fromkeys(test_names, "test")}
     marked = [item._replace(part=parts[stem(item.name)]) for item in items if stem(item.name) in parts]
     if missing := parts.keys() - {stem(item.name) for item in marked}:
-        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        first = (train_names | test_names)[min(missing)]
-        raise InputError(f"the lists name images that do not exist: {first!r}{more}")
+        names = [repr((train_names | test_names)[name]) for name in sorted(missing)]
+        raise InputError(f"the lists name images that do not exist: {join_names(names, 1)}")
     return marked
 
 

@@ -204,7 +204,7 @@ def unused_files(counts: Mapping[tuple[str, str], int]) -> tuple[UnusedFiles, ..
     return tuple(sorted(unused, key=lambda files: (files.kind != IMAGE, -files.files, files.place, files.kind)))
 
 
-def notes_on_unused(unused: Sequence[UnusedFiles], most: int = 3) -> tuple[str, ...]:
+def notes_on_unused(unused: Sequence[UnusedFiles]) -> tuple[str, ...]:
     """Describe unused files in one note; none if every file is used."""
     if not unused:
         return ()
@@ -212,7 +212,7 @@ def notes_on_unused(unused: Sequence[UnusedFiles], most: int = 3) -> tuple[str, 
     for files in unused:
         counts[files.kind] += files.files
     kinds = []
-    for kind, count in counts.most_common(most):
+    for kind, count in counts.most_common(3):
         first, *others = (files.place or "the data root" for files in unused if files.kind == kind)
         elsewhere = f" and {len(others)} other folder{'s' * (len(others) > 1)}" if others else ""
         kinds.append(f"{_count_files(kind, count)} {first}{elsewhere}{f' ({ADVICE[kind]})' if kind in ADVICE else ''}")
