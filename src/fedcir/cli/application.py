@@ -20,7 +20,11 @@ from typing import IO, TYPE_CHECKING, Any, cast
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from fedcir.text import escape_controls, escape_line
+from fedcir.config import OPTIONS
+from fedcir.errors import FedcirError, InputError
+from fedcir.files import send_event
+from fedcir.plugins import list_imported_files, locate_in_file
+from fedcir.text import describe_error, escape_controls, escape_line
 
 if TYPE_CHECKING:
     import click
@@ -105,7 +109,6 @@ def get_raw_stream(stream: IO[str]) -> IO[str]:
 
 def print_note(note: str) -> None:
     """Print a note on standard error, or send it to the process that started this one."""
-    from fedcir.files import send_event
 
     if not send_event("note", note):
         print(f"note: {note}", file=sys.stderr)
@@ -172,7 +175,6 @@ def fail(error: BaseException) -> None:
     line, code = describe_failure(error)
     if debugging() and code != 130 and not hasattr(error, "format_message"):
         traceback.print_exception(error)
-    from fedcir.files import send_event
 
     line = " ".join(line.split())
     if not send_event("failed", line):
@@ -191,7 +193,6 @@ def describe_failure(error: BaseException) -> tuple[str, int]:
         return _describe_misuse(error), 2
     if isinstance(error, OSError) and (error.filename is not None or error.strerror is not None):
         return f"{error.strerror or error}: {error.filename or ''}".rstrip(": "), 2
-    from fedcir.errors import FedcirError, InputError
 
     if isinstance(error, FedcirError):
         return name_options(str(error), sys.argv[1:]), 2 if isinstance(error, InputError) else 1
@@ -207,7 +208,6 @@ def name_options(text: str, arguments: Sequence[str] = ()) -> str:
 
     If a file of settings was given, only options that were given too are named: the value may stand in the file.
     """
-    from fedcir.config import OPTIONS
 
     names = {option.setting: name for name, option in OPTIONS.items()} | {
         name: name for name in (*OPTIONS, "trust_code")
@@ -274,8 +274,6 @@ def _suggest(name: str, options: Iterable[str]) -> str:
 
 def _describe_unexpected(error: BaseException) -> str:
     """Describe an unexpected exception: the line of the user's algorithm that raised it, or an internal error."""
-    from fedcir.plugins import list_imported_files, locate_in_file
-    from fedcir.text import describe_error
 
     message = describe_error(error, LONG)
     if line := locate_in_file(error):

@@ -12,6 +12,8 @@ from fedcir.cli import options as cli
 from fedcir.cli.application import App, print_json, print_note, print_table
 from fedcir.cli.options import argument, flag, option, output, take_options
 from fedcir.config import OPTIONS, Config, ConfigRequest
+from fedcir.errors import InputError
+from fedcir.files import check_output_file
 from fedcir.text import join_names
 
 if TYPE_CHECKING:
@@ -61,7 +63,6 @@ def check(
 
     from fedcir.cli.progress import Meter
     from fedcir.data.inspection import inspect_dataset
-    from fedcir.errors import InputError
 
     config = _resolve_config(name, settings, set)
     with Meter("checking images", quiet) as meter:
@@ -91,7 +92,6 @@ def show(
     set: list[str] | None = cli.SET,
 ) -> None:
     """Draw a contact sheet: domains as rows, classes as columns."""
-    from fedcir.files import check_output_file
     from fedcir.reporting.drawing import MAX_CLASSES, draw_contact_sheet
 
     config = _resolve_config(name, settings, set)
@@ -156,8 +156,6 @@ def partition(
     from fedcir.cli.progress import Meter
     from fedcir.data.federation import partition_dataset
     from fedcir.data.manifest import build_manifest, to_json
-    from fedcir.errors import InputError
-    from fedcir.files import check_output_file
     from fedcir.reporting.drawing import draw_partition
 
     path = out or Path(f"{name}-clients.png")
@@ -227,7 +225,6 @@ def _fetch(name: str, root: Path, trusted: Sequence[str], quiet: bool) -> None:
     from fedcir.cli.progress import Meter
     from fedcir.data.opening import get_source
     from fedcir.data.sources.download import DownloadError, download_file
-    from fedcir.errors import InputError
 
     if wrong := next((text for text in trusted if not re.fullmatch("[0-9a-fA-F]{128}", text)), None):
         raise InputError(f"--sha512 takes the 128 digits that sha512sum prints, got {wrong!r}")

@@ -7,6 +7,8 @@ from fedcir.cli import options as cli
 from fedcir.cli.application import App, Interrupted, print_note
 from fedcir.cli.options import Options, argument, flag, option, output, take_options
 from fedcir.cli.run import describe_continuation, follow_rounds, print_run
+from fedcir.config import ConfigRequest
+from fedcir.errors import InputError
 
 deploy = App("Train across machines with Flower.")
 
@@ -25,27 +27,23 @@ def local(
     """Try a deployment on this machine. Starts a SuperLink and a SuperNode per client, with TLS and authentication."""
     _require_flower()
     from fedcir.cli.progress import Meter
-    from fedcir.errors import InputError
     from fedcir.flower.local_federation import run_local_federation
     from fedcir.runs.tracking import open_tracker
     from fedcir.runtime.run_folder import RunFolder
+    from fedcir.types import ignore_progress
 
     if options.profile:
         raise InputError("--profile measures this process, but the sites train in others: use `fedcir run`")
     config, out = options.to_run(algorithm, seed, prefix="flower-", trust_code=trust_code)
-
-    def tell(note: str) -> None:
-        if not options.quiet:
-            print(f"note: {note}", file=sys.stderr)
-
+    on_note = ignore_progress if options.quiet else print_note
     done = RunFolder(out).finished and options.resume and from_round is None
     if done and RunFolder(out).config().server.rounds == config.server.rounds:
-        tell(f"{out} is already finished, after round {config.server.rounds}")
+        on_note(f"{out} is already finished, after round {config.server.rounds}")
         with open_tracker(options.track, out, print_note):  # it may not know all of it
             pass
     else:
         with Meter("preparing images", options.quiet) as meter:
-            rounds = run_local_federation(config, out, options.resume, sites, timeout, meter.show, tell, from_round)
+            rounds = run_local_federation(config, out, options.resume, sites, timeout, meter.show, on_note, from_round)
             try:
                 follow_rounds(rounds, config, options, out, deployed=True)
             except KeyboardInterrupt:
@@ -97,8 +95,6 @@ def check(
     _require_flower()
     from fedcir.algorithms import resolve_config
     from fedcir.cli.progress import Meter
-    from fedcir.config import ConfigRequest
-    from fedcir.errors import InputError
     from fedcir.flower.site_check import SiteSetup, check_site
 
     if all(value is None for value in (superlink, root_certificates, key, policy, data_root, domain)):
@@ -140,8 +136,6 @@ deploy.command()(local)
 
 
 def _require_flower() -> None:
-    from fedcir.errors import InputError
-
     try:
         import flwr  # noqa: F401
         import psutil  # noqa: F401

@@ -10,6 +10,7 @@ from typing import Any
 import typer
 
 from fedcir.config import OPTIONS, Config, ConfigRequest
+from fedcir.errors import InputError
 
 
 def option(help: str, default: Any = None, *names: str, **more: Any) -> Any:
@@ -86,7 +87,6 @@ class Options:
         Its own code, which another may have chosen, is kept only if it is trusted.
         """
         from fedcir.algorithms import resolve_config
-        from fedcir.errors import InputError
         from fedcir.experiments.batch import run_name, unused_path
         from fedcir.runs.tracking import check_tracker
         from fedcir.runtime.resume import resolve_resumed_config
@@ -112,8 +112,6 @@ def split_names(text: str | None) -> list[str] | None:
 
 
 def split_seeds(text: str | None) -> list[int] | None:
-    from fedcir.errors import InputError
-
     try:
         return None if text is None else [int(number) for number in text.split(",")]
     except ValueError:

@@ -13,6 +13,7 @@ import typer
 from fedcir.cli import options as cli
 from fedcir.cli.application import get_raw_stream
 from fedcir.cli.options import argument, flag, option, output
+from fedcir.errors import InputError
 from fedcir.text import escape_cell, escape_line
 
 if TYPE_CHECKING:
@@ -39,7 +40,6 @@ def predict(
 
     Check images with a `novelty` of 0.9 or more by eye: they may show something that the model does not know.
     """
-    from fedcir.errors import InputError
     from fedcir.inference.model import UNCALIBRATED
     from fedcir.inference.predictor import UNFAMILIAR, Predictor, files_in
 

@@ -12,6 +12,7 @@ from fedcir.cli import options as cli
 from fedcir.cli.application import Interrupted, print_note, print_table
 from fedcir.cli.options import Options, argument, flag, option, split_names, split_seeds, take_options
 from fedcir.config import DEFAULT_COMPARISON, Config
+from fedcir.errors import RunError
 
 if TYPE_CHECKING:
     from fedcir.experiments.comparison import Comparison
@@ -54,7 +55,7 @@ def run(
         meter.close()
         if not options.quiet:
             for note in session.notes:
-                print(f"note: {note}", file=sys.stderr)
+                print_note(note)
             if session.finished:
                 print(f"{out} is already finished, after round {session.state.round}", file=sys.stderr)
         remaining = session.config.server.rounds - session.state.round
@@ -197,8 +198,6 @@ def _print_batch(
     files: str,
 ) -> None:
     """Print the table of several runs, and fail if some of them did."""
-    from fedcir.errors import RunError
-
     if not options.json and not options.quiet:
         print_table(rows, title)
         for note in notes:

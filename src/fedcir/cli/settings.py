@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 from fedcir.cli import options as cli
 from fedcir.cli.application import Interrupted, print_json, print_table
 from fedcir.cli.options import Options, argument, flag, option, output, setting, split_seeds, take_options
+from fedcir.config import DataConfig, dump_toml
+from fedcir.errors import InputError
 
 if TYPE_CHECKING:
     from fedcir.experiments.recommendation import CandidateResult
@@ -55,7 +57,6 @@ def _check(name: str | None) -> None:
     from fedcir.algorithms import find_algorithm
     from fedcir.cli.progress import Meter
     from fedcir.conformance import CHECKS, Subject, find_fault
-    from fedcir.errors import InputError
 
     if name is None:
         raise InputError("--check needs the name or the file of an algorithm, such as ./mine.py")
@@ -98,7 +99,6 @@ def init(
 ) -> None:
     """Write settings for your own images. Looks at every image, gives a reason for each setting, and trains nothing."""
     from fedcir.cli.progress import Watch
-    from fedcir.config import DataConfig, dump_toml
     from fedcir.experiments.starter import check_output_path
     from fedcir.experiments.starter import init as inspect_images
 
@@ -128,7 +128,6 @@ def recommend(
 ) -> None:
     """Find out what to run on your data. Tries each candidate for a few rounds and never looks at a test image."""
     from fedcir.cli.progress import Watch
-    from fedcir.errors import InputError
     from fedcir.experiments.recommendation import recommend as try_candidates
 
     if out is not None and out.exists():
