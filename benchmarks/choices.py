@@ -15,7 +15,8 @@ import numpy as np
 
 from fedcir.config import config_from_tables
 from fedcir.experiments.sweep import Job, sweep
-from fedcir.reporting.page import format_percent, to_markdown
+from fedcir.reporting.method_table import format_percent
+from fedcir.reporting.page import to_markdown
 from fedcir.rng import numpy_rng
 from fedcir.runs.statistics import Estimate
 from fedcir.runtime.run_folder import RunFolder

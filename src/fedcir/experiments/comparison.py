@@ -17,7 +17,8 @@ from fedcir.machine import count_cores
 from fedcir.reporting.advice import advice
 from fedcir.reporting.charts import convergence_chart
 from fedcir.reporting.drawing import draw_charts
-from fedcir.reporting.page import Rows, comparison_numbers, comparison_rows, to_csv, to_latex, to_markdown, to_text_rows
+from fedcir.reporting.method_table import comparison_numbers, comparison_rows
+from fedcir.reporting.page import Rows, to_csv, to_latex, to_markdown, to_text_rows
 from fedcir.reporting.run_report import try_report
 from fedcir.runs.reader import Run
 from fedcir.runs.statistics import MethodResult, check_target, choose_baseline, compare_methods

@@ -18,7 +18,7 @@ from fedcir.files import check_output_file
 from fedcir.inference.evaluation import DomainPredictions
 from fedcir.reporting.charts import Bars, Chart, Heatmap, Scatter, Series
 from fedcir.reporting.drawing import OMITTED_METADATA, draw_charts
-from fedcir.reporting.page import mark_unseen
+from fedcir.reporting.method_table import mark_unseen
 from fedcir.runs.reader import check_same_data, find_runs, load_run
 from fedcir.types import OnProgress, ignore_progress
 

@@ -28,16 +28,8 @@ from fedcir.inference.model import BATCH, UNCALIBRATED, AlgorithmChoice, Trained
 from fedcir.machine import use_threads
 from fedcir.models.normalisation import estimate_statistics, find_statistics_layers
 from fedcir.reporting.charts import Bars, Chart, Heatmap, Lines, Series
-from fedcir.reporting.page import (
-    Figure,
-    Rows,
-    Section,
-    Sentences,
-    Table,
-    mark_unseen,
-    render_page,
-    to_sentence,
-)
+from fedcir.reporting.method_table import mark_unseen
+from fedcir.reporting.page import Figure, Rows, Section, Sentences, Table, render_page, to_sentence
 from fedcir.runs.evaluation_data import SplitName, open_run_data, sample_rows, select_images
 from fedcir.runs.reader import Run, RunSource, to_run
 from fedcir.runs.statistics import Interval

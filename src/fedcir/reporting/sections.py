@@ -13,21 +13,16 @@ from fedcir.config import PATH_SETTINGS, config_to_tables, dump_toml
 from fedcir.errors import InputError
 from fedcir.inference.model_card import guarantee_of
 from fedcir.reporting.charts import Chart, Lines, Measure, accuracy, accuracy_unseen, plot_runs, risk
-from fedcir.reporting.page import (
+from fedcir.reporting.method_table import (
     UNSEEN,
-    Figure,
-    Listing,
-    Section,
-    Sentences,
-    Table,
     domain_header,
     domains_of,
     format_difference,
     format_percent,
     goal_cells,
     goal_header,
-    to_sentence,
 )
+from fedcir.reporting.page import Figure, Listing, Section, Sentences, Table, to_sentence
 from fedcir.runs.reader import Run, RunSource, check_same_data, describe_saved_model, to_run
 from fedcir.runs.statistics import COVERS, MIN_SEEDS, MethodResult, choose_baseline
 from fedcir.runtime.resume import MAY_DIFFER
