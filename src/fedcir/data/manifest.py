@@ -16,17 +16,9 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save
 
+from fedcir import files
 from fedcir.data.domains import Domain, Domains, Indices
 from fedcir.data.partition import ClientPartition, DomainRows, LazySequence, Partition
-from fedcir.files import (
-    RESTORE_HINT,
-    add_checksum,
-    check_regular_file,
-    compare_checksums,
-    explain_read_errors,
-    read_json,
-    write_file,
-)
 from fedcir.tensor_files import compute_tensor_checksum
 from fedcir.types import Tensors
 
@@ -113,7 +105,7 @@ def save_manifest(folder: Path, manifest: dict[str, Any]) -> None:
     """Write a manifest into a run folder."""
     clients = manifest["clients"]
     if not isinstance(clients, ManifestClients) or clients.partition.sizes.sum() <= MAX_JSON_SAMPLES:
-        write_file(folder / "manifest.json", to_json(add_checksum({**manifest, "clients": list(clients)})))
+        files.write_file(folder / "manifest.json", to_json(files.add_checksum({**manifest, "clients": list(clients)})))
         return
     partition = clients.partition
     arrays = {"homes": torch.from_numpy(partition.homes)}
@@ -127,20 +119,20 @@ def save_manifest(folder: Path, manifest: dict[str, Any]) -> None:
     about: dict[str, Any] = {key: manifest[key] for key in ("dataset", "content", "hash")}
     about |= {"domains": list(partition.domains), "validation": "validation" in manifest}
     about |= {"names": list(partition.names), "arrays": compute_tensor_checksum(None, arrays)}
-    write_file(folder / ARRAYS_FILE, save(arrays))
-    write_file(folder / "manifest.json", json.dumps(add_checksum(about), indent=1, ensure_ascii=False))
+    files.write_file(folder / ARRAYS_FILE, save(arrays))
+    files.write_file(folder / "manifest.json", json.dumps(files.add_checksum(about), indent=1, ensure_ascii=False))
 
 
 def load_manifest(folder: Path) -> dict[str, Any]:
     """Read the manifest of a run folder; the entries of a large one are computed on access."""
     path = folder / "manifest.json"
     # Arrays may be left from a kill between two files, or from a manifest that was large before the run was resumed.
-    if not (folder / ARRAYS_FILE).exists() or "arrays" not in read_json(path, dict, RESTORE_HINT):
-        return read_json(path, Manifest, RESTORE_HINT)
-    about = read_json(path, ArraysManifest, RESTORE_HINT)
-    with explain_read_errors(folder / ARRAYS_FILE, RESTORE_HINT):
-        arrays = load_file(check_regular_file(folder / ARRAYS_FILE))
-        compare_checksums(about["arrays"], compute_tensor_checksum(None, arrays))
+    if not (folder / ARRAYS_FILE).exists() or "arrays" not in files.read_json(path, dict, files.RESTORE_HINT):
+        return files.read_json(path, Manifest, files.RESTORE_HINT)
+    about = files.read_json(path, ArraysManifest, files.RESTORE_HINT)
+    with files.explain_read_errors(folder / ARRAYS_FILE, files.RESTORE_HINT):
+        arrays = load_file(files.check_regular_file(folder / ARRAYS_FILE))
+        files.compare_checksums(about["arrays"], compute_tensor_checksum(None, arrays))
         return _unpack(about, arrays)
 
 

@@ -11,19 +11,11 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save
 
+from fedcir import files
 from fedcir.config import MAX_IMAGE_SIZE, PATH_SETTINGS, Config, ModelConfig
 from fedcir.data.domains import HashKind
 from fedcir.data.splits import ImageHashes
 from fedcir.errors import InputError
-from fedcir.files import (
-    CHECKSUM_KEY,
-    add_checksum,
-    check_regular_file,
-    compare_checksums,
-    compute_checksum,
-    explain_read_errors,
-    verify_checksum,
-)
 from fedcir.tensor_files import compute_tensor_checksum
 from fedcir.types import RoundRecord
 from fedcir.validation import Between, build_dataclass, check_type
@@ -165,7 +157,7 @@ HASHED_SPLITS = ("train", "validation")
 
 def compute_settings_checksum(tables: Mapping[str, Any]) -> str:
     """Checksum of all settings except paths, which a user may edit after moving the data."""
-    return compute_checksum(
+    return files.compute_checksum(
         {
             section: {name: value for name, value in values.items() if f"{section}.{name}" not in PATH_SETTINGS}
             for section, values in tables.items()
@@ -176,13 +168,13 @@ def compute_settings_checksum(tables: Mapping[str, Any]) -> str:
 
 def parse_record(line: bytes) -> RoundRecord:
     """Parse a line of rounds.jsonl. Older runs may name the cross-entropy `fl` instead of `ce`."""
-    record: RoundRecord = verify_checksum(json.loads(line), RoundRecord, "round")
+    record: RoundRecord = files.verify_checksum(json.loads(line), RoundRecord, "round")
     return replace(record, losses={"ce" if name == "fl" else name: value for name, value in record.losses.items()})
 
 
 def format_record(record: RoundRecord) -> str:
     """Format a line of rounds.jsonl."""
-    return json.dumps(add_checksum(_record_values(record)), ensure_ascii=False) + "\n"
+    return json.dumps(files.add_checksum(_record_values(record)), ensure_ascii=False) + "\n"
 
 
 def _record_values(record: RoundRecord) -> dict[str, Any]:
@@ -191,32 +183,32 @@ def _record_values(record: RoundRecord) -> dict[str, Any]:
 
 
 def compute_record_checksum(record: RoundRecord) -> str:
-    return compute_checksum(_record_values(record))
+    return files.compute_checksum(_record_values(record))
 
 
 def pack_image_hashes(hashes: ImageHashes) -> bytes:
     tensors = {split: torch.from_numpy(getattr(hashes, split).view(np.int64)) for split in HASHED_SPLITS}
-    metadata = {"kind": hashes.kind, CHECKSUM_KEY: compute_tensor_checksum({"kind": hashes.kind}, tensors)}
+    metadata = {"kind": hashes.kind, files.CHECKSUM_KEY: compute_tensor_checksum({"kind": hashes.kind}, tensors)}
     return save(tensors, {"fedcir": json.dumps(metadata)})
 
 
 def read_image_hashes(path: Path) -> ImageHashes:
     hint = "delete it, and resume the run, which writes it again"
-    with explain_read_errors(path, hint), safe_open(check_regular_file(path), framework="pt") as file:
+    with files.explain_read_errors(path, hint), safe_open(files.check_regular_file(path), framework="pt") as file:
         metadata = check_type(json.loads((file.metadata() or {}).get("fedcir", "")), dict, "metadata")
         kind: HashKind = check_type(metadata.get("kind"), HashKind, "kind")
         tensors = {split: file.get_tensor(split) for split in HASHED_SPLITS}
         if any(tensor.dtype != torch.int64 or tensor.ndim != 1 for tensor in tensors.values()):
             raise InputError("its hashes are not whole numbers of 64 bits")
-        compare_checksums(metadata.get(CHECKSUM_KEY), compute_tensor_checksum({"kind": kind}, tensors))
+        files.compare_checksums(metadata.get(files.CHECKSUM_KEY), compute_tensor_checksum({"kind": kind}, tensors))
     return ImageHashes(kind, *(np.sort(tensors[split].numpy().view(np.uint64)) for split in HASHED_SPLITS))
 
 
 def find_custom_files(config: Config) -> dict[str, Path]:
     """Files of the user that define the algorithm or the model. A run saves a copy of them."""
     algorithm = Path(config.algorithm.name)
-    files = {"algorithm": algorithm if algorithm.suffix == ".py" else None, "model": config.model.file}
-    custom = {role: file for role, file in files.items() if file is not None}
+    named = {"algorithm": algorithm if algorithm.suffix == ".py" else None, "model": config.model.file}
+    custom = {role: file for role, file in named.items() if file is not None}
     if len({file.name for file in custom.values()}) < len({file.resolve() for file in custom.values()}):
         raise InputError(f"the files of algorithm and model are both called {algorithm.name}: rename one of them")
     return custom
