@@ -6,17 +6,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, get_origin, get_type_hints
 
+from fedcir.config import toml
 from fedcir.config.schema import PATH_SETTINGS, SECTIONS, Config
-from fedcir.config.toml import (
-    assignment_to_tables,
-    config_from_tables,
-    config_to_tables,
-    merge_tables,
-    parse_assignment,
-    parse_toml_value,
-    read_config_file,
-    read_preset,
-)
 from fedcir.errors import InputError, suggest_name
 from fedcir.validation import strip_optional
 
@@ -118,7 +109,7 @@ def parse_range(text: str, setting: str) -> SearchRange:
     """Parse `0.1,0.5` or `0.01..1`; `setting` is the name for errors."""
     low, dots, high = text.partition("..")
     if not dots:
-        values = tuple(parse_toml_value(item.strip()) for item in text.split(",") if item.strip())
+        values = tuple(toml.parse_toml_value(item.strip()) for item in text.split(",") if item.strip())
         if not values:
             raise InputError(f"{setting} has no value to try: write {setting}=0.1,0.5 or {setting}=0.01..1")
         return Choices(tuple(dict.fromkeys(values)))
@@ -174,8 +165,8 @@ class ConfigRequest:
 
     def resolve(self, base: Mapping[str, Any] | None = None) -> Config:
         """Build the config; the tables `base` come between the preset and the file."""
-        preset = read_preset(self.preset)
-        config = config_from_tables(self.tables(merge_tables(preset, base or {})))
+        preset = toml.read_preset(self.preset)
+        config = toml.config_from_tables(self.tables(toml.merge_tables(preset, base or {})))
         given, meant = config.data.name, preset.get("data", {}).get("name")
         if preset and given not in (meant, *USER_DATASETS):
             raise InputError(f"preset {self.preset!r} is for the dataset {meant}, not {given}: leave out one of them")
@@ -186,23 +177,23 @@ class ConfigRequest:
         name = saved.algorithm.name
         # Both ways of setting a field of the algorithm override [algorithms.NAME].
         algorithm: dict[str, Any] = {"algorithm": {"name": name}, "algorithms": {name: dict(saved.algorithm.fields)}}
-        base = merge_tables({**config_to_tables(saved), **algorithm}, read_preset(self.preset))
-        return config_from_tables(self.tables(base))
+        base = toml.merge_tables({**toml.config_to_tables(saved), **algorithm}, toml.read_preset(self.preset))
+        return toml.config_from_tables(self.tables(base))
 
     def tables(self, base: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Merge the file, the options and the assignments over the tables `base`."""
-        tables = merge_tables(base or {}, self.saved)
-        tables = merge_tables(tables, {} if self.file is None else read_config_file(self.file))
+        tables = toml.merge_tables(base or {}, self.saved)
+        tables = toml.merge_tables(tables, {} if self.file is None else toml.read_config_file(self.file))
         options = {name: value for name, value in self.options.items() if value is not None}
         if "clients" in options or "beta" in options:
-            tables = merge_tables({"partition": {"scheme": "dirichlet"}}, tables)  # unless the file says otherwise
+            tables = toml.merge_tables({"partition": {"scheme": "dirichlet"}}, tables)  # unless the file says otherwise
         for name, value in options.items():
             section, field = OPTIONS[name].setting.split(".")
-            tables = merge_tables(tables, {section: {field: str(value) if isinstance(value, Path) else value}})
+            tables = toml.merge_tables(tables, {section: {field: str(value) if isinstance(value, Path) else value}})
         if isinstance(self.assignments, Mapping):
-            assigned = [assignment_to_tables(name, value) for name, value in self.assignments.items()]
+            assigned = [toml.assignment_to_tables(name, value) for name, value in self.assignments.items()]
         else:
-            assigned = [parse_assignment(text) for text in self.assignments]
+            assigned = [toml.parse_assignment(text) for text in self.assignments]
         for assignment in assigned:
-            tables = merge_tables(tables, assignment)
+            tables = toml.merge_tables(tables, assignment)
         return tables

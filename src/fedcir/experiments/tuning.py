@@ -14,10 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_type_hints
 import numpy as np
 
 from fedcir.algorithms import find_algorithm, make_algorithm, resolve_config
-from fedcir.config import SECTIONS, Choices, Config, ConfigRequest, NumberRange, SearchRange, parse_range
-from fedcir.config.toml import config_from_tables, config_to_tables, dump_toml, find_differences, make_paths_absolute
-
-from fedcir.config.toml import merge_tables, nest_settings, read_toml  # isort: skip
+from fedcir.config import SECTIONS, Choices, Config, ConfigRequest, NumberRange, SearchRange, parse_range, toml
 from fedcir.data.federation import Federation, build_federation, partition_dataset
 from fedcir.data.manifest import build_manifest
 from fedcir.errors import FedcirError, InputError, RunError
@@ -160,15 +157,15 @@ class Tuning:
         config = apply_settings(self.config, self.best.settings)
         config = replace(config, run=replace(config.run, workers=None))
         defaults = resolve_config(ConfigRequest(options={"algorithm": config.algorithm.name}))
-        changed = {name: new for name, (_, new) in find_differences(defaults, config).items() if new is not None}
+        changed = {name: new for name, (_, new) in toml.find_differences(defaults, config).items() if new is not None}
         names = {"data": {"name": config.data.name}, "algorithm": {"name": config.algorithm.name}}
         comments = (
             f"# {self.reason}\n# Tried: {'; '.join(f'{name} {values}' for name, values in self.space.items())}.\n"
             "# This run repeats the trial to the bit. Without data.val_fraction, it trains on the validation images "
             "too.\n\n"
         )
-        tables = make_paths_absolute(merge_tables(names, nest_settings(changed)))
-        write_file(self.out / "best.toml", comments + dump_toml(tables))
+        tables = toml.make_paths_absolute(toml.merge_tables(names, toml.nest_settings(changed)))
+        write_file(self.out / "best.toml", comments + toml.dump_toml(tables))
 
     def draw(self) -> None:
         """Draw trials.png, accuracy by setting, and importances.png where there are importances."""
@@ -291,12 +288,12 @@ class SearchPlan:
         """Read the saved plan, with the settings that may change; other changes are refused."""
         if not (folder / PLAN).is_file():
             raise InputError(f"{folder} holds no trials to continue: start without resume")
-        tables = read_toml(folder / PLAN)
+        tables = toml.read_toml(folder / PLAN)
         with explain_read_errors(folder / PLAN, RESTORE_HINT):
             values = check_type(tables.get("fedcir", {}), dict, "fedcir")
             hints: dict[str, Any] = {"space": dict[str, str], "trials": int, "data": str}
             checked = {name: check_type(values.get(name), hint, f"fedcir.{name}") for name, hint in hints.items()}
-            saved = cls(config_from_tables(tables), **checked)
+            saved = cls(toml.config_from_tables(tables), **checked)
         if (folder / "trials.jsonl").exists() and not (folder / JOURNAL).exists():
             raise InputError(f"{folder} holds trials of an earlier version, which cannot go on: start a new search")
         try:
@@ -305,10 +302,9 @@ class SearchPlan:
             raise InputError(f"{str(error).partition(': if ')[0]}: if it is yours, name it again") from None
         config = with_validation(request.resolve_over(saved.config))
         ranges = parse_space(config, {**saved.space, **split_space(space)})
-        changes = {
-            **{name: pair for name, pair in find_differences(saved.config, config).items() if name not in MAY_CHANGE},
-            **{f"the space {name}": (saved.space.get(name), str(values)) for name, values in ranges.items()},
-        }
+        differences = toml.find_differences(saved.config, config)
+        changes = {name: pair for name, pair in differences.items() if name not in MAY_CHANGE}
+        changes |= {f"the space {name}": (saved.space.get(name), str(values)) for name, values in ranges.items()}
         for name, (old, new) in changes.items():
             if old != new:
                 raise InputError(f"{folder} was started with {name}={old}, not {new}: choose another folder")
@@ -318,8 +314,8 @@ class SearchPlan:
         from fedcir import __version__
 
         values = {"version": __version__, "trials": self.trials, "data": self.data, "space": self.space}
-        tables = make_paths_absolute(config_to_tables(self.config))
-        write_file(folder / PLAN, dump_toml({"fedcir": values, **tables}))
+        tables = toml.make_paths_absolute(toml.config_to_tables(self.config))
+        write_file(folder / PLAN, toml.dump_toml({"fedcir": values, **tables}))
 
 
 def parse_space(config: Config, requested: SpaceRequest = ()) -> Space:
@@ -360,7 +356,7 @@ def split_space(requested: SpaceRequest) -> dict[str, str]:
 
 
 def apply_settings(config: Config, settings: Mapping[str, Any]) -> Config:
-    return config_from_tables(merge_tables(config_to_tables(config), nest_settings(settings)))
+    return toml.config_from_tables(toml.merge_tables(toml.config_to_tables(config), toml.nest_settings(settings)))
 
 
 def current_settings(config: Config, space: Space) -> Settings:
