@@ -52,6 +52,7 @@ if TYPE_CHECKING:  # the public names, for editors, type checkers and `_list_exp
     from fedcir.reporting.evaluation_report import evaluate as evaluate
     from fedcir.reporting.leakage_report import audit as audit
     from fedcir.reporting.run_report import report as report
+    from fedcir.reporting.worth_report import worth as worth
     from fedcir.runs.reader import Run as Run
     from fedcir.runs.reader import load_run as load_run
     from fedcir.runtime.run_folder import RunFolder as RunFolder

@@ -135,3 +135,19 @@ def test_a_site_is_standardised_by_its_own_statistics_and_others_by_those_of_all
     assert encoder(x).tolist() == [[2.0, 2.0]]
     assert encoder(x, [3, 9]).tolist() == [[0.0, 16.0]]
     assert encoder(x, [3]).tolist() == [[2.0, 2.0]]
+
+
+def test_the_head_does_not_depend_on_the_solver(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither on Cholesky's, nor on the eigendecomposition that is used where torch's does not converge."""
+    z, labels = draw(60)
+    sums = FeatureSums.from_exact(gram_sums([(z, labels)], FEATURES, CLASSES), FEATURES)
+    heads = [RidgePath(sums).fit(0.1), RidgePath(sums).fit_once(0.1)]
+
+    def fail(matrix: torch.Tensor) -> None:
+        raise RuntimeError("the algorithm failed to converge")
+
+    monkeypatch.setattr(torch.linalg, "eigh", fail)
+    heads.append(RidgePath(sums).fit(0.1))
+    for head in heads[1:]:
+        assert torch.allclose(head.weight, heads[0].weight, rtol=1e-9, atol=1e-12)
+        assert torch.allclose(head.bias, heads[0].bias, rtol=1e-9, atol=1e-12)

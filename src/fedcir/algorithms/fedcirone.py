@@ -113,7 +113,7 @@ class FedCiROne(Algorithm):
         for part in ("train", "validation"):
             if f"{part}_high" in sums and not is_gram(sums[f"{part}_high"], sums[f"{part}_low"]):
                 return f"its {part} sums are not those of any examples"
-        counted = count_examples(_select(sums, "train"), ctx.num_classes)
+        counted = count_examples(select_sums(sums, "train"), ctx.num_classes)
         if counted != reply.num_examples:
             return f"its sums count {counted:g} examples, not {reply.num_examples}"
         return None
@@ -126,10 +126,10 @@ class FedCiROne(Algorithm):
         releases = 0
         for reply in replies:
             sums, domain = reply.tensors["sums"], ctx.domain_of(reply.client_id)
-            parts = {"train": _select(sums, "train")}
+            parts = {"train": select_sums(sums, "train")}
             if "validation_high" in sums and domain not in tested:  # clients of a domain share its validation images
                 tested.add(domain)
-                parts["validation"] = _select(sums, "validation")
+                parts["validation"] = select_sums(sums, "validation")
             releases += 1
             for kind in kinds:
                 site = sites[kind].setdefault(site_key(kind, domain, reply.client_id), {})
@@ -149,8 +149,7 @@ class FedCiROne(Algorithm):
 
     def predict(self, modules: Modules, x: Tensor, ctx: LocalContext) -> Tensor:
         model: Classifier = modules["model"]
-        keys = [site_key(kind, ctx.domain, ctx.client) for kind in ("client", "domain")]
-        logits: Tensor = model.head(model.encoder(x, keys))
+        logits: Tensor = model.head(model.encoder(x, site_keys(ctx)))
         return logits
 
     def _fit(
@@ -181,29 +180,31 @@ class FedCiROne(Algorithm):
         if self.balance == "domains":
             train = train * (pooled.total / train.total)
         path = RidgePath(train)
-
-        def error(penalty: float) -> float:
-            if held is None or not held.total:
-                return path.cross_validation_error(penalty)
-            return path.fit(penalty).squared_error(held) / held.total
-
         if noise is None:
-            penalty = self.penalty or min(PENALTIES, key=error)
+            penalty = self.select_penalty(path, held)
         else:
             penalty = self.penalty or choose_penalty(noise, releases, features, train.total)
-        if self.head == "lda":
-            head = path.fit_discriminant(penalty, uniform=self.balance == "labels")
-        else:
-            head = path.fit(penalty)
+        head, error = self.fit_head(path, penalty), path.expected_error(penalty, held)
+        if self.head == "ridge":
             # Under Gaussian errors of this variance, output / variance is the log-probability up to a constant.
-            variance = max(error(penalty) / len(head.bias), 1e-6)
+            variance = max(error / len(head.bias), 1e-6)
             if noise is not None:  # an error that noise made small or negative is no reason for certainty
                 variance = max(variance, NOISED_ERROR * path.label_variance)
             head = LinearHead(head.weight / variance, head.bias / variance)
         if kind in ("federation", "none"):
-            return StandardisedHead(kind, error(penalty), head, next(iter(statistics.values())), {})
+            return StandardisedHead(kind, error, head, next(iter(statistics.values())), {})
         fallback = pooled.mean, pooled.spread if noise is None else torch.ones_like(pooled.mean)
-        return StandardisedHead(kind, error(penalty), head, fallback, statistics)
+        return StandardisedHead(kind, error, head, fallback, statistics)
+
+    def select_penalty(self, path: RidgePath, validation: FeatureSums | None) -> float:
+        """The penalty of the settings, or the one with the least expected error."""
+        return self.penalty or min(PENALTIES, key=lambda penalty: path.expected_error(penalty, validation))
+
+    def fit_head(self, path: RidgePath, penalty: float, once: bool = False) -> LinearHead:
+        """Fit a head of the kind of the settings; `once` if no other penalty of this path is needed."""
+        if self.head == "lda":
+            return path.fit_discriminant(penalty, uniform=self.balance == "labels")
+        return path.fit_once(penalty) if once else path.fit(penalty)
 
 
 def site_key(kind: str, domain: str, client: int) -> int:
@@ -212,5 +213,10 @@ def site_key(kind: str, domain: str, client: int) -> int:
     return seed_for(0, *paths[kind]) >> 1 if kind in paths else 0
 
 
-def _select(sums: Tensors, part: str) -> Tensors:
+def site_keys(ctx: LocalContext) -> list[int]:
+    """Keys under which a model may have statistics for a client."""
+    return [site_key(kind, ctx.domain, ctx.client) for kind in ("client", "domain")]
+
+
+def select_sums(sums: Tensors, part: str) -> Tensors:
     return {name: sums[f"{part}_{name}"] for name in ("high", "low")}

@@ -12,7 +12,7 @@ from fedcir.cli.data import data
 from fedcir.cli.deploy import deploy
 from fedcir.cli.options import option
 from fedcir.cli.predict import export, predict
-from fedcir.cli.report import audit, diagnose, evaluate, forget, report
+from fedcir.cli.report import audit, diagnose, evaluate, forget, report, worth
 from fedcir.cli.run import compare, reproduce, run
 from fedcir.cli.settings import algorithms, init, recommend, settings, tune
 
@@ -42,7 +42,7 @@ def everywhere(
 
 for command in (
     *(init, run, compare, reproduce, algorithms, settings, diagnose),
-    *(recommend, tune, report, evaluate, predict, export, audit, forget),
+    *(recommend, tune, report, evaluate, predict, export, audit, forget, worth),
     *(site, inspect, merge),
 ):
     app.command()(command)

@@ -1,4 +1,4 @@
-"""`fedcir report`, `evaluate`, `audit`, `forget`, `diagnose`: results and risks of finished runs, and of datasets."""
+"""`fedcir report`, `evaluate`, `audit`, `worth`, `forget`, `diagnose`: results of finished runs, and of datasets."""
 
 import math
 from pathlib import Path
@@ -147,6 +147,34 @@ def forget(
                 rows.append([name, f"{membership.auc:.2f}", f"{membership.advantage:.2f}"])
             print_table(rows, f"telling the training images of {site} from test images by their loss")
         print(f"wrote {result.path} and {result.file}, signed by {result.key}")
+
+
+def worth(
+    run: Path = argument("A finished run of fedcirone."),
+    data_root: Path | None = option("Folder of the run's data, if it has moved."),
+    out: Path | None = output("Folder for the page and the numbers. [default: RUN/worth]"),
+    quiet: bool = cli.QUIET,
+    json: bool = cli.JSON_NUMBERS,
+    trust_code: bool = cli.TRUST_CODE,
+) -> None:
+    """Measure whether federating is worth it, and for whom. Compares each site alone, the others, and all together."""
+    from fedcir.cli.progress import Watch
+    from fedcir.reporting import worth_report
+
+    with Watch(quiet) as watch:
+        keywords: dict[str, Any] = {"data_root": data_root, "out": out or run / "worth", "trust_code": trust_code}
+        result = worth_report.worth(run, on_work=watch.work, **keywords)
+    if not quiet:
+        for note in result.notes:
+            print_note(note)
+    if json:
+        print_json(result.to_json())
+    elif not quiet:
+        title = f"{result.name} on {result.dataset}, accuracy on each site's test images in per cent"
+        print_table(worth_report.build_worth_rows(result), title)
+        for sentence in worth_report.describe_worth(result):
+            print(sentence)
+        print(f"\nwrote {result.page} and {result.numbers}")
 
 
 @take_options("data_root", "image_size", "clients", "beta", "seed")
