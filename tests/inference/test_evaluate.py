@@ -162,13 +162,13 @@ def test_adapting_tells_what_it_brought(run: Path, elsewhere: Path) -> None:
     result = evaluate(run, data_root=elsewhere, adapt=True, device="cpu")
     assert result.mean_before == pytest.approx(plainly.mean.value)
     assert "before" in build_domain_rows(result)[0]
-    assert any("BatchNorm statistics of each domain" in item for item in describe_evaluation(result))
+    assert any("statistics of each domain's own images" in item for item in describe_evaluation(result))
 
 
 def test_a_model_without_statistics_says_that_there_is_nothing_to_adapt(plain: Path) -> None:
     result = evaluate(plain, adapt=True, device="cpu")
     assert result.mean_before is None
-    assert any("has no BatchNorm statistics" in note for note in result.notes)
+    assert any("has no statistics of features or of BatchNorm" in note for note in result.notes)
 
 
 def test_each_domain_is_tested_with_its_own_model(apart: Path, elsewhere: Path) -> None:

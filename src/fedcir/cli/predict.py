@@ -32,6 +32,10 @@ def predict(
     csv: bool = flag("--csv", "Print as CSV."),
     top: int = option("How many classes to list for each image.", 3),
     site: str | None = cli.SITE,
+    site_images: Path | None = option(
+        "Folder of unlabelled images of a new site, to which the model is adapted first."
+    ),
+    force: bool = cli.FORCE_SITE,
     device: str = cli.DEVICE,
     algorithm: str | None = cli.OWN_ALGORITHM,
     trust_code: bool = cli.TRUST_CODE,
@@ -48,9 +52,21 @@ def predict(
     named = files_in(path for path in paths if path != "-")
     listed = (line for line in map(str.strip, sys.stdin) if line) if "-" in paths else ()
     files = itertools.chain(named, listed)
-    predictor = Predictor(run, site=site, algorithm=algorithm, device=device, top=top, trust_code=trust_code)
+    predictor = Predictor(
+        run,
+        site=site,
+        algorithm=algorithm,
+        device=device,
+        top=top,
+        trust_code=trust_code,
+        site_images=None if site_images is None else [site_images],
+        force=force,
+    )
     if not predictor.calibrated:
         print(f"note: {UNCALIBRATED}", file=sys.stderr)
+    if predictor.estimate is not None:
+        images = f"{predictor.estimate.images:,} images of {site_images}"
+        print(f"note: adapted to {images}; expect {predictor.estimate.text}", file=sys.stderr)
     write = _print_json if json else _print_csv if csv else _print_table
     unread = read = unfamiliar = 0
 

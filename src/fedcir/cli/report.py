@@ -44,7 +44,8 @@ def evaluate(
     dataset: str | None = option("Dataset to test on. [default: the run's own]"),
     data_root: Path | None = option("Folder that holds it."),
     split: str = option("test, val, train, or all images; test and all leave out what the run has seen.", "test"),
-    adapt: bool = flag("--adapt", "First take BatchNorm statistics from the images, without labels."),
+    adapt: bool = flag("--adapt", "First take each domain's statistics from its images, without labels."),
+    force: bool = cli.FORCE_SITE,
     site: str | None = cli.SITE,
     device: str = cli.DEVICE,
     out: Path | None = output("Folder for the page and the numbers. [default: RUN/evaluation]"),
@@ -60,7 +61,14 @@ def evaluate(
 
     with Watch(quiet) as watch:
         keywords: dict[str, Any] = {"dataset": dataset, "data_root": data_root, "split": split, "set": set or ()}
-        keywords |= {"adapt": adapt, "site": site, "device": device, "algorithm": algorithm, "trust_code": trust_code}
+        keywords |= {
+            "adapt": adapt,
+            "force": force,
+            "site": site,
+            "device": device,
+            "algorithm": algorithm,
+            "trust_code": trust_code,
+        }
         result = evaluation_report.evaluate(run, out=out or run / "evaluation", on_work=watch.work, **keywords)
     if not quiet:
         for note in result.notes:

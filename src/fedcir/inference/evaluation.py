@@ -19,6 +19,7 @@ from fedcir.client.prediction import Output, predict
 from fedcir.client.state import ClientStore
 from fedcir.config import Config
 from fedcir.data.federation import Federation
+from fedcir.inference.adaptation import SiteEstimate
 from fedcir.machine import use_threads
 from fedcir.models.task import Task
 from fedcir.runs.evaluation_data import SEED, Overlap, sample_rows
@@ -45,7 +46,9 @@ class DomainPredictions:
     """Their standard deviations (N, Z), where the encoder is Gaussian."""
     is_trained_on: bool = True
     predicted_before: Labels | None = None
-    """Predictions before BatchNorm statistics were adapted to the domain, if they were."""
+    """Predictions before the model was adapted to the domain, if it was."""
+    estimate: SiteEstimate | None = None
+    """What unlabelled images of the domain let expect, if the model was adapted to them and is calibrated."""
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -136,6 +139,7 @@ class DomainPredictions:
             "images": len(self),
             "accuracy": asdict(self.accuracy_interval),
             "accuracy_before": self.accuracy_before,
+            "expected": self.estimate and asdict(self.estimate),
             "log_loss": self.log_loss,
             "ece": self.calibration_error,
             **{name.lower().replace(" ", "_"): None if math.isnan(v) else v for name, v in self.class_metrics.items()},

@@ -14,10 +14,13 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from fedcir.data.decoding import MODES, SUFFIXES, Decoding, decode_file, to_square
+from fedcir.data.domains import Split
 from fedcir.data.sources.folders import open_folder
 from fedcir.errors import InputError
+from fedcir.inference.adaptation import MAX_IMAGES, SiteEstimate, adapt_model
 from fedcir.inference.model import BATCH, AlgorithmChoice, open_model
 from fedcir.machine import count_cores
+from fedcir.runs.evaluation_data import sample_rows
 from fedcir.runs.reader import RunSource
 from fedcir.validation import Between
 
@@ -103,6 +106,9 @@ class Predictor:
     `site` names a domain where each client has a part of the model for itself. A run of an algorithm of your own needs
     it as `algorithm`. With `trust_code`, code that the run names may run. Each prediction lists the `top` most probable
     classes.
+
+    The model is adapted to `site_images`, unlabelled images or folders of a new site. A site that is too unlike those
+    of training is refused unless `force` is set; `estimate` says what to expect there.
     """
 
     def __init__(
@@ -115,11 +121,29 @@ class Predictor:
         top: int = 3,
         batch_size: int = BATCH,
         trust_code: bool = False,
+        site_images: Iterable[str | Path] | None = None,
+        force: bool = False,
     ) -> None:
         Between(1, 1_000_000).check("top", top)
         Between(1, 65_536).check("batch_size", batch_size)
         self.trained = open_model(path, site=site, algorithm=algorithm, device=device, trust_code=trust_code)
         self.top, self.batch_size = top, batch_size
+        self.estimate: SiteEstimate | None = None
+        if site_images is not None:
+            self.trained, self.estimate = adapt_model(self.trained, self._read_site(files_in(site_images)))
+            if self.estimate is not None and not force:
+                self.estimate.check("the site")
+
+    def _read_site(self, files: list[str]) -> Split:
+        """Read a random choice of a site's images. Files that cannot be read are left out unless all are such."""
+        files = [files[row] for row in sample_rows(len(files), MAX_IMAGES, 0, "site")]
+        with warnings.catch_warnings(), ThreadPoolExecutor(count_cores()) as pool:
+            warnings.simplefilter("ignore")
+            results = list(pool.map(lambda path: read_file(path, self.trained.size, self.trained.channels), files))
+        pixels = [result for result in results if not isinstance(result, str)]
+        if not pixels:
+            raise InputError(f"none of the {len(files):,} site images can be read, such as {files[0]}: {results[0]}")
+        return Split(np.stack(pixels), np.zeros(len(pixels), np.int64), "")
 
     @property
     def classes(self) -> tuple[str, ...]:

@@ -24,6 +24,8 @@ LIMIT = 2.0**11
 """Largest feature value; with SCALE, a rounded value has two parts of BITS bits."""
 ROWS = 2048
 MASK = (1 << BITS) - 1
+PRIOR_IMAGES = 20
+"""Weight of the federation's statistics beside those of a new site, in images (docs/use.md)."""
 
 
 def gram_sums(rows: Iterable[tuple[Tensor, Tensor]], features: int, classes: int) -> Tensors:
@@ -272,6 +274,11 @@ class StandardisedEncoder(nn.Module):
         mean = torch.where(site.any(), site.float() @ self.site_means, self.mean)
         return mean, torch.where(site.any(), site.float() @ self.site_scales, self.scale)
 
+    def adapt(self, features: Tensor) -> None:
+        """Standardise all images by the statistics of a new site, from its features (N, F) before standardising."""
+        self.mean, self.scale = shrink_statistics(features, self.mean, self.scale)
+        self.resize(0)
+
     def resize(self, sites: int) -> None:
         """Make room for the statistics of so many sites."""
         self.site_keys = self.site_keys.new_zeros(sites)
@@ -283,6 +290,16 @@ class StandardisedEncoder(nn.Module):
         if keys is not None and keys.ndim == 1:
             self.resize(len(keys))
         super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+def shrink_statistics(features: Tensor, mean: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation of features (N, F), shrunk towards `mean` and `scale` as N is small.
+
+    Means and variances are averaged, where `mean` and `scale` count as PRIOR_IMAGES images.
+    """
+    share, values = len(features) / (len(features) + PRIOR_IMAGES), features.double()
+    variance = torch.lerp(scale.double().square(), values.var(0, correction=0), share)
+    return torch.lerp(mean.double(), values.mean(0), share).to(mean), variance.sqrt().to(scale)
 
 
 def fit_site_count(network: nn.Module, tensors: Tensors) -> None:

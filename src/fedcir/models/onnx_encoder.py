@@ -49,6 +49,9 @@ def _convert(network: nn.Module, example: Tensor) -> bytes:
     try:
         with warnings.catch_warnings(), torch.inference_mode():
             warnings.simplefilter("ignore")  # of deprecation, and of traces
+            torch._C._jit_set_onnx_log_output_stream(
+                "stderr"
+            )  # private: a failure prints its graph, by default to stdout
             torch.onnx.export(network, (example,), cast(Any, file), dynamo=False, input_names=["x"], opset_version=18)
     except Exception as error:  # any operation of a foreign network may be unknown to the exporter
         raise ConversionError(str(error)) from error

@@ -1,6 +1,5 @@
 """Evaluate the model of a run on any labelled images, and write a page about the result."""
 
-import copy
 import json
 import math
 from collections.abc import Sequence
@@ -23,22 +22,20 @@ from fedcir.data.federation import Client, build_federation
 from fedcir.data.opening import open_dataset
 from fedcir.errors import InputError, suggest_name
 from fedcir.files import check_output_folder, write_file
+from fedcir.inference.adaptation import NO_STATISTICS, adapt_model, can_adapt
 from fedcir.inference.evaluation import DomainPredictions, Evaluation, collect_predictions
-from fedcir.inference.model import BATCH, UNCALIBRATED, AlgorithmChoice, TrainedModel, has_client_parts, open_model
+from fedcir.inference.model import UNCALIBRATED, AlgorithmChoice, TrainedModel, has_client_parts, open_model
 from fedcir.machine import use_threads
-from fedcir.models.normalisation import estimate_statistics, find_statistics_layers
 from fedcir.reporting.charts import Bars, Chart, Heatmap, Lines, Series
 from fedcir.reporting.method_table import mark_unseen
 from fedcir.reporting.page import Figure, Rows, Section, Sentences, Table, render_page, to_sentence
-from fedcir.runs.evaluation_data import SplitName, open_run_data, sample_rows, select_images
+from fedcir.runs.evaluation_data import SplitName, open_run_data, select_images
 from fedcir.runs.reader import Run, RunSource, to_run
 from fedcir.runs.statistics import Interval
 from fedcir.types import OnProgress, ignore_progress
 
 MAX_CLASSES = 60
 """Largest number of classes for which matrices are drawn."""
-ADAPTATION_IMAGES = 1024
-"""Most images of a domain from which BatchNorm statistics are computed."""
 
 
 def evaluate(
@@ -48,6 +45,7 @@ def evaluate(
     data_root: str | Path | None = None,
     split: SplitName = "test",
     adapt: bool = False,
+    force: bool = False,
     site: str | None = None,
     algorithm: AlgorithmChoice | None = None,
     device: str = "auto",
@@ -59,8 +57,9 @@ def evaluate(
     """Evaluate the model of a finished run on labelled images: its own test images, or any other dataset.
 
     Images that the run trained on or chose on (equal content) are left out, unless `split` is "train" or "val".
-    `adapt` first recomputes BatchNorm statistics on each domain's images, without their labels. `set` holds further
-    data settings, such as "data.classes=dog,cat". With `out`, that folder gets evaluation.html and evaluation.json.
+    `adapt` first takes each domain's statistics from its images, without their labels, and refuses a domain that is
+    too unlike those of training, unless `force` is set. `set` holds further data settings, such as
+    "data.classes=dog,cat". With `out`, that folder gets evaluation.html and evaluation.json.
     `trust_code` allows code that is stored with the run to be executed.
     """
     if split not in get_args(SplitName):
@@ -82,8 +81,8 @@ def evaluate(
     class_numbers = _match_classes(domains, first)
     images_by_domain, overlap = select_images(run, domains, split)
     notes = [*overlap.notes, *domains.notes, *([] if first.calibrated else [UNCALIBRATED])]
-    if adapt and not find_statistics_layers(first.network):
-        notes.append("the model has no BatchNorm statistics, so there is nothing to adapt")
+    if adapt and not can_adapt(first):
+        notes.append(NO_STATISTICS)
         adapt = False
     missing = next((name for name in domains.names if name not in trained_domains), None)
     if per_client and missing is not None:
@@ -95,7 +94,7 @@ def evaluate(
             model = open_site(domain.name) if per_client else first
             unlabelled = (domain.train if split == "test" and len(domain.train) else images) if adapt else None
             with use_threads(run.config.run.threads):  # the results equal those of the run's own tests, bit by bit
-                result = _predict_images(model, domain.name, images, class_numbers, unlabelled)
+                result = _predict_images(model, domain.name, images, class_numbers, unlabelled, force)
             predictions.append(replace(result, is_trained_on=domain.name in trained_domains))
         on_work(number, len(domains), what="testing domains")
     if not predictions:
@@ -160,21 +159,17 @@ def _match_classes(domains: Domains, model: TrainedModel) -> Tensor:
 
 
 def _predict_images(
-    model: TrainedModel, domain: str, images: Split, class_numbers: Tensor, unlabelled: Split | None
+    model: TrainedModel, domain: str, images: Split, class_numbers: Tensor, unlabelled: Split | None, force: bool
 ) -> DomainPredictions:
-    """Predict a domain's images, after adapting BatchNorm to the `unlabelled` images if there are any."""
-    predictions = _predict_split(model, domain, images, class_numbers)
+    """Predict a domain's images, after adapting the model to the `unlabelled` images if there are any."""
     if unlabelled is None:
-        return predictions
-    network, whole = copy.deepcopy(model.network), replace(model, features=None)
-    rows = sample_rows(len(unlabelled), ADAPTATION_IMAGES, 0, "adapt")
-    with estimate_statistics(network), torch.no_grad():
-        for start in range(0, len(rows), BATCH):
-            batch = rows[start : start + BATCH]
-            if len(batch) > 1 or len(rows) == 1:  # BatchNorm needs two images
-                network(whole.inputs(unlabelled.pixels(batch)))
-    adapted = _predict_split(model.with_network(network), domain, images, class_numbers)
-    return replace(adapted, predicted_before=predictions.predicted)
+        return _predict_split(model, domain, images, class_numbers)
+    adapted, estimate = adapt_model(model, unlabelled)
+    if estimate is not None and not force:
+        estimate.check(domain)
+    before = _predict_split(model, domain, images, class_numbers).predicted
+    result = _predict_split(adapted, domain, images, class_numbers)
+    return replace(result, predicted_before=before, estimate=estimate)
 
 
 def _predict_split(model: TrainedModel, domain: str, images: Split, class_numbers: Tensor) -> DomainPredictions:
@@ -211,9 +206,12 @@ def describe_evaluation(evaluation: Evaluation) -> list[str]:
     if evaluation.mean_before is not None:
         change = 100 * (evaluation.mean.value - evaluation.mean_before)
         sentences.append(
-            f"With BatchNorm statistics of each domain, the mean accuracy went from "
+            f"With statistics of each domain's own images, the mean accuracy went from "
             f"{100 * evaluation.mean_before:.1f} % to {100 * evaluation.mean.value:.1f} % ({change:+.1f} points)."
         )
+    estimates = [f"{domain.domain}: {domain.estimate.text}" for domain in evaluation if domain.estimate is not None]
+    if estimates:
+        sentences.append(f"Expected from images without labels: {'; '.join(estimates)}.")
     if evaluation.temperature is not None:
         sentences.append(f"Probabilities are calibrated by a temperature of {evaluation.temperature:.2f}.")
     recalls = zip(evaluation.classes, evaluation.all.recall, strict=True)
