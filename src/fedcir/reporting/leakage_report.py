@@ -8,17 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from fedcir.algorithms import make_algorithm
-from fedcir.analysis.leakage import (
-    IMAGES,
-    SAMPLES,
-    STEPS,
-    Audit,
-    Inversion,
-    attack_membership,
-    explain_no_inversion,
-    invert_updates,
-    summarise_uploads,
-)
+from fedcir.analysis import leakage
+from fedcir.analysis.leakage import Audit, Inversion
 from fedcir.data.federation import build_federation
 from fedcir.errors import InputError
 from fedcir.files import check_output_folder, write_file
@@ -48,9 +39,9 @@ def audit(
     run: RunSource,
     *,
     data_root: str | Path | None = None,
-    samples: int = SAMPLES,
-    images: int = IMAGES,
-    steps: int = STEPS,
+    samples: int = leakage.SAMPLES,
+    images: int = leakage.IMAGES,
+    steps: int = leakage.STEPS,
     out: str | Path | None = None,
     trust_code: bool = False,
     on_work: OnProgress = ignore_progress,
@@ -73,18 +64,18 @@ def audit(
     config, domains, partitions = open_run_data(audited, None if data_root is None else str(data_root))
     domains, overlap = exclude_seen_images(audited, domains)
     algorithm, federation = make_algorithm(config.algorithm), build_federation(config, domains, partitions)
-    membership = attack_membership(audited, config, domains, partitions, federation, samples)
+    membership = leakage.attack_membership(audited, config, domains, partitions, federation, samples)
     on_work(1, 2 if steps else 1, what="attacking the run")
-    reason = explain_no_inversion(algorithm, federation)
+    reason = leakage.explain_no_inversion(algorithm, federation)
     notes = [] if reason is None else [reason]
     if algorithm.pools:
         notes.append(f"{method} trains on all images in one place, so every image left its client")
     can_invert = steps > 0 and not notes
-    inverted = invert_updates(audited, config, algorithm, federation, images, steps) if can_invert else ()
+    inverted = leakage.invert_updates(audited, config, algorithm, federation, images, steps) if can_invert else ()
     is_secret = "key" in audited.manifest and config.privacy.by_server
     if is_secret:
         notes.append("participation in rounds is secret in this run: each site's audit log holds what it has sent")
-    uploads = () if algorithm.pools or is_secret else summarise_uploads(audited, config, algorithm, federation)
+    uploads = () if algorithm.pools or is_secret else leakage.summarise_uploads(audited, config, algorithm, federation)
     name = audited.path.resolve().name
     result = Audit(name, config.data.name, method, membership, inverted, uploads, (*notes, *overlap.notes))
     if folder is None:
