@@ -79,7 +79,8 @@ def test_the_command_shows_all_a_section_or_one_setting(fedcir: Callable[..., An
     assert output.code == 0
     assert [line.split(":")[0] for line in output.out.splitlines() if not line.startswith(" ")] == list(SETTINGS)
     assert fedcir("settings", "local.lr").out == (
-        "local.lr: number, above 0, at most 1,000; default 0.01; --lr\n    Learning rate of SGD.\n"
+        "local.lr: number, above 0, at most 1,000; default 0.01; --lr\n"
+        "    Learning rate; adam and adamw usually need a lower one, such as 0.001.\n"
     )
     assert "; default batch; invariant for fedcirplus; --norm\n" in fedcir("settings", "model.norm").out
     listed = json.loads(fedcir("settings", "local", "--json").out)

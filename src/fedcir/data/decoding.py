@@ -140,9 +140,9 @@ def read_dicom(encoded: bytes, decoding: Decoding) -> Image.Image:
         syntax = file.file_meta.TransferSyntaxUID
         if not syntax.is_compressed:
             raise
+        fix = "save it uncompressed, or install a decoder such as pylibjpeg"
         raise ValueError(
-            f"it is a DICOM file compressed as {syntax.name}, which pydicom cannot decode here: "
-            "save it uncompressed, or install a decoder such as pylibjpeg"
+            f"it is a DICOM file compressed as {syntax.name}, which pydicom cannot decode here: {fix}"
         ) from error
     kind = file.PhotometricInterpretation
     if kind in ("MONOCHROME1", "MONOCHROME2"):

@@ -280,10 +280,8 @@ def partition_dirichlet(
     for position, (name, values) in enumerate(labels.items()):
         count = clients // len(labels) + (position < clients % len(labels))
         if len(values) < count * min_samples:
-            raise InputError(
-                f"domain {name!r} has {len(values)} {unit}, too few for {count} clients "
-                f"with at least {min_samples} each: lower partition.clients or partition.min_samples"
-            )
+            few = f"has {len(values)} {unit}, too few for {count} clients with at least {min_samples} each"
+            raise InputError(f"domain {name!r} {few}: lower partition.clients or partition.min_samples")
         rng = numpy_rng(seed, "partition", name)
         owner, order = np.empty(len(values), dtype=np.int32), []
         for label in np.unique(values):

@@ -99,10 +99,8 @@ def renew_certificate(folder: Path, hosts: Sequence[str] = (), days: int = DAYS)
     try:
         ca_key = load_pem_private_key((folder / "ca.key").read_bytes(), None)
     except OSError:
-        raise InputError(
-            f"{folder / 'ca.key'} is missing, without which nothing can be renewed: put it back for a moment, or make "
-            "a new CA in another folder"
-        ) from None
+        fix = "put it back for a moment, or make a new CA in another folder"
+        raise InputError(f"{folder / 'ca.key'} is missing, without which nothing can be renewed: {fix}") from None
     if not isinstance(ca_key, ec.EllipticCurvePrivateKey) or ca_key.public_key() != authority.public_key():
         raise InputError(f"{folder / 'ca.key'} is not the key of {folder / 'ca.crt'}: put the right one there")
     (subject, *_) = old.subject.get_attributes_for_oid(NameOID.COMMON_NAME)

@@ -137,10 +137,9 @@ def select_images(run: Run, domains: Domains, which: SplitName) -> tuple[dict[st
             selected[domain.name] = _join_splits([part for part in parts if len(part)])
     overlap = Overlap(images, trained, chosen, left_out, unchecked)
     if images and not selected:
-        raise InputError(
-            f"no image of {domains.name} ({which}) is left to test on: of {images:,} images, the run trained on "
-            f"{trained:,} and chose on {chosen:,}; add images that it has not seen"
-        )
+        used = f"of {images:,} images, the run trained on {trained:,} and chose on {chosen:,}"
+        left = f"no image of {domains.name} ({which}) is left to test on"
+        raise InputError(f"{left}: {used}; add images that it has not seen")
     return selected, overlap
 
 

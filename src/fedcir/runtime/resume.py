@@ -113,10 +113,8 @@ def attach_run_folder(session: Session, out: Path, resume: bool, from_round: int
     elif from_round:
         saved = " and ".join(map(str, folder.checkpoint_rounds())) or "none"
         reason = f" ({'; '.join(damage)})" if damage else ""
-        raise InputError(
-            f"{out} has no checkpoint at or before round {from_round}, but of {saved}{reason}: "
-            "choose a later round, or 0 to begin again"
-        )
+        lacking = f"no checkpoint at or before round {from_round}, but of {saved}{reason}"
+        raise InputError(f"{out} has {lacking}: choose a later round, or 0 to begin again")
     round = session.state.round
     _check_site_states(session, folder, from_round)
     _add_notes(session, *(f"{fault}; continuing from round {round}" for fault in damage))

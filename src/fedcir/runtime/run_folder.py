@@ -101,10 +101,8 @@ class RunFolder:
             if checksum is not None and version == FORMAT:
                 files.compare_checksums(checksum, file_formats.compute_settings_checksum(tables))
         if version != FORMAT:
-            raise InputError(
-                f"{self.path} has run-folder format {format_value(version)}, but this fedcir reads format {FORMAT}: "
-                "use the version of fedcir that wrote it"
-            )
+            formats = f"{format_value(version)}, but this fedcir reads format {FORMAT}"
+            raise InputError(f"{self.path} has run-folder format {formats}: use the version of fedcir that wrote it")
         return tables
 
     def manifest(self) -> dict[str, Any]:

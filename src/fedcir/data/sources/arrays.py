@@ -66,10 +66,8 @@ def _check(file: Path, archive: zipfile.ZipFile, part: str) -> None:
     folder = tempfile.gettempdir()
     half = shutil.disk_usage(folder).free // 2
     if x.bytes + y.bytes > half:
-        raise InputError(
-            f"{file}: x_{part} takes {x.bytes / 1e9:,.1f} GB, more than half of what is free in {folder}, "
-            f"{half / 1e9:,.1f} GB: set TMPDIR to a larger folder"
-        )
+        size, free = f"{x.bytes / 1e9:,.1f} GB", f"more than half of what is free in {folder}, {half / 1e9:,.1f} GB"
+        raise InputError(f"{file}: x_{part} takes {size}, {free}: set TMPDIR to a larger folder")
 
 
 def _read_header(archive: zipfile.ZipFile, name: str) -> Header:

@@ -68,10 +68,8 @@ def download_file(
     expected = (download.sha512,) if download.sha512 else tuple(trusted)
     if expected and not digest.startswith(expected):
         part.unlink()
-        raise InputError(
-            f"{download.url} has the SHA-512 {digest[:16]}..., not {' or '.join(f'{e[:16]}...' for e in expected)}: "
-            "the file was deleted, try again"
-        )
+        published = " or ".join(f"{digits[:16]}..." for digits in expected)
+        raise InputError(f"{download.url} has the SHA-512 {digest[:16]}..., not {published}: the file was deleted")
     if download.packed:
         _unpack(part, root, download)
         part.unlink()

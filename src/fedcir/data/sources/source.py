@@ -146,10 +146,8 @@ class Published:
             ("class", "classes", {item.label for item in items}, set(self.classes)),
         ):
             if want and (extra := got - want):
-                raise InputError(
-                    f"{root} has the {kind} {min(extra)!r}, but the {plural} of {name} are {', '.join(sorted(want))}; "
-                    "use the dataset folders for images of your own"
-                )
+                names = f"the {plural} of {name} are {', '.join(sorted(want))}"
+                raise InputError(f"{root} has the {kind} {min(extra)!r}, but {names}; use folders for your own images")
             if want and not self.partial and (missing := want - got):
                 raise InputError(f"{root} lacks the {kind} {min(missing)!r} of {name}")
 
