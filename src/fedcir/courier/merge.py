@@ -22,7 +22,7 @@ from fedcir.runtime.resume import attach_run_folder
 from fedcir.runtime.rounds import run_rounds
 from fedcir.runtime.run_folder import RunFolder
 from fedcir.runtime.session import Session, open_session
-from fedcir.text import join_names
+from fedcir.text import join_names, to_one_line
 from fedcir.types import ClientReply, ServerState
 
 SAME = {
@@ -159,10 +159,9 @@ def _check_same(files: Sequence[CourierFile]) -> None:
 
 def _show_difference(name: str, old: Any, new: Any) -> str:
     if not isinstance(old, dict):
-        return f"{name} ({old} and {new})"
+        return f"{name} ({to_one_line(old, 100)} and {to_one_line(new, 100)})"
     differing = sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key))
-    pairs = (f"{name}.{key} ({old.get(key)} and {new.get(key)})" for key in differing)
-    return join_names(list(pairs))
+    return join_names([_show_difference(f"{name}.{key}", old.get(key), new.get(key)) for key in differing])
 
 
 def _resolve_merge_config(header: CourierHeader, encoder: str | None, set: Assignments) -> Config:

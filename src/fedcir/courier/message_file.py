@@ -23,7 +23,7 @@ from fedcir.models.closed_form import class_counts, is_gram, triangle_width
 from fedcir.models.private_sums import are_noised_sums
 from fedcir.runtime.file_formats import check_card
 from fedcir.signing import Signature, sign, verify
-from fedcir.text import format_bytes
+from fedcir.text import format_bytes, to_one_line
 from fedcir.types import ExampleNoise, Tensors
 from fedcir.validation import Between, Fraction, build_dataclass, check_bounds, check_type
 
@@ -80,6 +80,8 @@ class CourierHeader:
                 raise InputError(f"the names of federation, site and classes must be 1 to {MAX_NAME} printable letters")
         if len(self.classes) < 2:
             raise InputError(f"a classifier needs two classes, but there is only {self.classes[0]!r}: name all of them")
+        if not re.fullmatch("[0-9a-f]{64}", self.encoder):
+            raise InputError("header.encoder is no hash")
         if self.train < 1:
             raise InputError("it has no training image")
 
@@ -181,7 +183,7 @@ def describe_courier_file(file: CourierFile) -> list[tuple[str, str]]:
     if header.val_fraction:
         images += f" + {header.validation:,} for validation (a share of {header.val_fraction:g})"
     about = sorted(header.model.items())
-    settings = [f"{name} {value}" for name, value in about if name not in ("name", "mean", "std")]
+    settings = [f"{name} {to_one_line(value, 100)}" for name, value in about if name not in ("name", "mean", "std")]
     projection = f"projected to {header.project:,} numbers at random, " if header.project else ""
     per_channel = ["/".join(f"{value:g}" for value in values) for values in (header.mean, header.std)]
     return [
