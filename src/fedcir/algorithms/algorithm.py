@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
+from fedcir.errors import InputError
 from fedcir.models.task import Task
 from fedcir.models.tensors import RunningMean, from_second_moments, snapshot, to_second_moments
 from fedcir.types import ClientReply, Groups, LocalContext, Losses, Modules, ServerContext, ServerState, Tensors
@@ -94,6 +95,10 @@ class Algorithm:
     def covers_examples(self, clip: float) -> bool:
         """Whether privacy.unit=example covers the method: DP-SGD does, or `local_summary` adds `ctx.noise`."""
         return type(self).local_loss is Algorithm.local_loss and not self.sends
+
+    def check_masks(self) -> None:
+        """Raise InputError unless the server needs only the total of what clients send, which are exact sums."""
+        raise InputError("server.masked adds up sums, which only fedcirone sends: leave it out")
 
     def find_reply_fault(self, reply: ClientReply, ctx: ServerContext) -> str | None:
         """Return why the groups that `local_summary` adds cannot be used, so that the reply is dropped."""

@@ -90,6 +90,13 @@ class FedCiROne(Algorithm):
                 raise InputError(f"privacy.noise on the sums of fedcirone needs {setting}: set it")
         return True
 
+    def check_masks(self) -> None:
+        if self.standardise not in ("federation", "none"):
+            raise InputError(
+                f"server.masked hides the sums of sites, which algorithm.standardise={self.standardise} needs: "
+                "set algorithm.standardise=federation"
+            )
+
     def local_summary(self, modules: Modules, data: Iterable[Batch], ctx: LocalContext) -> Groups:
         encoder: StandardisedEncoder = modules["model"].encoder
         sums: Tensors = {}

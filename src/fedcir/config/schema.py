@@ -259,6 +259,8 @@ class ServerConfig:
     """The run stops if a round gets fewer usable replies than this."""
     patience: Annotated[int | None, Between(1, 1_000_000)] = None
     """The run ends after so many tests in a row without a higher mean accuracy on validation images."""
+    masked: bool = False
+    """Clients mask their sums (fedcirone), so that the server learns only the total of all of them."""
     checkpoint_every: Count = 5
     """Save a checkpoint every N rounds; a run that was killed repeats the rounds after its last one."""
     keep: Literal["last", "best"] = "last"

@@ -17,13 +17,14 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from flwr.app import Context
 
 from fedcir import __version__
 from fedcir.client.local_update import LocalTrainer
+from fedcir.client.masks import make_mask_key
 from fedcir.config import Config, config_from_tables, config_to_tables
 from fedcir.data.federation import Client, Federation, open_federation, open_site_federation
 from fedcir.data.opening import find_dataset, get_source, list_site_images, selected_classes
@@ -34,6 +35,9 @@ from fedcir.flower.client_app import state_folder
 from fedcir.flower.site_manifest import SiteDescription
 from fedcir.flower.wire import TaskHeader
 from fedcir.models.task import Task
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 AUDIT_LOG, SECRET = "audit.jsonl", "secret"
 VERSIONS = f"fedcir {__version__}, torch {torch.__version__.partition('+')[0]}"
@@ -141,6 +145,13 @@ def keyed_digest(folder: Path, content: str) -> str:
                 os.link(temporary, path)
             temporary.unlink()
     return hmac.new(path.read_bytes(), content.encode(), hashlib.blake2b).hexdigest()[:32]
+
+
+def open_mask_key(node: NodeConfig) -> "X25519PrivateKey":
+    """The private key of a site, from the secret of its state folder."""
+    name = f"{node.site}/{node.partition}"
+    digests = [keyed_digest(node.state_folder, f"mask key {half} of {name}") for half in (1, 2)]
+    return make_mask_key(bytes.fromhex("".join(digests)))
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from typing import Any
 
 from flwr.app import ConfigRecord, Message, RecordDict
 
+from fedcir.client.masks import MASK_KEY
 from fedcir.config import Config
 from fedcir.data.opening import selected_classes
 from fedcir.errors import InputError
@@ -45,6 +46,8 @@ class SiteDescription:
     shared: bool = False
     """Whether the classes are those of a shared dataset, and not its own."""
     versions: str = ""
+    mask_key: str = ""
+    """Public key with which other clients mask their sums, where the run asks for masks."""
 
     @property
     def name(self) -> str:
@@ -65,6 +68,8 @@ class SiteDescription:
             raise ValueError("a name that cannot be printed")
         if not all(0 <= images <= MAX_IMAGES for images in (site.train, site.test, site.validation)):
             raise ValueError("an impossible number of images")
+        if site.mask_key and len(bytes.fromhex(site.mask_key)) != 32:
+            raise ValueError("no public key")
         return site
 
 
@@ -113,7 +118,8 @@ def list_clients(sites: Sequence[SiteDescription], hold_out: str | None = None) 
         shared = {"id": site.partition, "partition": site.partition}
         client = {**(shared if site.partition >= 0 else {"id": number}), "domain": site.domain}
         images = {"train": site.train if site.domain != hold_out else 0, "test": site.test}
-        clients.append({**client, **images, "validation": site.validation, "content": site.content})
+        keys = {MASK_KEY: site.mask_key} if site.mask_key else {}
+        clients.append({**client, **images, "validation": site.validation, "content": site.content, **keys})
     return clients
 
 

@@ -101,6 +101,8 @@ class Policy:
     """The largest width and height of an image, in pixels."""
     min_per_class: Annotated[int, Between(1, 2**63)] = 1
     """The fewest images of each class, among those to train, to validate and to test on, before anything is shared."""
+    masked: bool = False
+    """Whether a run must mask sums (server.masked), so that the server learns only the total over sites."""
     never_send: tuple[str, ...] = ()
     """Tensors that never leave the site, by the beginning of their names, such as "prototypes/" or "model/head."."""
     privacy: PrivacyRules | None = None
@@ -131,6 +133,8 @@ class Policy:
             if number < least or (most is not None and number > most):
                 rule = f"it asks for at least {least}" if number < least else f"it allows at most {most}"
                 raise _refuse(f"does not allow {setting}={number}", rule)
+        if self.masked and not config.server.masked:
+            raise _refuse("asks for server.masked", "masked is true")
         if self.privacy is not None:
             self.privacy.check(config.privacy)
 

@@ -17,6 +17,7 @@ from fedcir.algorithms import make_algorithm
 from fedcir.algorithms.algorithm import Algorithm
 from fedcir.client.client_requests import RequestKind, handle_request
 from fedcir.client.local_update import LocalTrainer
+from fedcir.client.masks import MASKS, mask_sums
 from fedcir.client.state import GENERATIONS, ClientStore
 from fedcir.client.uploads import check_example_privacy, check_update_privacy
 from fedcir.config import AlgorithmConfig, Config, config_to_tables
@@ -25,7 +26,7 @@ from fedcir.data.torch_datasets import federation_from_datasets
 from fedcir.errors import FedcirError, InputError, RunError
 from fedcir.files import hash_file, make_private_folder, write_file
 from fedcir.flower.flwr_adapter import FAILURE_CODE
-from fedcir.flower.site_data import VERSIONS, AuditLog, LocalSite, NodeConfig, write_to_state
+from fedcir.flower.site_data import VERSIONS, AuditLog, LocalSite, NodeConfig, open_mask_key, write_to_state
 from fedcir.flower.site_manifest import SiteDescription
 from fedcir.flower.site_policy import Policy, PolicyError, PrivacyBudget, read_policy
 from fedcir.flower.wire import TaskHeader, pack_combined, pack_reply, unpack_header, unpack_task
@@ -141,6 +142,9 @@ class SiteRequest:
         policy.check_data(site.client)
         if kind == MessageType.QUERY:
             description = replace(site.description, classes=policy.filter_classes(site.description.classes))
+            if config.server.masked:
+                key = open_mask_key(self.node)
+                description = replace(description, mask_key=key.public_key().public_bytes_raw().hex())
             counts = {"train": description.train, "test": description.test}
             self.audit.record("introduced", algorithm=config.algorithm.name, **counts)
             return description.to_content()
@@ -158,6 +162,11 @@ class SiteRequest:
                     _check_noise(config, method, groups, trainer)
                 reply = handle_request(trainer, client, store, part, received, header.round)
             policy.check_names(f"{group}/{name}" for group, bag in reply.tensors.items() for name in bag)
+            if part == "train" and config.server.masked:
+                key = open_mask_key(self.node)
+                context = digest_request(groups, header)
+                tensors = mask_sums(reply.tensors, client.id, key, groups.get(MASKS, {}), context)
+                reply = replace(reply, tensors=tensors)
             return reply
 
         fields: dict[str, Any] = {}

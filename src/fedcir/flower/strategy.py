@@ -83,6 +83,10 @@ class AlgorithmStrategy(Strategy):
             layout="contiguous",
         )
         check_deployable(self.config, self.algorithm)
+        if self.config.server.masked:
+            raise InputError(
+                "server.masked asks again if a site is lost, which Flower's loop cannot: use the ServerApp"
+            )
         with use_threads(self.config.run.threads):
             self._task = make_module_task(encoder, example, num_classes, self.config.model.latent, self.config.run.seed)
         self._started = False

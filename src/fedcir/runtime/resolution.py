@@ -8,6 +8,7 @@ from typing import Any
 
 from fedcir.algorithms import limit_rounds, resolve_algorithm
 from fedcir.algorithms.algorithm import Algorithm
+from fedcir.client.masks import FEWEST
 from fedcir.client.state import local_batchnorm
 from fedcir.config import OPTIONS, AlgorithmConfig, Assignments, Config, ConfigRequest, config_from_tables, merge_tables
 from fedcir.data.federation import Roster
@@ -34,6 +35,10 @@ def resolve_config(config: Config, algorithm: Algorithm, roster: Roster) -> Conf
         _check_one_shot(config)
     if config.model.start != "none":
         _check_start(config, algorithm, roster)
+    if config.server.masked:
+        algorithm.check_masks()
+        if active < FEWEST:
+            raise InputError(f"server.masked needs {FEWEST} clients that mask together, but {active} is active")
     if not algorithm.pools:
         _check_aggregation(config, algorithm, active)
     elif config.privacy.clip is not None:

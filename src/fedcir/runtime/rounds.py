@@ -12,12 +12,14 @@ from fedcir.client.calibration import Calibration
 from fedcir.client.client_requests import RequestKind, handle_request
 from fedcir.client.cost import peak_memory, sum_costs
 from fedcir.client.local_update import LocalTrainer
+from fedcir.client.masks import FEWEST, MASKS
 from fedcir.client.prediction import Hits
 from fedcir.client.state import ClientStore
 from fedcir.data.federation import Client
 from fedcir.errors import RunError
 from fedcir.models.tensors import clone, count_bytes, find_non_finite
 from fedcir.runtime.file_formats import find_best, round_to_save
+from fedcir.runtime.masked_rounds import LostClients, simulate_masks, sum_masked
 from fedcir.runtime.session import PRIVACY, Session
 from fedcir.server.replies import EvaluationTotals, ReplyCollector, tally_evaluations
 from fedcir.types import ClientReply, DroppedReply, Groups, RoundRecord, ServerState
@@ -141,14 +143,18 @@ def step_server(
     collector = ReplyCollector(
         *(round, session.template(), session.config.server.min_replies, session.roster.sizes, session.screen()),
         *(received, session.has_secret_cohort),
-        partial(session.algorithm.find_reply_fault, ctx=session.context(round)),
     )
-    usable = collector.collect(replies, cohort)
+    if not session.config.server.masked:
+        collector.find_fault = partial(session.algorithm.find_reply_fault, ctx=session.context(round))
+    usable: Iterable[ClientReply] = collector.collect(replies, cohort)
+    context = session.context(round)
+    if session.config.server.masked:
+        usable, context = sum_masked(session, list(usable), collector.dropped, context)
     private = session.private_mean()
     if private is not None:
         usable = private.release(usable, session.evaluation_groups(before))
     state = session.algorithm.server_step(
-        replace(before, private=clone(before.private)), usable, session.modules, session.context(round)
+        replace(before, private=clone(before.private)), usable, session.modules, context
     )
     if private is not None:
         clip = {"clip": torch.tensor(private.clip, dtype=torch.double)}
@@ -158,13 +164,39 @@ def step_server(
     return state, collector
 
 
+def _step_masked(
+    session: Session, transport: Transport, cohort: Sequence[int], seconds: dict[str, float]
+) -> tuple[ServerState, ReplyCollector]:
+    """Ask a cohort for masked sums, and if clients are lost, ask the others again, with fresh masks."""
+    lost: dict[str, str] = {}
+    while True:
+        keys = session.mask_keys(cohort)
+        asked = replace(session.state, shared={**session.state.shared, MASKS: keys})
+        replies = transport.train(asked, cohort)
+        if not session.deployed:
+            replies = simulate_masks(session, replies, keys)
+        try:
+            state, collector = step_server(session, _time_replies(replies, seconds), cohort)
+        except LostClients as error:
+            lost |= error.dropped
+            cohort = [client for client in cohort if str(client) not in lost]
+            if len(cohort) < max(FEWEST, session.config.server.min_replies):
+                raise
+            continue
+        collector.dropped |= lost
+        return state, collector
+
+
 def _run_round(session: Session, transport: Transport) -> tuple[RoundRecord, ServerState, EvaluationTotals]:
     server, before = session.config.server, session.state
     round = before.round + 1
     epsilon, cohort = session.spend_epsilon(), session.cohort(round)
     seconds = {"train": 0.0}
     started = time.perf_counter()
-    state, collector = step_server(session, _time_replies(transport.train(before, cohort), seconds), cohort)
+    if server.masked:
+        state, collector = _step_masked(session, transport, cohort, seconds)
+    else:
+        state, collector = step_server(session, _time_replies(transport.train(before, cohort), seconds), cohort)
     _add_time(seconds, "server", started, minus=seconds["train"])
     measured = time.perf_counter()
     dropped = {} if session.has_secret_cohort else collector.dropped

@@ -1,6 +1,7 @@
 """The session of a run: what is fixed, and the state and records that change with each round."""
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 from fedcir.algorithms.algorithm import Algorithm
 from fedcir.client.cost import step_flops
 from fedcir.client.local_update import LocalTrainer, learning_rate
+from fedcir.client.masks import MASK_KEY, pack_keys, simulated_key
 from fedcir.client.prediction import Hits
 from fedcir.client.state import ClientStore, local_tensor_names, upload_format
 from fedcir.client.uploads import (
@@ -222,6 +224,14 @@ class Session:
         clip = self.state.private[PRIVACY]["clip"] if PRIVACY in self.state.private else privacy.clip
         rng = secret_rng() if self.deployed else numpy_rng(self.config.run.seed, PRIVACY, round)
         return PrivateMean(privacy, float(clip), self.expected_clients, rng)
+
+    def mask_keys(self, cohort: Sequence[int]) -> Tensors:
+        """The public keys of a cohort, as a group of the broadcast."""
+        if not self.deployed:
+            private = {client: simulated_key(self.config.run.seed, client) for client in cohort}
+            return pack_keys({client: key.public_key().public_bytes_raw() for client, key in private.items()})
+        clients = {client["id"]: client for client in self.roster.manifest["clients"]}
+        return pack_keys({client: bytes.fromhex(clients[client][MASK_KEY]) for client in cohort})
 
     def epsilon_after(self, rounds: int, repeated: int) -> float | None:
         return epsilon_after(self.config, self.roster, rounds, repeated, self.algorithm.one_shot)
