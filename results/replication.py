@@ -38,6 +38,7 @@ class Job(NamedTuple):
 
 MAIN = ("fedavg", "fedcir", "fedcirplus")
 JOBS = (
+    *(Job("pacs", algorithm, 0, 50) for algorithm in MAIN),  # first, so that the three can be compared early
     *(Job("pacs", algorithm, 0, 100) for algorithm in MAIN),
     *(Job("pacs", algorithm, 0, 300) for algorithm in MAIN),
     *(Job("pacs", algorithm, 1, 300) for algorithm in ("fedavg", "fedcir")),
