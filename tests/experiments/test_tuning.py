@@ -119,7 +119,7 @@ def test_a_search_that_was_killed_ends_as_if_it_had_not_been(data_root: Path, fo
 def test_a_search_of_an_earlier_version_is_refused_in_a_line(data_root: Path, tmp_path: Path) -> None:
     tuned(data_root, tmp_path / "out", trials=1, rounds=1)
     (tmp_path / "out" / "study.journal").unlink()
-    with pytest.raises(InputError, match="holds trials of an earlier version, which cannot be continued: start a new"):
+    with pytest.raises(InputError, match="holds trials of an earlier version, which cannot go on: start a new"):
         tune(out=tmp_path / "out", resume=True)
 
 
