@@ -15,7 +15,7 @@ from fedcir.config.toml import read_toml
 from fedcir.data.domains import Domains
 from fedcir.data.federation import Federation, build_federation, partition_dataset
 from fedcir.errors import InputError
-from fedcir.experiments.recommendation import CANDIDATES, Recommendation, compare_candidates, recommend
+from fedcir.experiments.recommendation import CANDIDATES, ON_FROZEN, Recommendation, compare_candidates, recommend
 from fedcir.runs.statistics import RunAccuracy
 
 TINY: dict[str, Any] = {"dataset": "arrays", "pilot_rounds": 1, "seeds": (0, 1), "workers": 1}
@@ -127,6 +127,17 @@ def test_candidates_that_settings_refuse_are_left_out(data_root: Path) -> None:
     assert [note.partition(": privacy.clip cannot")[0] for note in notes] == ["left out: fedavg", "left out: fedcir"]
     only = replace(tried, trials=tried.trials[:1])
     assert only.reason == "Use fedavg, invariant: it is the only candidate that goes with these settings."
+
+
+def test_on_a_frozen_encoder_rounds_have_to_beat_one_message(data_root: Path) -> None:
+    done: list[tuple[int, int]] = []
+    frozen = {**SET, "model.freeze": True}
+    rows = found(
+        data_root, set=frozen, pilot_rounds=2, on_work=lambda count, total, what: done.append((count, total))
+    ).to_rows()
+    assert [row["candidate"] for row in rows] == [candidate.name for candidate in ON_FROZEN]
+    assert (rows[0]["candidate"], rows[0]["difference"]) == ("fedcirone", None)
+    assert done[-1] == (14, 14)  # of two seeds: one round, and three methods with two
 
 
 def test_the_command_prints_the_evidence_and_what_to_do_next(

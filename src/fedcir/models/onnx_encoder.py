@@ -2,7 +2,11 @@
 
 import importlib.util
 import io
+import os
+import sys
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, cast
 
 import numpy as np
@@ -47,7 +51,7 @@ def _convert(network: nn.Module, example: Tensor) -> bytes:
     """Convert with torch's exporter by tracing: the newer one takes ten times as long."""
     file = io.BytesIO()
     try:
-        with warnings.catch_warnings(), torch.inference_mode():
+        with warnings.catch_warnings(), torch.inference_mode(), _discard_stdout():
             warnings.simplefilter("ignore")  # of deprecation, and of traces
             torch._C._jit_set_onnx_log_output_stream(
                 "stderr"
@@ -56,6 +60,20 @@ def _convert(network: nn.Module, example: Tensor) -> bytes:
     except Exception as error:  # any operation of a foreign network may be unknown to the exporter
         raise ConversionError(str(error)) from error
     return file.getvalue()
+
+
+@contextmanager
+def _discard_stdout() -> Iterator[None]:
+    """Discard what native code prints to standard output: the exporter prints a graph that it cannot convert."""
+    sys.stdout.flush()
+    saved, null = os.dup(1), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(null, 1)
+        yield
+    finally:
+        os.dup2(saved, 1)
+        os.close(saved)
+        os.close(null)
 
 
 def _open_session(content: bytes) -> Any:
