@@ -91,8 +91,8 @@ def compare(
     """Train several methods on the same data and compare them, as `fedcir compare` does.
 
     The default `algorithms` are FedAvg, the method that the file names and Centralized, or four methods if it names
-    none; with a frozen encoder FedCiROne too. Those of them that cannot run with the settings, such as Centralized with privacy, are `left_out`; FedAvg and
-    methods that are named raise an error instead.
+    none; with a frozen encoder FedCiROne too. Those of them that cannot run with the settings, such as Centralized
+    with privacy, are `left_out`; FedAvg and methods that are named raise an error instead.
     `options` are those of the command, such as dataset="pacs", data_root="data/pacs", rounds=50 or workers=2. `config`
     is a TOML file of settings, `set` any settings such as {"local.momentum": 0.5}. The runs, tables and pictures go
     into `out`, by default a new folder in runs/; `resume` continues there, with the saved settings unless others are

@@ -296,8 +296,8 @@ def _choose_algorithm(profile: DatasetProfile) -> Choice:
     """Choose FedCiROne for a frozen encoder, otherwise FedAvg or FedCiRPlus."""
     if profile.uses_pretrained:
         why = (
-            "One message instead of rounds: the best linear head on the features, in closed form, for any label shares of "
-            "the clients. `fedcir recommend` and `fedcir compare` try methods in rounds against it."
+            "One message instead of rounds: the best linear head on the features in closed form, whatever the clients' "
+            "label shares. `fedcir recommend` and `fedcir compare` try methods in rounds against it."
         )
         return Choice("algorithm.name", ONE_MESSAGE, why)
     shift, skew = profile.shift, profile.skew
