@@ -3,7 +3,7 @@
     python benchmarks/time_to_accuracy.py DIR [--target 0.85] [--minutes 20] [--json FILE]
 
 DIR holds <domain>/<class>/<image>. Ours starts from a cold cache: `fedcir init`, `fedcir run` (fedcirone on a frozen
-EfficientNet-Lite0, at its own size as init chooses, and at 128 pixels with its last layer only), then `fedcir evaluate`.
+EfficientNet-Lite0: at its own size as init chooses, and at 128 pixels with one stage), then `fedcir evaluate`.
 Flower's simulation engine fine-tunes the same encoder by FedAvg on the same split, for at most so many minutes. CPU
 seconds are those of all processes; with other work on the machine they say more than seconds.
 """
@@ -60,21 +60,21 @@ def main() -> None:
     parser.add_argument("root", type=Path)
     parser.add_argument("--target", type=float, default=0.85)
     parser.add_argument("--minutes", type=float, default=20, help="limit of the Flower side")
-    parser.add_argument("--only", choices=("ours", "flower"))
+    parser.add_argument("--only", choices=("native", "small", "flower"))
     parser.add_argument("--manifest", type=Path, help="split for --only flower: manifest.json of a run")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     results: dict[str, Any] = {"cores": os.cpu_count(), "load": os.getloadavg()[0]}
     with tempfile.TemporaryDirectory(prefix="fedcir-") as name:
         manifest = options.manifest
-        if options.only != "flower":
-            for mode, more in (("native size", ()), ("128 pixels", SMALL)):
-                work = Path(name, mode.replace(" ", "-"))
+        for mode, more in (("native", ()), ("small", SMALL)):
+            if options.only in (None, mode):
+                work = Path(name, mode)
                 work.mkdir()
                 results[mode] = train_ours(options.root.resolve(), work, more)
                 print(mode, json.dumps(results[mode]), flush=True)
                 manifest = work / "run" / "manifest.json"
-        if options.only != "ours":
+        if options.only in (None, "flower"):
             out = Path(name, "flower.json")
             command = [
                 sys.executable,

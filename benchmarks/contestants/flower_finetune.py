@@ -1,7 +1,7 @@
 """Flower's simulation engine fine-tunes the whole EfficientNet-Lite0 with its FedAvg, a client for each domain.
 
-python flower_finetune.py ROOT MANIFEST OUT MINUTES. The images, the split and the clients are those of a run's manifest;
-20 steps of 32 images at 128 pixels a round, SGD with momentum 0.9 and a learning rate of 0.01. After every round the
+python flower_finetune.py ROOT MANIFEST OUT MINUTES. Images, split, clients are those of a run's manifest. A round has
+20 steps of 32 images at 128 pixels, by SGD with momentum 0.9 and a learning rate of 0.01. After every round the
 server writes seconds, bytes and accuracy to OUT; the process ends itself after so many minutes.
 """
 

@@ -141,8 +141,10 @@ class FedCiROne(Algorithm):
             for kind in kinds:
                 site = sites[kind].setdefault(site_key(kind, domain, reply.client_id), {})
                 site |= {part: add_sums(site[part], new) if part in site else new for part, new in parts.items()}
+        if self.standardise == "auto" and len(sites["client"]) == len(sites["domain"]):
+            del sites["client"]  # a client for each domain: the same statistics
         features = state.shared["model"]["head.weight"].shape[1]
-        if "client" in kinds and len(sites["client"]) > MAX_SITES:
+        if len(sites.get("client", ())) > MAX_SITES:
             if self.standardise == "client":
                 raise InputError(f"algorithm.standardise=client takes {MAX_SITES} clients at most: use domain")
             del sites["client"]

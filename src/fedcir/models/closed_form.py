@@ -5,7 +5,7 @@ as integers: the total of a federation has the same bits for any partition, and 
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -35,20 +35,31 @@ def gram_sums(rows: Iterable[tuple[Tensor, Tensor]], features: int, classes: int
     """
     width = features + classes
     parts = torch.zeros(3, width, width, dtype=torch.int64)
-    for z, labels in rows:
-        values = torch.cat([z.double().cpu(), F.one_hot(labels.cpu(), classes).double()], dim=1)
-        if not (values.abs() < LIMIT).all():
-            raise InputError(f"features must be finite and below {LIMIT:g} in size: standardise or rescale the inputs")
-        for chunk in torch.split(values, ROWS):
-            rounded = (chunk * SCALE).round()
-            high = (rounded / 2**BITS).floor()
-            low = rounded - high * 2**BITS
-            mixed = high.T @ low
-            parts += torch.stack([high.T @ high, mixed + mixed.T, low.T @ low]).long()
+    for chunk in _join_rows(rows, classes):
+        rounded = (chunk * SCALE).round()
+        high = (rounded / 2**BITS).floor()
+        low = rounded - high * 2**BITS
+        mixed = high.T @ low
+        parts += torch.stack([high.T @ high, mixed + mixed.T, low.T @ low]).long()
     upper = torch.triu_indices(width, width)
     high, middle, low = parts[:, upper[0], upper[1]]
     middle += low >> BITS
     return {"high": high + (middle >> BITS), "low": (middle & MASK) << BITS | low & MASK}
+
+
+def _join_rows(rows: Iterable[tuple[Tensor, Tensor]], classes: int) -> Iterator[Tensor]:
+    """Yield features and one-hot labels side by side, ROWS examples at a time, however large the batches are."""
+    pending: list[Tensor] = []
+    for z, labels in rows:
+        values = torch.cat([z.double().cpu(), F.one_hot(labels.cpu(), classes).double()], dim=1)
+        if not (values.abs() < LIMIT).all():
+            raise InputError(f"features must be finite and below {LIMIT:g} in size: standardise or rescale the inputs")
+        pending.append(values)
+        if sum(map(len, pending)) >= ROWS:
+            yield from torch.split(torch.cat(pending), ROWS)
+            pending = []
+    if pending:
+        yield from torch.split(torch.cat(pending), ROWS)
 
 
 def add_sums(first: Tensors, second: Tensors) -> Tensors:
