@@ -49,10 +49,10 @@ def copy_data(root: Path, copy: Path, edit: Callable[[str, dict[str, np.ndarray]
 def withdraw_at_random(tiny: Callable[..., Config], train: Train, root: Path, folder: Path, number: int) -> None:
     """Withdraw a random client of a random partition, and compare with a run on data without its images."""
     rng = np.random.default_rng(number)
-    clients, standardise = int(rng.integers(4, 12)), rng.choice(["federation", "domain", "none"])
+    clients, standardise = int(rng.integers(9, 15)), rng.choice(["federation", "domain", "none"])
     settings = ("model.freeze=true", "server.rounds=1", f"run.seed={number}", f"algorithm.standardise={standardise}")
     config = tiny("fedcirone", *settings)
-    shares = ("partition.scheme=dirichlet", f"partition.clients={clients}", "partition.beta=0.3")
+    shares = ("partition.scheme=dirichlet", f"partition.clients={clients}", "partition.beta=1")
     run = train(change(config, *shares), folder / "run")
     manifest = load_run(run).manifest["clients"]
     labels = {file.stem: np.load(file)["y_train"] for file in root.glob("*.npz")}
