@@ -32,6 +32,7 @@ NOT_RUN = {
     "run --algorithm ./prox.py": "tests/test_readme.py checks that method",
     "compare --algorithms fedavg,fedcir,./prox.py": "tests/test_readme.py checks that method",
     "worth runs/one": "docs/worth.md makes such runs",
+    "worth runs/pacs12": "takes a minute; the four sites above are measured",
     "recommend": "takes minutes; tests/experiments/test_recommendation.py runs it",
 }
 SMALL = {"--rounds": "1", "--local-steps": "1", "--batch-size": "4", "--image-size": "16", "--bootstrap": "10"}
