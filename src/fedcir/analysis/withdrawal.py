@@ -90,7 +90,7 @@ def forget(
     old = to_run(run, trust_code)
     old = replace(old, config=use_saved_code(old.config, old.path, old.trust_code))
     if "key" in old.manifest:
-        raise InputError(f"{old.path} ran across sites, which keep their images: start them again without {site!r}")
+        raise InputError(f"{old.path} ran across sites, which keep their images: run or merge again without {site!r}")
     config, domains, partition = open_run_data(old, None if data_root is None else str(data_root))
     clients, rest = partition.find_site(site), partition.exclude([site])
     signing_key = open_key(old.path / KEY_FILE if key is None else Path(key))
