@@ -229,7 +229,7 @@ def a_reply_that_is_not_finite_or_far_too_long_is_dropped(subject: Subject) -> N
         return  # its only client
     poisoned = _run(subject.algorithm, rounds=2, transport=Poisoned)
     absent = _run(subject.algorithm, rounds=2, transport=Absent)
-    for record, defect in zip(poisoned.records, ("a NaN", "values of 1e30"), strict=True):
+    for record, defect in zip(poisoned.records, ("a NaN", "values of 1e30"), strict=False):  # one, if one-shot
         _require(record.dropped.keys() == {"1"}, f"a reply with {defect} was not dropped")
     _require(_is_same(poisoned.state, absent.state), "a dropped reply changed the result")
 

@@ -63,7 +63,7 @@ def test_an_introduction_tells_how_many_images_a_site_has_but_not_which() -> Non
     assert message == json.loads(json.dumps(asdict(own("a"))))
     assert message.keys() == {
         *("domain", "classes", "train", "test", "content"),
-        *("image_size", "channels", "validation", "partition", "shared", "versions"),
+        *("image_size", "channels", "validation", "partition", "shared", "versions", "mask_key"),
     }
 
 
@@ -76,6 +76,7 @@ GARBAGE = {
     "a field of another type": json.dumps({**asdict(own("a")), "train": "many"}),
     "a name with a line break": json.dumps(asdict(own("a\nclient 0 dropped"))),
     "a name that colours a terminal": json.dumps(asdict(own("\x1b[31ma"))),
+    "a mask key that is too short": json.dumps({**asdict(own("a")), "mask_key": "00ff"}),
     "a name without end": json.dumps(asdict(own("a" * 201))),
     "a class that cannot be shown": json.dumps(asdict(own("a", "cat", "\u202egod"))),
 }
