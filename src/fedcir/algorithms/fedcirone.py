@@ -141,7 +141,7 @@ class FedCiROne(Algorithm):
             for kind in kinds:
                 site = sites[kind].setdefault(site_key(kind, domain, reply.client_id), {})
                 site |= {part: add_sums(site[part], new) if part in site else new for part, new in parts.items()}
-        if self.standardise == "auto" and len(sites["client"]) == len(sites["domain"]):
+        if len(kinds) > 1 and len(sites["client"]) == len(sites["domain"]):
             del sites["client"]  # a client for each domain: the same statistics
         features = state.shared["model"]["head.weight"].shape[1]
         if len(sites.get("client", ())) > MAX_SITES:
