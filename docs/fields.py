@@ -20,7 +20,7 @@ from robust import table as attacks_table  # noqa: E402
 from table import figure  # noqa: E402
 from table import table as results_table  # noqa: E402
 
-WRITTEN = ("commands", "deploy", "privacy", "results", "robust", "settings", "tune", "use", "what-helps")
+WRITTEN = ("commands", "deploy", "privacy", "replication", "results", "robust", "settings", "tune", "use", "what-helps")
 METHOD_PAGES = sorted(page for page in (DOCS / "methods").glob("*.md") if page.stem != "index")
 PAGES = [*METHOD_PAGES, *(DOCS / f"{page}.md" for page in WRITTEN)]
 PAGES.append(DOCS.parent / "README.md")

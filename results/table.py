@@ -134,6 +134,34 @@ def align_table(study: str) -> str:
     return join_markdown(cells)
 
 
+def curve_table(study: str) -> str:
+    """Mean accuracy over the rounds of every run of a study, and the paper's after 300 rounds."""
+    columns = [(name, seed, run) for name, runs in published(study).items() for seed, run in runs.items()]
+    runs = [(run, run["summary"]["final"]) for _, _, run in columns]
+    rounds = sorted({int(round) for _, _, run in columns for round in run["accuracy_mean"]})
+    cells = [["round", *(f"{name}, seed {seed}" for name, seed, _ in columns)]]
+    for round in (round for round in rounds if round % 10 == 0):
+        curves = ({**run["accuracy_mean"], str(final["round"]): final["accuracy_mean"]} for run, final in runs)
+        values = (curve.get(str(round)) for curve in curves)
+        cells.append([f"{round}", *("" if value is None else f"{100 * value:.1f}" for value in values)])
+    theirs = (published_accuracy(name, study.removesuffix("-paper")) for name, _, _ in columns)
+    cells.append(["paper, 300", *("" if value is None else f"{value[0]:.1f} ± {value[1]:.1f}" for value in theirs)])
+    return join_markdown(cells)
+
+
+def domains_table(study: str) -> str:
+    """Accuracy by domain after the last round of every run of a study."""
+    columns = [
+        (name, seed, run["summary"]["final"]) for name, runs in published(study).items() for seed, run in runs.items()
+    ]
+    domains = list(columns[0][2]["accuracy"])
+    cells = [["run", "rounds", "mean", *domains]]
+    for name, seed, final in columns:
+        accuracies = [final["accuracy_mean"], *(final["accuracy"][domain] for domain in domains)]
+        cells.append([f"{name}, seed {seed}", f"{final['round']}", *(f"{100 * value:.1f}" for value in accuracies)])
+    return join_markdown(cells)
+
+
 def shift_table(study: str) -> str:
     """What the shift costs FedAvg on the digits, and where."""
     rows = {
@@ -217,6 +245,8 @@ TABLES: dict[str, Callable[[str], str]] = {
     "align": align_table,
     "changed": choices_table,
     "shift": shift_table,
+    "curve": curve_table,
+    "domains": domains_table,
     "norms": norms_table,
     "gains": gains_table,
     "fedcir": fedcir_table,
