@@ -245,6 +245,8 @@ def integer_buffers_take_the_maximum(subject: Subject) -> None:
         return
     steps = session.config.local.steps * session.state.round * (len(SIZES) if algorithm.pools == "steps" else 1)
     steps = 0 if algorithm.one_shot else steps
+    if algorithm.overrides_local_update:  # its networks may see a batch more than once
+        steps = max(1, *map(int, counters))
     whole = [int(t) == steps and t.dtype == torch.int64 for t in counters]
     _require(bool(whole) and all(whole), f"BatchNorm counters must be in the model, and be the integer {steps}")
 

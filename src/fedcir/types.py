@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
@@ -101,6 +102,8 @@ class LocalContext:
     """Labels of the client's training set, (N,), read when called."""
     cross_entropy: Callable[[Tensor, Tensor], Tensor] = _cross_entropy
     """Cross-entropy of logits (B, C) on the client's data, corrected as local.prior or local.balance says."""
+    autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
+    """Makes the context in which losses are computed, with the precision of the run."""
     client: int = 0
     """Number of the client."""
     domain: str = ""

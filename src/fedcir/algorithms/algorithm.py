@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal
 from torch import Tensor
 
 from fedcir.errors import InputError
+from fedcir.models.optimizers import RoundOptimizer
 from fedcir.models.task import Task
 from fedcir.models.tensors import RunningMean, from_second_moments, snapshot, to_second_moments
 from fedcir.types import ClientReply, Groups, LocalContext, Losses, Modules, ServerContext, ServerState, Tensors
@@ -61,6 +62,11 @@ class Algorithm:
         """The groups of a reply."""
         return self.sends if self.one_shot else tuple(dict.fromkeys((*self.trains, *self.sends)))
 
+    @property
+    def overrides_local_update(self) -> bool:
+        """Whether a round is more than steps of `local_loss`."""
+        return type(self).local_update is not Algorithm.local_update
+
     def build(self, task: Task) -> Modules:
         """Build the networks with their initial weights."""
         return {"model": task.classifier()}
@@ -76,6 +82,26 @@ class Algorithm:
         """Loss that one SGD step minimises on one batch."""
         loss = ctx.cross_entropy(modules["model"](x), y)
         return Losses(loss, {"ce": loss})
+
+    def local_update(
+        self, modules: Modules, batches: Iterable[Batch], optimizer: RoundOptimizer, ctx: LocalContext
+    ) -> dict[str, float]:
+        """Train for a round, and return the mean of each loss term over the steps.
+
+        `batches` yields `ctx.steps` augmented batches, and `optimizer` holds the parameters of `trains` and `keeps`.
+        """
+        sums: Tensors = {}
+        steps = 0
+        for x, y in batches:
+            with ctx.autocast():
+                losses = self.local_loss(modules, x, y, ctx)
+            optimizer.zero_grad()
+            losses.total.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            for name, term in {**losses.terms, "total": losses.total}.items():
+                sums[name] = sums[name] + term.detach() if name in sums else term.detach()
+            steps += 1
+        return {name: float(total) / steps for name, total in sums.items()}
 
     def local_summary(self, modules: Modules, data: Iterable[Batch], ctx: LocalContext) -> Groups:
         """Further groups to upload after training, as `sends` declares.
@@ -94,7 +120,7 @@ class Algorithm:
 
     def covers_examples(self, clip: float) -> bool:
         """Whether privacy.unit=example covers the method: DP-SGD does, or `local_summary` adds `ctx.noise`."""
-        return type(self).local_loss is Algorithm.local_loss and not self.sends
+        return type(self).local_loss is Algorithm.local_loss and not (self.overrides_local_update or self.sends)
 
     def check_masks(self) -> None:
         """Raise InputError unless the server needs only the total of what clients send, which are exact sums."""

@@ -3,7 +3,9 @@
 import copy
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -14,6 +16,7 @@ from torch.utils.flop_counter import flop_registry
 
 from fedcir.algorithms.algorithm import Algorithm
 from fedcir.models.networks import use_standard_conv
+from fedcir.models.optimizers import SGD, RoundOptimizer
 from fedcir.rng import keep_generators
 from fedcir.types import LocalContext, Modules, RoundRecord
 
@@ -77,14 +80,20 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def step_flops(algorithm: Algorithm, modules: Modules, x: Tensor, y: Tensor, ctx: LocalContext) -> int:
     """FLOPs of one local step, forward and backward, counted on two samples and scaled to the batch.
 
-    Modules and random state are not changed.
+    They are the mean over a round's steps, rounded, where a method has its own `local_update`. Modules and random
+    state are not changed.
     """
     scratch = copy.deepcopy(modules)
     for network in scratch.values():
         use_standard_conv(network)  # a convolution counts the same however it is done
     pair = torch.arange(2) % len(x)  # BatchNorm needs two; every counted operation is linear in the batch
     with keep_generators(x.device), FlopCounter() as counter:
-        apart = replace(ctx, rng=torch.Generator())
+        apart = replace(ctx, rng=torch.Generator(), autocast=nullcontext)
+        if algorithm.overrides_local_update:
+            trained = (p for name in (*algorithm.trains, *algorithm.keeps) for p in scratch[name].parameters())
+            batches, optimizer = repeat((x[pair], y[pair]), ctx.steps), RoundOptimizer(SGD(trained), ctx.lr)
+            algorithm.local_update(scratch, batches, optimizer, apart)
+            return int(counter.flops) * len(x) // (2 * ctx.steps)
         algorithm.local_loss(scratch, x[pair], y[pair], apart).total.backward()  # type: ignore[no-untyped-call]
     return int(counter.flops) * len(x) // 2
 

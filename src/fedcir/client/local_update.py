@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 
 import numpy as np
 import torch
@@ -18,7 +19,7 @@ from fedcir.data.federation import Client
 from fedcir.losses import balanced_cross_entropy, class_weighted_cross_entropy
 from fedcir.models.networks import use_matmul_conv
 from fedcir.models.normalisation import find_statistics_layers
-from fedcir.models.optimizers import LocalOptimizer, make_optimizer
+from fedcir.models.optimizers import LocalOptimizer, RoundOptimizer, make_optimizer
 from fedcir.models.tensors import snapshot, to_cpu
 from fedcir.rng import keep_generators, numpy_rng, secret_rng, seed_for, share_generators, torch_rng
 from fedcir.types import ClientReply, Groups, LocalContext, Modules, Tensors
@@ -113,6 +114,7 @@ class LocalTrainer:
             steps=self.local.steps,
             lr=learning_rate(self.local, round, self.total_rounds),
             momentum=self.local.momentum,
+            autocast=partial(torch.autocast, self.device.type, self.precision, enabled=self.precision != torch.float32),
             client=client.id,
             domain=client.domain,
             validation=(lambda: self.iterate_batches(client.validation)) if self.has_validation else None,
@@ -176,12 +178,12 @@ def _train_client(
     trainer.optimizer.restart()
     with torch.no_grad():
         algorithm.local_start(modules, ctx)
-    sums: Tensors = {}
+    losses: dict[str, float] = {}
     flops = 0
     if trainer.privacy.by_steps and not algorithm.one_shot:
         flops = _take_private_steps(trainer, client.train, ctx)
     elif not algorithm.one_shot:
-        sums, flops = _take_steps(trainer, client.train, ctx)
+        losses, flops = _take_steps(trainer, client.train, ctx)
     for module in modules.values():
         module.eval()
     tensors = {name: snapshot(modules[name]) for name in algorithm.trains if name in algorithm.uploads}
@@ -193,33 +195,28 @@ def _train_client(
     with torch.no_grad():
         remembered = algorithm.local_finish(modules, trainer.iterate_batches(client.train), ctx)
     _check_groups(algorithm, "local_finish", remembered, algorithm.remembers)
-    metrics = {f"loss/{name}": float(total) / local.steps for name, total in sums.items()}
-    metrics["flops"] = float(flops * local.steps)
+    metrics = {f"loss/{name}": mean for name, mean in losses.items()}
+    metrics["flops"] = float(flops * ctx.steps)
     new_state = {**trainer.get_client_state(), **{name: to_cpu(group) for name, group in remembered.items()}}
     return ClientReply(client.id, len(client.train), tensors | summary, metrics), new_state
 
 
-def _take_steps(trainer: LocalTrainer, data: Examples, ctx: LocalContext) -> tuple[Tensors, int]:
-    """Take the local steps, and return the sums of the loss terms and the FLOPs of one step."""
-    sums: Tensors = {}
-    flops = 0
-    local, optimizer = trainer.local, trainer.optimizer
+def _take_steps(trainer: LocalTrainer, data: Examples, ctx: LocalContext) -> tuple[dict[str, float], int]:
+    """Take the local steps, and return the means of the loss terms and the FLOPs of one step."""
+    batches, local = _draw_training_batches(trainer, data, ctx), trainer.local
+    first = next(batches)
+    flops = trainer.count_flops(*first, ctx)
+    optimizer = RoundOptimizer(trainer.optimizer, ctx.lr, local.momentum, local.weight_decay, local.clip_norm)
+    return trainer.algorithm.local_update(trainer.modules, chain([first], batches), optimizer, ctx), flops
+
+
+def _draw_training_batches(trainer: LocalTrainer, data: Examples, ctx: LocalContext) -> Iterator[Batch]:
+    """Draw the augmented batches of the local steps."""
     augment_rng = torch_rng(trainer.seed, "augment", ctx.round, ctx.client)
     rng = numpy_rng(trainer.seed, "batches", ctx.round, ctx.client)
-    for positions in draw_batches(len(data), local.batch_size, local.steps, rng):
+    for positions in draw_batches(len(data), trainer.local.batch_size, ctx.steps, rng):
         x, y = data.batch(positions, trainer.device, trainer.layout)
-        x = augment(x, local.augment, augment_rng)
-        flops = flops or trainer.count_flops(x, y, ctx)
-        with torch.autocast(trainer.device.type, trainer.precision, enabled=trainer.precision != torch.float32):
-            losses = trainer.algorithm.local_loss(trainer.modules, x, y, ctx)
-        optimizer.zero_grad()
-        losses.total.backward()  # type: ignore[no-untyped-call]
-        if local.clip_norm is not None:
-            torch.nn.utils.clip_grad_norm_(optimizer.parameters, local.clip_norm)
-        optimizer.step(ctx.lr, local.momentum, local.weight_decay)
-        for name, term in {**losses.terms, "total": losses.total}.items():
-            sums[name] = sums[name] + term.detach() if name in sums else term.detach()
-    return sums, flops
+        yield augment(x, trainer.local.augment, augment_rng), y
 
 
 def _take_private_steps(trainer: LocalTrainer, data: Examples, ctx: LocalContext) -> int:

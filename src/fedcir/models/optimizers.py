@@ -4,6 +4,7 @@ The classes in torch.optim import torch's compiler when they are constructed: tw
 """
 
 from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from inspect import signature
 from itertools import starmap
 from typing import Any, Protocol
@@ -30,6 +31,32 @@ class LocalOptimizer(Protocol):
     def zero_grad(self) -> None: ...
 
     def step(self, lr: float, momentum: float, weight_decay: float) -> None: ...
+
+    def with_parameters(self, parameters: Iterable[Tensor]) -> "LocalOptimizer": ...
+
+
+@dataclass(frozen=True)
+class RoundOptimizer:
+    """An optimiser with the settings of one round."""
+
+    optimizer: LocalOptimizer
+    lr: float
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    clip_norm: float | None = None
+
+    def zero_grad(self) -> None:
+        self.optimizer.zero_grad()
+
+    def step(self) -> None:
+        """Clip the gradients, and make a step along them; parameters without one are unchanged."""
+        if self.clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(self.optimizer.parameters, self.clip_norm)
+        self.optimizer.step(self.lr, self.momentum, self.weight_decay)
+
+    def with_parameters(self, parameters: Iterable[Tensor]) -> "RoundOptimizer":
+        """Make an optimiser of other parameters with the same settings, and a state of its own."""
+        return replace(self, optimizer=self.optimizer.with_parameters(parameters))
 
 
 def make_optimizer(name: str, parameters: Iterable[Tensor]) -> LocalOptimizer:
@@ -73,6 +100,9 @@ class SGD:
         rates: dict[str, Any] = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "dampening": 0.0}
         sgd(parameters, gradients, momenta, fused=True, nesterov=False, maximize=False, **rates)
 
+    def with_parameters(self, parameters: Iterable[Tensor]) -> "SGD":
+        return SGD(parameters)
+
 
 class TorchOptimizer:
     """An optimiser of torch.optim with its default settings, besides rate, momentum and weight decay."""
@@ -96,6 +126,9 @@ class TorchOptimizer:
             settings: dict[str, Any] = {name: value for name, value in values.items() if name in known}
             self._optimizer = self.kind(self.parameters, **settings)
         self._optimizer.step()
+
+    def with_parameters(self, parameters: Iterable[Tensor]) -> "TorchOptimizer":
+        return TorchOptimizer(self.kind, parameters)
 
 
 def _align(parameter: Tensor, gradient: Tensor, momentum: Tensor) -> tuple[Tensor, Tensor, Tensor]:
