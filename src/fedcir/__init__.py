@@ -30,6 +30,7 @@ if TYPE_CHECKING:  # the public names, for editors, type checkers and `_list_exp
     from fedcir.algorithms.fedproto import FedProto as FedProto
     from fedcir.algorithms.fedprox import FedProx as FedProx
     from fedcir.algorithms.fedreg import FedReg as FedReg
+    from fedcir.algorithms.fedrep import FedRep as FedRep
     from fedcir.algorithms.fedsr import FedSR as FedSR
     from fedcir.algorithms.fpl import FPL as FPL
     from fedcir.algorithms.moon import Moon as Moon

@@ -28,7 +28,7 @@ SENDING = {"fedgen", "fedproc", "fpl", "fedproto", "fedfa", "scaffold"}
         (["attack.kind=scale"], POOLING),
         (["server.aggregation=median"], {"fedproto", "fedcirone"}),
         (["server.upload=int8"], {"fedproto", "fedcirone"}),
-        (["partition.hold_out=wax"], {"fedproto", "fedbn"}),
+        (["partition.hold_out=wax"], {"fedproto", "fedbn", "fedrep"}),
         (["model.batchnorm=local"], set()),
     ],
 )

@@ -30,6 +30,8 @@ class Algorithm:
     """The modules that clients train and keep as client state."""
     keeps_batchnorm: ClassVar[bool] = False
     """Whether the model's BatchNorm layers, weights and statistics, stay with each client."""
+    keeps_head: ClassVar[bool] = False
+    """Whether the model's head stays with each client."""
     pools: ClassVar[Literal["steps", "batch"] | None] = None
     """Where all data are pooled: whether a round takes the steps of all active clients, or joins their batches."""
     one_shot: ClassVar[bool] = False

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedcir.client.calibration import calibration_sums
-from fedcir.client.local_update import BATCHNORM, LocalTrainer, draw_batches, train_client
+from fedcir.client.local_update import LOCAL, LocalTrainer, draw_batches, train_client
 from fedcir.client.prediction import Output, pack_hits, predict
 from fedcir.client.state import ClientStore
 from fedcir.client.uploads import ROUNDING, PrivateMean, compress_update
@@ -17,7 +17,7 @@ from fedcir.data.examples import Examples
 from fedcir.data.federation import Client
 from fedcir.errors import RunError
 from fedcir.models.normalisation import estimate_statistics
-from fedcir.models.tensors import find_non_finite
+from fedcir.models.tensors import find_non_finite, is_statistic
 from fedcir.rng import numpy_rng, secret_rng, torch_rng
 from fedcir.types import ClientReply, Groups, LocalContext
 
@@ -88,7 +88,7 @@ def load_for_evaluation(
     Its random numbers do not depend on the client, so that a global model predicts the same everywhere.
     """
     ctx = trainer.load(client, broadcast, client_state, round, torch_rng(trainer.seed, "evaluate", round))
-    if BATCHNORM in trainer.initial_state and BATCHNORM not in client_state:
+    if LOCAL not in client_state and any(map(is_statistic, trainer.local_names)):
         # A site that has not trained yet takes the BatchNorm statistics of its training data.
         assert client.train is not None
         model, local = trainer.modules["model"].train(), trainer.local

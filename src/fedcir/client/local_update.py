@@ -25,16 +25,16 @@ from fedcir.rng import keep_generators, numpy_rng, secret_rng, seed_for, share_g
 from fedcir.types import ClientReply, Groups, LocalContext, Modules, Tensors
 
 EVALUATION_BATCH = 256
-BATCHNORM = "batchnorm"
-"""Group name of the BatchNorm tensors that stay on the client."""
+LOCAL = "batchnorm"
+"""Group name of the model's tensors that stay on the client, such as BatchNorm or the head."""
 
 GroupNames = tuple[tuple[str, ...], tuple[str, ...]]
 """Names of the groups in a broadcast and in a client's state."""
 
 
 def get_local_tensors(client_state: Groups) -> Tensors:
-    """Return the tensors of the model that stayed on a client: all of them, its BatchNorm, or none."""
-    return {**client_state.get("model", {}), **client_state.get(BATCHNORM, {})}
+    """Return the tensors of the model that stayed on a client: all of them, some, or none."""
+    return {**client_state.get("model", {}), **client_state.get(LOCAL, {})}
 
 
 @dataclass
@@ -78,7 +78,7 @@ class LocalTrainer:
             module.to(self.device, memory_format=self.layout)
             use_matmul_conv(module)
         self.initial_state.update(self.get_client_state())
-        if twice := {*self.algorithm.remembers} & {*self.algorithm.keeps, BATCHNORM, ROUNDING}:
+        if twice := {*self.algorithm.remembers} & {*self.algorithm.keeps, LOCAL, ROUNDING}:
             method = type(self.algorithm).__name__
             raise TypeError(f"{method}.remembers names {sorted(twice)}, which clients already keep")
         trained = (*self.algorithm.trains, *self.algorithm.keeps)
@@ -89,7 +89,7 @@ class LocalTrainer:
         """Copy the modules and model tensors that stay on the client."""
         state = {name: snapshot(self.modules[name]) for name in self.algorithm.keeps}
         if self.local_names:
-            state[BATCHNORM] = {n: t for n, t in snapshot(self.modules["model"]).items() if n in self.local_names}
+            state[LOCAL] = {n: t for n, t in snapshot(self.modules["model"]).items() if n in self.local_names}
         return state
 
     def load(
@@ -101,7 +101,7 @@ class LocalTrainer:
             if name in self.algorithm.keeps:
                 module.load_state_dict(state[name])
             elif name in broadcast:
-                local = state.get(BATCHNORM, {}) if name == "model" else {}
+                local = state.get(LOCAL, {}) if name == "model" else {}
                 module.load_state_dict({**broadcast[name], **local})
         context = LocalContext(
             round=round,

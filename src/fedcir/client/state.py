@@ -11,7 +11,7 @@ from fedcir.client.uploads import UploadFormat
 from fedcir.config import Config
 from fedcir.errors import InputError
 from fedcir.files import make_private_folder, write_file
-from fedcir.models.tensors import batchnorm_names, is_statistic
+from fedcir.models.tensors import HEAD, batchnorm_names, is_statistic
 from fedcir.tensor_files import pack_groups, unpack_groups
 from fedcir.types import Groups
 
@@ -21,11 +21,11 @@ def upload_format(config: Config, algorithm: Algorithm) -> UploadFormat:
     return "float32" if algorithm.pools else config.server.upload
 
 
-def local_batchnorm(config: Config, algorithm: Algorithm) -> str | None:
-    """Name the method or setting that keeps BatchNorm tensors on the clients; None if they are shared."""
+def find_local_cause(config: Config, algorithm: Algorithm) -> str | None:
+    """Name the method or setting that keeps tensors of the model on the clients; None if all are shared."""
     if algorithm.pools or not algorithm.one_model:
         return None
-    if algorithm.keeps_batchnorm:
+    if algorithm.keeps_batchnorm or algorithm.keeps_head:
         return config.algorithm.name
     return "model.batchnorm=local" if config.model.batchnorm == "local" else None
 
@@ -33,21 +33,22 @@ def local_batchnorm(config: Config, algorithm: Algorithm) -> str | None:
 def has_client_state(config: Config, algorithm: Algorithm) -> bool:
     """Check whether clients keep state between rounds."""
     rounds_off = upload_format(config, algorithm) != "float32"
-    return bool(algorithm.keeps or algorithm.remembers or local_batchnorm(config, algorithm) or rounds_off)
+    return bool(algorithm.keeps or algorithm.remembers or find_local_cause(config, algorithm) or rounds_off)
 
 
 def local_tensor_names(config: Config, algorithm: Algorithm, model: nn.Module) -> frozenset[str]:
-    """Names of the model's tensors that stay on each client: BatchNorm layers, their statistics, or none."""
-    if local_batchnorm(config, algorithm) is None:
+    """Names of the model's tensors that stay on each client: BatchNorm layers, their statistics, the head, or none."""
+    if find_local_cause(config, algorithm) is None:
         return frozenset()
+    names = HEAD if algorithm.keeps_head else frozenset()
     if algorithm.keeps_batchnorm:
-        return batchnorm_names(model)
-    return frozenset(filter(is_statistic, model.state_dict()))
+        return names | batchnorm_names(model)
+    return names.union(filter(is_statistic, model.state_dict()) if config.model.batchnorm == "local" else ())
 
 
 def check_local_data(config: Config, algorithm: Algorithm, domain: str, trains: bool) -> None:
-    """Refuse a client without training data if BatchNorm tensors or the model stay on the clients."""
-    cause = local_batchnorm(config, algorithm) if algorithm.one_model else config.algorithm.name
+    """Refuse a client without training data if tensors of the model stay on the clients."""
+    cause = find_local_cause(config, algorithm) if algorithm.one_model else config.algorithm.name
     if cause and not trains:
         raise InputError(
             f"{cause} needs training data at every client, but {domain!r} has none: "

@@ -36,7 +36,12 @@ def describe_algorithm(cls: type[Algorithm]) -> dict[str, Any]:
         "class": cls.__name__,
         "idea": idea[0].partition(": ")[2] if idea else "",
         "citation": (inspect.getdoc(cls) or "").splitlines()[0],
-        "keeps": [*algorithm.keeps, *algorithm.remembers, *["batchnorm"] * algorithm.keeps_batchnorm],
+        "keeps": [
+            *algorithm.keeps,
+            *algorithm.remembers,
+            *["batchnorm"] * algorithm.keeps_batchnorm,
+            *["head"] * algorithm.keeps_head,
+        ],
         "defaults": {
             f"{section}.{name}": value for section in cls.defaults for name, value in cls.defaults[section].items()
         },

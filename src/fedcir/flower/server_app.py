@@ -18,7 +18,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedcir.algorithms import make_algorithm, resolve_config
 from fedcir.algorithms.algorithm import Algorithm
-from fedcir.client.state import check_local_data, local_batchnorm
+from fedcir.client.state import check_local_data, find_local_cause
 from fedcir.config import Config, ConfigRequest
 from fedcir.data.federation import SampleCounts, build_roster
 from fedcir.errors import FedcirError, InputError, RunError
@@ -192,7 +192,7 @@ def check_deployable(config: Config, algorithm: Algorithm) -> None:
             "model.weights cannot be used with model.freeze across sites, which do not have the file: "
             "let the encoder load its weights itself (model.name=./mine.py:make)"
         )
-    if config.model.weights is not None and (setting := local_batchnorm(config, algorithm)):
+    if config.model.weights is not None and (setting := find_local_cause(config, algorithm)):
         raise InputError(f"model.weights cannot be used with {setting} across sites: leave one of them out")
 
 

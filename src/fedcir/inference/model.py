@@ -15,7 +15,7 @@ from fedcir.algorithms.algorithm import Algorithm
 from fedcir.client.calibration import Calibration
 from fedcir.client.local_update import get_local_tensors
 from fedcir.client.prediction import Output, predict
-from fedcir.client.state import local_batchnorm
+from fedcir.client.state import find_local_cause
 from fedcir.config import ModelConfig
 from fedcir.data.domains import Split
 from fedcir.data.examples import Examples, ImageExamples, Normalisation
@@ -162,7 +162,7 @@ def open_model(
     if site is None and has_client_parts(run, method):
         domains = dict.fromkeys(client["domain"] for client in run.manifest["clients"])
         raise InputError(
-            f"with {local_batchnorm(run.config, method) or run.config.algorithm.name} each client has a model of its "
+            f"with {find_local_cause(run.config, method) or run.config.algorithm.name} each client has a model of its "
             f"own: choose one as site, from {', '.join(domains)}"
         )
     restored = restore_model(run, run.config, method, run.task(run.weights()), str(pick_device(device)))
@@ -183,7 +183,7 @@ def open_model(
 
 def has_client_parts(run: Run, method: Algorithm) -> bool:
     """Check whether clients keep all or part of the model to themselves."""
-    return not method.one_model or local_batchnorm(run.config, method) is not None
+    return not method.one_model or find_local_cause(run.config, method) is not None
 
 
 class ExportedModule(nn.Module):

@@ -65,6 +65,10 @@ class RunningMean(Aggregator):
         }
 
 
+HEAD = frozenset({"head.weight", "head.bias"})
+"""Names of the head's tensors in every model."""
+
+
 def is_statistic(name: str) -> bool:
     """Check whether a name is that of a BatchNorm buffer."""
     return name.endswith(("running_mean", "running_var", "num_batches_tracked"))

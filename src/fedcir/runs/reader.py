@@ -13,7 +13,7 @@ from torch import nn
 from fedcir.algorithms import list_algorithms, resolve_algorithm
 from fedcir.algorithms.algorithm import Algorithm
 from fedcir.client.client_requests import load_for_evaluation
-from fedcir.client.local_update import BATCHNORM, LocalTrainer, get_local_tensors
+from fedcir.client.local_update import LOCAL, LocalTrainer, get_local_tensors
 from fedcir.client.prediction import Hits
 from fedcir.client.state import ClientStore
 from fedcir.config import Config, ModelConfig
@@ -22,7 +22,7 @@ from fedcir.errors import InputError, suggest_name
 from fedcir.files import RESTORE_HINT
 from fedcir.models.closed_form import fit_site_count
 from fedcir.models.task import Task, make_image_task
-from fedcir.models.tensors import batchnorm_names, find_mismatch, find_non_finite
+from fedcir.models.tensors import HEAD, batchnorm_names, find_mismatch, find_non_finite
 from fedcir.runtime.resume import use_saved_algorithm, use_saved_model
 from fedcir.runtime.run_folder import REWRITE_HINT, RunFolder
 from fedcir.runtime.session import make_trainer
@@ -119,10 +119,10 @@ class Run:
     ) -> nn.Module:
         """Build the trained network in evaluation mode from the model card, without any data.
 
-        Where BatchNorm (FedBN) or the whole model (FedProto) stays on the clients, those of the first client of
-        `domain` are loaded. A run of a custom algorithm needs it as `algorithm`: an instance, its class, or its file.
-        A run of fedcir.train needs an `encoder` like the original one. A run whose model is a callable of another
-        package or file must be loaded with `trust_code`.
+        Where BatchNorm (FedBN), the head (FedRep) or the whole model (FedProto) stays on the clients, those of the
+        first client of `domain` are loaded. A run of a custom algorithm needs it as `algorithm`: an instance, its
+        class, or its file. A run of fedcir.train needs an `encoder` like the original one. A run whose model is a
+        callable of another package or file must be loaded with `trust_code`.
         """
         arrays, method = self.weights(), self.configured_method(algorithm)
         if domain is not None:
@@ -143,7 +143,7 @@ class Run:
         fit_site_count(network, arrays)
         expected = network.state_dict()
         missing = expected.keys() - arrays.keys()
-        if missing and missing <= batchnorm_names(network):
+        if missing and missing <= batchnorm_names(network) | HEAD:
             cause = self.config.algorithm.name if self.config.model.batchnorm != "local" else "model.batchnorm=local"
             has_clients = (self.path / "clients").is_dir()  # and not at sites elsewhere
             hint = f", as in run.model(domain={self.manifest['clients'][0]['domain']!r})" if has_clients else ""
@@ -298,7 +298,7 @@ class RestoredModel:
         received = self.received.get("model", {})
         shared = {name: received[name] for name in self.trainer.local_names if name in received}
         if shared:  # a frozen encoder's BatchNorm
-            state = {**state, BATCHNORM: {**shared, **state.get(BATCHNORM, {})}}
+            state = {**state, LOCAL: {**shared, **state.get(LOCAL, {})}}
         return load_for_evaluation(self.trainer, client, self.received, state, self.round)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from fedcir.algorithms import limit_rounds, resolve_algorithm
 from fedcir.algorithms.algorithm import Algorithm
 from fedcir.client.masks import FEWEST
-from fedcir.client.state import local_batchnorm
+from fedcir.client.state import find_local_cause
 from fedcir.config import OPTIONS, AlgorithmConfig, Assignments, Config, ConfigRequest, config_from_tables, merge_tables
 from fedcir.data.federation import Roster
 from fedcir.errors import InputError
@@ -78,7 +78,7 @@ def _check_validation_use(config: Config, algorithm: Algorithm, roster: Roster) 
             raise InputError(f"server.{setting} picks a round by accuracies, which have no noise: leave it out")
     if config.server.keep == "last":
         return
-    is_local = not algorithm.one_model or local_batchnorm(config, algorithm) is not None
+    is_local = not algorithm.one_model or find_local_cause(config, algorithm) is not None
     if is_local and "key" in roster.manifest:
         parts = f"what sites keep of {config.algorithm.name}'s model"
         raise InputError(f"server.keep=best cannot bring back {parts}: set server.keep=last")
@@ -112,8 +112,8 @@ def _check_one_shot(config: Config) -> None:
 def _check_start(config: Config, algorithm: Algorithm, roster: Roster) -> None:
     """Refuse a fitted head where the method has no linear head on the encoder's features, or sums must be private."""
     start, names = f"model.start={config.model.start}", roster.task.classifier().state_dict().keys()
-    is_plain = algorithm.one_model and algorithm.build(roster.task)["model"].state_dict().keys() == names
-    if not is_plain:
+    is_shared = algorithm.one_model and not algorithm.keeps_head
+    if not is_shared or algorithm.build(roster.task)["model"].state_dict().keys() != names:
         raise InputError(f"{start} fits a linear head on features, which {config.algorithm.name} has not: leave it out")
     if config.privacy.clip is not None:
         raise InputError(f"{start} has clients send exact sums, which privacy.clip does not protect: leave one out")

@@ -15,7 +15,7 @@ from torch import nn
 from fedcir.algorithms import make_algorithm
 from fedcir.algorithms.algorithm import Algorithm
 from fedcir.client.local_update import get_local_tensors
-from fedcir.client.state import GENERATIONS, ClientStore, check_local_data, has_client_state, local_batchnorm
+from fedcir.client.state import GENERATIONS, ClientStore, check_local_data, find_local_cause, has_client_state
 from fedcir.config import (
     DEFAULT_ALGORITHM,
     AlgorithmConfig,
@@ -159,13 +159,13 @@ class Result:
     records: list[RoundRecord]
     summary: dict[str, Any]
     own: Groups = field(default_factory=dict)
-    """Tensors that stay on the clients, by client name: BatchNorm (FedBN) or the whole model (FedProto)."""
+    """Tensors that stay on the clients, by client name: BatchNorm (FedBN), the head (FedRep) or all (FedProto)."""
     one_model: bool = True
     """Whether there is a global model."""
 
     @property
     def model(self) -> nn.Module:
-        """The global model in evaluation mode. With FedBN, that of the first client."""
+        """The global model in evaluation mode. With FedBN or FedRep, that of the first client."""
         if not self.one_model:
             raise InputError(f"there is no model for all clients: take one client's, as in model_of({min(self.own)!r})")
         return self.network
@@ -253,7 +253,7 @@ def train(
         for record in records:
             if on_round is not None and on_round(record) is False:
                 session.stop_requested = True
-        has_local_tensors = local_batchnorm(config, method) is not None or not method.one_model
+        has_local_tensors = find_local_cause(config, method) is not None or not method.one_model
         states = {
             client.domain: session.store.load(client.id, session.state.round + 1)
             for client in (federation.clients if has_local_tensors else ())
