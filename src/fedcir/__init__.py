@@ -14,6 +14,7 @@ if TYPE_CHECKING:  # the public names, for editors, type checkers and `_list_exp
     from fedcir.algorithms.algorithm import Algorithm as Algorithm
     from fedcir.algorithms.centralized import Centralized as Centralized
     from fedcir.algorithms.centralizedbatch import CentralizedBatch as CentralizedBatch
+    from fedcir.algorithms.ditto import Ditto as Ditto
     from fedcir.algorithms.fedadam import FedAdam as FedAdam
     from fedcir.algorithms.fedalign import FedAlign as FedAlign
     from fedcir.algorithms.fedavg import FedAvg as FedAvg

@@ -19,6 +19,9 @@ from fedcir.validation import check_bounds
 Batch = tuple[Tensor, Tensor]
 Replies = Iterable[ClientReply]
 
+PERSONAL = "personal"
+"""Name in `remembers` of the model with which a client predicts, in place of the global one."""
+
 
 @dataclass(frozen=True)
 class Algorithm:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedcir.algorithms.algorithm import Algorithm
+from fedcir.algorithms.algorithm import PERSONAL, Algorithm
 from fedcir.client.client_requests import load_for_evaluation
 from fedcir.client.local_update import LocalTrainer
 from fedcir.client.prediction import predict
@@ -245,9 +245,11 @@ def invert_updates(
     restored = restore_model(run, plain, algorithm, federation.task)
     trainer, rounds = restored.trainer, restored.round
     client = next(client for client in federation.clients if client.train is not None)
+    state = restored.store.load(client.id, rounds + 1)
+    state = {name: group for name, group in state.items() if name != PERSONAL}  # updates are of the global model
     cases: dict[str, tuple[Groups, Groups, int]] = {
         "round 1": ({"model": snapshot(trainer.modules["model"])}, {}, 0),
-        "the last round": (restored.received, restored.store.load(client.id, rounds + 1), rounds),
+        "the last round": (restored.received, state, rounds),
     }
     with use_threads(1):
         return tuple(

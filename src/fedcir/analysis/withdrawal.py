@@ -15,7 +15,7 @@ import numpy as np
 
 from fedcir.algorithms import make_algorithm
 from fedcir.analysis.leakage import SAMPLES, Membership, attack_membership
-from fedcir.client.state import ClientStore, find_local_cause
+from fedcir.client.state import ClientStore, has_local_tensors
 from fedcir.config import Config
 from fedcir.data.decoding import OnFile
 from fedcir.data.domains import Domains
@@ -208,7 +208,7 @@ def _attack_site(
 ) -> tuple[Membership | None, Membership | None]:
     """Infer membership of a site's images with both models; None where the new run has no model for the site."""
     algorithm = make_algorithm(config.algorithm)
-    if not algorithm.one_model or find_local_cause(config, algorithm) is not None:
+    if has_local_tensors(config, algorithm):
         return None, None
     federation = build_federation(config, domains, partition)
     tested = tuple(client if client.id in clients else replace(client, test=None) for client in federation.clients)

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedcir.algorithms.algorithm import PERSONAL
 from fedcir.client.calibration import calibration_sums
 from fedcir.client.local_update import LOCAL, LocalTrainer, draw_batches, train_client
 from fedcir.client.prediction import Output, pack_hits, predict
@@ -95,6 +96,9 @@ def load_for_evaluation(
         with estimate_statistics(model):
             for positions in draw_batches(len(client.train), local.batch_size, local.steps, numpy_rng(0)):
                 model(client.train.batch(positions, trainer.device, trainer.layout)[0])
+    if PERSONAL in client_state:
+        model = trainer.modules["model"]
+        model.load_state_dict({**model.state_dict(), **client_state[PERSONAL]})
     for module in trainer.modules.values():
         module.eval()
     return ctx

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedcir.algorithms.algorithm import Algorithm, Batch
+from fedcir.algorithms.algorithm import PERSONAL, Algorithm, Batch
 from fedcir.client.cost import step_flops
 from fedcir.client.uploads import ROUNDING, UploadFormat, make_noise, sample_poisson_batch, set_private_gradients
 from fedcir.config import LocalConfig, PrivacyConfig
@@ -34,7 +34,7 @@ GroupNames = tuple[tuple[str, ...], tuple[str, ...]]
 
 def get_local_tensors(client_state: Groups) -> Tensors:
     """Return the tensors of the model that stayed on a client: all of them, some, or none."""
-    return {**client_state.get("model", {}), **client_state.get(LOCAL, {})}
+    return {**client_state.get("model", {}), **client_state.get(LOCAL, {}), **client_state.get(PERSONAL, {})}
 
 
 @dataclass

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from torch import nn
 
-from fedcir.algorithms.algorithm import Algorithm
+from fedcir.algorithms.algorithm import PERSONAL, Algorithm
 from fedcir.client.uploads import UploadFormat
 from fedcir.config import Config
 from fedcir.errors import InputError
@@ -34,6 +34,11 @@ def has_client_state(config: Config, algorithm: Algorithm) -> bool:
     """Check whether clients keep state between rounds."""
     rounds_off = upload_format(config, algorithm) != "float32"
     return bool(algorithm.keeps or algorithm.remembers or find_local_cause(config, algorithm) or rounds_off)
+
+
+def has_local_tensors(config: Config, algorithm: Algorithm) -> bool:
+    """Check whether clients predict with tensors of their own: some of the model's, or all."""
+    return not algorithm.one_model or PERSONAL in algorithm.remembers or find_local_cause(config, algorithm) is not None
 
 
 def local_tensor_names(config: Config, algorithm: Algorithm, model: nn.Module) -> frozenset[str]:

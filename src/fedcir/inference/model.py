@@ -15,7 +15,7 @@ from fedcir.algorithms.algorithm import Algorithm
 from fedcir.client.calibration import Calibration
 from fedcir.client.local_update import get_local_tensors
 from fedcir.client.prediction import Output, predict
-from fedcir.client.state import find_local_cause
+from fedcir.client.state import ClientStore, find_local_cause
 from fedcir.config import ModelConfig
 from fedcir.data.domains import Split
 from fedcir.data.examples import Examples, ImageExamples, Normalisation
@@ -169,6 +169,8 @@ def open_model(
     first = {client["domain"]: client["id"] for client in reversed(run.manifest["clients"])}
     if site is not None and site not in first:
         raise InputError(f"no domain {site!r} in {run.path}; {suggest_name(site, first)}")
+    if site is None:  # the model without what any client keeps
+        restored = replace(restored, store=ClientStore())
     client = Client(0 if site is None else first[site], site or "", train, None)
     local_tensors = get_local_tensors(restored.store.load(client.id, restored.round + 1))
     if site is not None and train is None and not local_tensors and has_client_parts(run, method):

@@ -119,7 +119,7 @@ class Run:
     ) -> nn.Module:
         """Build the trained network in evaluation mode from the model card, without any data.
 
-        Where BatchNorm (FedBN), the head (FedRep) or the whole model (FedProto) stays on the clients, those of the
+        Where BatchNorm (FedBN), the head (FedRep) or a whole model (FedProto, Ditto) stays on the clients, those of the
         first client of `domain` are loaded. A run of a custom algorithm needs it as `algorithm`: an instance, its
         class, or its file. A run of fedcir.train needs an `encoder` like the original one. A run whose model is a
         callable of another package or file must be loaded with `trust_code`.

@@ -9,7 +9,7 @@ from typing import Any
 from fedcir.algorithms import limit_rounds, resolve_algorithm
 from fedcir.algorithms.algorithm import Algorithm
 from fedcir.client.masks import FEWEST
-from fedcir.client.state import find_local_cause
+from fedcir.client.state import has_local_tensors
 from fedcir.config import OPTIONS, AlgorithmConfig, Assignments, Config, ConfigRequest, config_from_tables, merge_tables
 from fedcir.data.federation import Roster
 from fedcir.errors import InputError
@@ -78,8 +78,7 @@ def _check_validation_use(config: Config, algorithm: Algorithm, roster: Roster) 
             raise InputError(f"server.{setting} picks a round by accuracies, which have no noise: leave it out")
     if config.server.keep == "last":
         return
-    is_local = not algorithm.one_model or find_local_cause(config, algorithm) is not None
-    if is_local and "key" in roster.manifest:
+    if has_local_tensors(config, algorithm) and "key" in roster.manifest:
         parts = f"what sites keep of {config.algorithm.name}'s model"
         raise InputError(f"server.keep=best cannot bring back {parts}: set server.keep=last")
 

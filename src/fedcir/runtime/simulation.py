@@ -13,9 +13,9 @@ from typing import Any, Literal
 from torch import nn
 
 from fedcir.algorithms import make_algorithm
-from fedcir.algorithms.algorithm import Algorithm
+from fedcir.algorithms.algorithm import PERSONAL, Algorithm
 from fedcir.client.local_update import get_local_tensors
-from fedcir.client.state import GENERATIONS, ClientStore, check_local_data, find_local_cause, has_client_state
+from fedcir.client.state import GENERATIONS, ClientStore, check_local_data, has_client_state, has_local_tensors
 from fedcir.config import (
     DEFAULT_ALGORITHM,
     AlgorithmConfig,
@@ -159,7 +159,7 @@ class Result:
     records: list[RoundRecord]
     summary: dict[str, Any]
     own: Groups = field(default_factory=dict)
-    """Tensors that stay on the clients, by client name: BatchNorm (FedBN), the head (FedRep) or all (FedProto)."""
+    """Tensors that stay on clients, by client name: BatchNorm (FedBN), the head (FedRep), or all (FedProto, Ditto)."""
     one_model: bool = True
     """Whether there is a global model."""
 
@@ -253,13 +253,13 @@ def train(
         for record in records:
             if on_round is not None and on_round(record) is False:
                 session.stop_requested = True
-        has_local_tensors = find_local_cause(config, method) is not None or not method.one_model
         states = {
             client.domain: session.store.load(client.id, session.state.round + 1)
-            for client in (federation.clients if has_local_tensors else ())
+            for client in (federation.clients if has_local_tensors(config, method) else ())
         }
     local = {name: tensors for name, groups in states.items() if (tensors := get_local_tensors(groups))}
     network = session.modules["model"]
-    network.load_state_dict({**session.model, **next(iter(local.values()), {})})
+    first = {} if PERSONAL in method.remembers else next(iter(local.values()), {})
+    network.load_state_dict({**session.model, **first})
     summary = summarise(session) if session.folder is None else session.folder.summary()
     return Result(network.eval(), session.records, summary, local, method.one_model)
