@@ -150,7 +150,7 @@ def test_after_a_run_evaluate_audit_and_diagnose_compute_no_feature(
     assert computed == [IMAGES]
     evaluation = fedcir.evaluate(out).evaluation
     fedcir.audit(out, steps=0)
-    fedcir.diagnose(out)
+    fedcir.diagnose(out, out=None)
     assert computed == [IMAGES]
     final = fedcir.load_run(out).final
     assert {domain.domain: domain.accuracy for domain in evaluation} == pytest.approx(final["accuracy"])
