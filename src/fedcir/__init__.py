@@ -27,6 +27,7 @@ if TYPE_CHECKING:  # the public names, for editors, type checkers and `_list_exp
     from fedcir.algorithms.fedfa import FedFA as FedFA
     from fedcir.algorithms.fedgen import FedGen as FedGen
     from fedcir.algorithms.fedlc import FedLC as FedLC
+    from fedcir.algorithms.fednova import FedNova as FedNova
     from fedcir.algorithms.fedproc import FedProc as FedProc
     from fedcir.algorithms.fedproto import FedProto as FedProto
     from fedcir.algorithms.fedprox import FedProx as FedProx

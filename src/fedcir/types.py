@@ -158,6 +158,10 @@ class Aggregator(ABC):
         """Return the combined model, with the names, dtypes and shapes of the replies."""
 
 
+def _count_one(images: int) -> int:
+    return 1
+
+
 @dataclass(frozen=True)
 class ServerContext:
     """Context of the server in a round, besides its state and the replies."""
@@ -179,6 +183,10 @@ class ServerContext:
     """Returns the name of a client's domain."""
     noise: ExampleNoise | None = None
     """Noise that clients add to sums over examples."""
+    count_steps: Callable[[int], int] = _count_one
+    """Returns the local steps in a round of a client with so many training images."""
+    momentum: float = 0.0
+    """Momentum of local steps."""
 
     @property
     def sent(self) -> Groups:

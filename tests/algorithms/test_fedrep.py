@@ -76,7 +76,7 @@ def test_the_head_takes_tau_steps_for_each_of_the_encoder_which_takes_at_least_o
         trained.append([name for name, p in modules["model"].named_parameters() if p.requires_grad])
         return fedcir.Algorithm.local_loss(self, modules, x, y, ctx)
 
-    transport.trainer.flops = {(("model",), ()): 1}  # counting calls it too
+    transport.trainer.flops = {(("model",), (), steps): 1}  # counting calls it too
     monkeypatch.setattr(FedRep, "local_loss", note)
     list(transport.train(session.state, [0]))
     parts = [{name.partition(".")[0] for name in names} for names in trained]

@@ -24,12 +24,16 @@ SENDING = {"fedgen", "fedproc", "fpl", "fedproto", "fedfa", "scaffold"}
     ("settings", "refused"),
     [
         ([], set()),
-        (["privacy.clip=1", "model.norm=group"], POOLING | SENDING | {"fedbn", "fedcirone"}),  # which needs BatchNorm
+        (
+            ["privacy.clip=1", "model.norm=group"],
+            POOLING | SENDING | {"fedbn", "fedcirone", "fednova"},
+        ),  # which needs BatchNorm
         (["attack.kind=scale"], POOLING),
         (["server.aggregation=median"], {"fedproto", "fedcirone"}),
         (["server.upload=int8"], {"fedproto", "fedcirone"}),
         (["partition.hold_out=wax"], {"fedproto", "fedbn", "fedrep"}),
         (["model.batchnorm=local"], set()),
+        (["local.epochs=1"], POOLING | {"fedcirone"}),
     ],
 )
 def test_methods_that_settings_refuse_are_left_out_unless_they_are_named(

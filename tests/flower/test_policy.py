@@ -108,6 +108,14 @@ PRIVACY_REFUSALS = {
 }
 
 
+@pytest.mark.parametrize("rule", ["max_steps = 100", "min_steps = 2"])
+def test_a_policy_that_limits_steps_refuses_epochs(rule: str) -> None:
+    with pytest.raises(PolicyError) as refused:
+        read_policy_text(rule).check_header(TaskHeader(config("local.epochs=2"), {}))
+    assert refused.value.public == "its policy does not allow local.epochs=2"
+    read_policy_text("max_rounds = 300").check_header(TaskHeader(config("local.epochs=2"), {}))
+
+
 @pytest.mark.parametrize(("rule", "case"), PRIVACY_REFUSALS.items())
 def test_a_policy_requires_clipping_and_noise_and_says_who_adds_it(rule: str, case: tuple[str, str]) -> None:
     setting, message = case

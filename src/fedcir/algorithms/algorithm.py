@@ -49,6 +49,8 @@ class Algorithm:
     """Whether the method depends on the total number of rounds, so that a finished run cannot be extended."""
     counts_clients: ClassVar[bool] = False
     """Whether `server_step` reads `ctx.clients`, so that every round depends on the number of clients."""
+    counts_steps: ClassVar[bool] = False
+    """Whether `server_step` reads `ctx.count_steps` for each reply, which privacy.clip makes alike."""
     defaults: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     """Settings of other sections that suit it, {"local": {"prior": "client"}}; what a user sets wins."""
     ranges: ClassVar[Mapping[str, str]] = {}

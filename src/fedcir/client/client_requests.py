@@ -92,9 +92,9 @@ def load_for_evaluation(
     if LOCAL not in client_state and any(map(is_statistic, trainer.local_names)):
         # A site that has not trained yet takes the BatchNorm statistics of its training data.
         assert client.train is not None
-        model, local = trainer.modules["model"].train(), trainer.local
+        model, size = trainer.modules["model"].train(), trainer.local.batch_size
         with estimate_statistics(model):
-            for positions in draw_batches(len(client.train), local.batch_size, local.steps, numpy_rng(0)):
+            for positions in draw_batches(len(client.train), size, ctx.steps, numpy_rng(0)):
                 model(client.train.batch(positions, trainer.device, trainer.layout)[0])
     if PERSONAL in client_state:
         model = trainer.modules["model"]

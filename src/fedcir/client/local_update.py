@@ -28,8 +28,8 @@ EVALUATION_BATCH = 256
 LOCAL = "batchnorm"
 """Group name of the model's tensors that stay on the client, such as BatchNorm or the head."""
 
-GroupNames = tuple[tuple[str, ...], tuple[str, ...]]
-"""Names of the groups in a broadcast and in a client's state."""
+RoundKind = tuple[tuple[str, ...], tuple[str, ...], int]
+"""What FLOPs depend on: names of the groups in a broadcast and in a client's state; steps, if a method counts them."""
 
 
 def get_local_tensors(client_state: Groups) -> Tensors:
@@ -67,8 +67,8 @@ class LocalTrainer:
     upload: UploadFormat = "float32"
     initial_state: Groups = field(default_factory=dict)
     """State of a client that has not trained yet."""
-    flops: dict[GroupNames, int] = field(default_factory=dict)
-    """FLOPs of a step by the groups of broadcast and client state, counted once each."""
+    flops: dict[RoundKind, int] = field(default_factory=dict)
+    """FLOPs of a step, counted once for each kind of round."""
     concurrent: bool = False
     """Whether other threads may train at the same time; not if training draws from torch's default generators."""
     optimizer: LocalOptimizer = field(init=False)
@@ -111,7 +111,7 @@ class LocalTrainer:
             broadcast=_to_device(broadcast, self.device),
             rng=rng,
             client_state=_to_device(self.select_remembered(client_state), self.device),
-            steps=self.local.steps,
+            steps=self.count_steps(client),
             lr=learning_rate(self.local, round, self.total_rounds),
             momentum=self.local.momentum,
             autocast=partial(torch.autocast, self.device.type, self.precision, enabled=self.precision != torch.float32),
@@ -124,13 +124,20 @@ class LocalTrainer:
         data = client.train
         return context if data is None else replace(context, labels=lambda: data.labels().to(self.device))
 
+    def count_steps(self, client: Client) -> int:
+        return self.local.steps if client.train is None else self.local.count_steps(len(client.train))
+
+    def find_kind(self, broadcast: Groups, client_state: Groups, steps: int) -> RoundKind:
+        steps = steps if self.algorithm.overrides_local_update else 1
+        return tuple(sorted(broadcast)), tuple(sorted(client_state)), steps
+
     def select_remembered(self, client_state: Groups) -> Groups:
         """Select the groups that `local_finish` left."""
         return {name: client_state[name] for name in self.algorithm.remembers if name in client_state}
 
     def count_flops(self, x: torch.Tensor, y: torch.Tensor, ctx: LocalContext) -> int:
-        """FLOPs of a local step, counted once for each combination of groups."""
-        key = _group_names(ctx.broadcast, ctx.client_state)
+        """FLOPs of a local step, counted once for each kind of round."""
+        key = self.find_kind(ctx.broadcast, ctx.client_state, ctx.steps)
         if key not in self.flops:
             self.flops[key] = step_flops(self.algorithm, self.modules, x, y, ctx)
         return self.flops[key]
@@ -148,7 +155,8 @@ def train_client(
     trainer: LocalTrainer, client: Client, broadcast: Groups, client_state: Groups, round: int
 ) -> tuple[ClientReply, Groups]:
     """Train on one client's data, and return its reply and its new state."""
-    if trainer.concurrent and _group_names(broadcast, trainer.select_remembered(client_state)) in trainer.flops:
+    kind = trainer.find_kind(broadcast, trainer.select_remembered(client_state), trainer.count_steps(client))
+    if trainer.concurrent and kind in trainer.flops:
         with share_generators(trainer.device) as has_drawn:
             result = _train_client(trainer, client, broadcast, client_state, round)
             if not has_drawn():
@@ -262,7 +270,3 @@ def _check_groups(algorithm: Algorithm, hook: str, groups: Groups, declared: tup
         raise TypeError(
             f"{type(algorithm).__name__}.{hook} returned {sorted(groups)}, but the class declares {sorted(declared)}"
         )
-
-
-def _group_names(broadcast: Groups, client_state: Groups) -> GroupNames:
-    return tuple(sorted(broadcast)), tuple(sorted(client_state))

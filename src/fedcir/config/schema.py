@@ -203,6 +203,8 @@ class ModelConfig:
 class LocalConfig:
     steps: Count = 20
     """SGD steps per client and round; E in the paper."""
+    epochs: Annotated[int | None, Between(1, 1_000_000)] = None
+    """Passes over a client's images in a round, so that larger clients take more steps; `steps` if not given."""
     batch_size: Annotated[int, Between(2, 65_536)] = 32
     """Training images per SGD step; BatchNorm needs two."""
     lr: LearningRate = 0.01
@@ -225,6 +227,16 @@ class LocalConfig:
     """With `client`, a client's own label shares correct its cross-entropy (balanced softmax); they never leave it."""
     balance: Literal["none", "classes"] = "none"
     """With `classes`, a client's cross-entropy weighs classes by their inverse frequency, so that all count alike."""
+
+    def count_steps(self, images: int) -> int:
+        """Steps in a round of a client with so many training images; batches are full, so the last one wraps."""
+        return self.steps if self.epochs is None else -(-self.epochs * images // self.batch_size)
+
+    @property
+    def work(self) -> str:
+        """A client's work in a round, in words."""
+        number, noun = (self.steps, "step") if self.epochs is None else (self.epochs, "epoch")
+        return f"{number} local {noun}{'' if number == 1 else 's'}"
 
     def __post_init__(self) -> None:
         check_bounds(self, "local")

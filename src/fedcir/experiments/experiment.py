@@ -228,7 +228,9 @@ def estimate_seconds(jobs: Sequence[Job], federations: Mapping[str, Federation])
         step, image = speeds[kind]
         active = config.server.active or config.partition.clients or len(federation.trainers)
         tested = sum(len(federation.clients[number].test or ()) for number in federation.evaluators)
-        round_seconds = active * config.local.steps * step + tested * image / config.server.eval_every
+        images = [len(client.train) for client in federation.clients if client.train is not None]
+        steps = sum(map(config.local.count_steps, images)) / len(images)
+        round_seconds = active * steps * step + tested * image / config.server.eval_every
         seconds.append(START_SECONDS + config.server.rounds * round_seconds)
     return seconds
 

@@ -124,6 +124,8 @@ class Policy:
         for setting, name, allowed in names:
             if allowed is not None and name not in allowed:
                 raise _refuse(f"does not allow {setting}{name}", f"it allows {', '.join(allowed) or 'none'}")
+        if (epochs := config.local.epochs) is not None and (self.min_steps > 1 or self.max_steps is not None):
+            raise _refuse(f"does not allow local.epochs={epochs}", "it limits local.steps")
         for setting, number, least, most in (
             ("server.rounds", max(config.server.rounds, header.round), 0, self.max_rounds),
             ("local.steps", config.local.steps, self.min_steps, self.max_steps),

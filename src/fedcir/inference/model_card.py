@@ -148,7 +148,7 @@ def _describe_method(trained: TrainedModel, is_private: bool) -> str:
     start = "from published weights" if config.model.weights else "from its usual initial weights"
     name, local = escape_markdown(str(trained.card["algorithm"]["name"])), config.local
     return (
-        f"## Method\n\n{name}{values}: {config.server.rounds} rounds of {local.steps} local steps, batches of "
+        f"## Method\n\n{name}{values}: {config.server.rounds} rounds of {local.work}, batches of "
         f"{local.batch_size}, learning rate {local.lr:g}. Training started {start}{seed}."
     )
 

@@ -131,7 +131,7 @@ def _summarise(study: Study) -> str:
 
     run = next(iter(study.one_of_each.values()))
     trained = sum(bool(client.get("train")) for client in run.manifest["clients"])
-    rounds = f"{count(run.config.server.rounds, 'round')} of {count(run.config.local.steps, 'local step')}"
+    rounds = f"{count(run.config.server.rounds, 'round')} of {run.config.local.work}"
     seeds = f"{count(len(study.seeds), 'seed')}, {count(sum(map(len, study.runs.values())), 'run')}"
     return f"{count(len(study.runs), 'method')} on {study.dataset}; {count(trained, 'client')}; {rounds}; {seeds}."
 

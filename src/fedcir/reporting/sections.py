@@ -32,7 +32,7 @@ TERMS = {"ce": "cross-entropy", "reg": "reg (head on generated z)", "align": "al
 """Labels of the most common loss terms."""
 MAIN_SETTINGS = (
     *("model.name", "data.image_size", "partition.scheme", "partition.clients", "server.active", "server.rounds"),
-    *("local.steps", "local.batch_size", "local.lr", "local.momentum", "local.weight_decay"),
+    *("local.steps", "local.epochs", "local.batch_size", "local.lr", "local.momentum", "local.weight_decay"),
 )
 
 

@@ -31,6 +31,7 @@ def resolve_config(config: Config, algorithm: Algorithm, roster: Roster) -> Conf
         raise InputError(f"server.min_replies is {config.server.min_replies}, above {active} active clients: lower it")
     _check_validation_use(config, algorithm, roster)
     _check_optimizer(config, algorithm)
+    _check_epochs(config, algorithm)
     if algorithm.one_shot:
         _check_one_shot(config)
     if config.model.start != "none":
@@ -93,6 +94,24 @@ def _check_optimizer(config: Config, algorithm: Algorithm) -> None:
         raise InputError(
             f"local.optimizer={name}: {config.algorithm.name} computes with the steps of SGD; set local.optimizer=sgd"
         )
+
+
+def _check_epochs(config: Config, algorithm: Algorithm) -> None:
+    """Refuse numbers of steps that differ between clients where something counts on one, or none are taken."""
+    name, epochs = config.algorithm.name, config.local.epochs
+    if algorithm.counts_steps and config.privacy.clip is not None:
+        raise InputError(f"{name} needs each client's own update, and privacy.clip shows their mean: use fedavg")
+    if epochs is None:
+        return
+    if algorithm.pools:
+        reason = f"{name} takes the steps of all clients on data in one place"
+    elif algorithm.one_shot:
+        reason = f"clients of {name} take no steps"
+    elif config.privacy.by_steps:
+        reason = "privacy.unit=example accounts for the same number of steps at each client"
+    else:
+        return
+    raise InputError(f"local.epochs={epochs}: {reason}; leave it out")
 
 
 def _check_one_shot(config: Config) -> None:

@@ -159,7 +159,15 @@ class Session:
             with torch.no_grad():
                 self.algorithm.local_start(modules, ctx)
             self._step_flops[received] = step_flops(self.algorithm, modules, x, y, ctx)
-        return self._step_flops[received] * self.config.local.steps * self.expected_clients
+        return self._step_flops[received] * self.expected_steps * self.expected_clients
+
+    @property
+    def expected_steps(self) -> int:
+        """Mean number of local steps of a client in a round, rounded."""
+        local, trainers = self.config.local, self.roster.trainers
+        if local.epochs is None:
+            return local.steps
+        return round(sum(local.count_steps(self.roster.images(client)) for client in trainers) / len(trainers))
 
     def _local_context(self) -> LocalContext:
         """Context of the next round for a client without a state."""
@@ -171,7 +179,7 @@ class Session:
             batch_size=local.batch_size,
             broadcast=self.state.shared,
             rng=torch.Generator(),
-            steps=local.steps,
+            steps=self.expected_steps,
             lr=learning_rate(local, round, rounds),
             momentum=local.momentum,
             validation=tuple if self.config.data.val_fraction and not self.config.privacy.noise else None,
@@ -288,6 +296,8 @@ class Session:
             broadcast=self.state.shared,
             domain_of=lambda client: str(self.roster.manifest["clients"][client]["domain"]),
             noise=make_noise(self.config.privacy),
+            count_steps=self.config.local.count_steps,
+            momentum=self.config.local.momentum,
             make_aggregator=None if self.algorithm.pools else partial(self._aggregator_class, settings=server),
         )
 
