@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+import fedcir
 from fedcir import Ditto, FedAvg
 from fedcir.client.client_requests import evaluate_client
 from fedcir.config import Config
@@ -75,6 +76,8 @@ def test_a_saved_run_gives_a_sites_own_model_and_the_global_one_without_a_site(
     config = tiny("ditto", "server.rounds=1")
     with open_run(config, tmp_path / "run") as (session, rounds):
         list(rounds)
+    (record,) = session.records
+    assert {d.domain: d.accuracy for d in fedcir.evaluate(tmp_path / "run")} == pytest.approx(record.accuracy)
     domain = session.roster.clients[0].domain  # type: ignore[attr-defined]
     state = session.store.load(0, 9)["personal"]
     assert same_model(open_model(tmp_path / "run", site=domain).network, state)

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedcir.algorithms.algorithm import PERSONAL
 from fedcir.client.local_update import EVALUATION_BATCH
 from fedcir.client.state import ClientStore
 from fedcir.config import config_from_tables, config_to_tables, merge_tables, parse_assignment
@@ -68,7 +69,9 @@ def evaluate(
     if folder is not None:
         check_output_folder(folder)
     run = to_run(run, trust_code)
-    per_client = has_client_parts(run, run.method(algorithm)) and site is None
+    method = run.method(algorithm)
+    per_client = has_client_parts(run, method) and site is None
+    has_personal = PERSONAL in method.remembers and site is None
     trained_domains = {client["domain"] for client in run.manifest["clients"] if client.get("train")}
 
     def open_site(name: str | None) -> TrainedModel:
@@ -91,7 +94,8 @@ def evaluate(
     predictions = []
     for number, domain in enumerate(domains, start=1):
         if (images := images_by_domain.get(domain.name)) is not None:
-            model = open_site(domain.name) if per_client else first
+            has_own = per_client or (has_personal and domain.name in trained_domains)
+            model = open_site(domain.name) if has_own else first
             unlabelled = (domain.train if split == "test" and len(domain.train) else images) if adapt else None
             with use_threads(run.config.run.threads):  # the results equal those of the run's own tests, bit by bit
                 result = _predict_images(model, domain.name, images, class_numbers, unlabelled, force)
