@@ -46,7 +46,9 @@ def test_the_calibration_across_nodes_is_that_in_process(tiny: Tiny, train: Trai
     assert dropped(tmp_path / "two") == [{}]
 
 
-@pytest.mark.parametrize("name", mark_others_slow(["scaffold", "moon", "feddyn", "fedbn"], ["moon"]))
+@pytest.mark.parametrize(
+    "name", mark_others_slow(["scaffold", "moon", "feddyn", "fedbn", "fedrep", "ditto", "fednova"], ["moon"])
+)
 def test_what_a_client_keeps_across_nodes_is_what_it_keeps_in_process(
     tiny: Tiny, train: Train, tmp_path: Path, name: str
 ) -> None:
