@@ -335,7 +335,7 @@ def test_a_run_is_the_same_to_the_bit_though_its_resident_is_killed_between_and_
     assert killed is None
     assert later[0] not in (None, first)
     kill(*residents_of(at))
-    assert send_to_resident(settings[0], at, idle=0.01) is not None  # which waits for it before it is started
+    assert send_to_resident(settings[0], at, idle=3.0) is not None  # long enough to let go of the lock before it ends
     until = time.monotonic() + 300
     while residents_of(at):  # until it ends by itself, having nothing to do
         assert time.monotonic() < until
