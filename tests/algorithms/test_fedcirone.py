@@ -193,6 +193,23 @@ def test_labels_are_balanced_by_the_discriminant_only() -> None:
     assert FedCiROne(balance="labels", head="lda").head == "lda"
 
 
+@pytest.mark.parametrize("standardise", ["federation", "client", "none"])
+def test_domains_are_balanced_by_sums_of_each_domain_only(standardise: Any) -> None:
+    with pytest.raises(InputError, match=rf"standardise={standardise} does not keep apart: set it to domain"):
+        FedCiROne(balance="domains", standardise=standardise)
+
+
+def test_balanced_domains_take_their_own_statistics(tiny: Callable[..., Config]) -> None:
+    models = {}
+    for settings in (("balance=domains",), ("balance=domains", "standardise=domain"), ("standardise=domain",)):
+        with open_run(tiny("fedcirone", *ONE, *(f"algorithm.{setting}" for setting in settings))) as (session, rounds):
+            list(rounds)
+        models[settings] = session.model
+    balanced, named, plain = models.values()
+    assert len(plain["encoder.site_keys"]) == 3
+    assert all(torch.equal(balanced[name], named[name]) for name in balanced)
+
+
 @pytest.mark.parametrize("settings", [("algorithm.head=lda",), ("algorithm.balance=domains",)])
 def test_every_kind_of_head_learns(tiny: Callable[..., Config], settings: tuple[str, ...]) -> None:
     with open_run(tiny("fedcirone", *ONE, *settings)) as (_, rounds):

@@ -59,7 +59,7 @@ class FedCiROne(Algorithm):
     penalty: Annotated[float, Between(0, 1_000_000)] = 0.0
     """Ridge penalty relative to the variance of the features; 0 chooses it on validation sums."""
     balance: Literal["none", "domains", "labels"] = "none"
-    """Let all domains count alike, or all classes (lda), whatever their numbers of examples."""
+    """Let all domains count alike (auto is then domain), or all classes (lda), whatever their numbers of examples."""
     project: Annotated[int, Between(0, 16_384)] = 0
     """Width of a random projection of the features, which are then scaled to length 1; 0 leaves them as they are."""
 
@@ -70,6 +70,9 @@ class FedCiROne(Algorithm):
         super().__post_init__()
         if self.balance == "labels" and self.head != "lda":
             raise InputError("algorithm.balance=labels needs the priors of algorithm.head=lda: set both")
+        if self.balance == "domains" and self.standardise not in ("auto", "domain"):
+            reason = f"algorithm.standardise={self.standardise} does not keep apart"
+            raise InputError(f"algorithm.balance=domains needs sums by domain, which {reason}: set it to domain")
 
     def build(self, task: Task) -> Modules:
         width = self.project or task.features
@@ -126,7 +129,8 @@ class FedCiROne(Algorithm):
         return None
 
     def server_step(self, state: ServerState, replies: Replies, modules: Modules, ctx: ServerContext) -> ServerState:
-        automatic: tuple[str, ...] = CANDIDATES if ctx.noise is None else ("domain",)  # sums with noise cannot choose
+        chooses = ctx.noise is None and self.balance != "domains"  # sums with noise cannot choose
+        automatic: tuple[str, ...] = CANDIDATES if chooses else ("domain",)
         kinds = automatic if self.standardise == "auto" else (self.standardise,)
         sites: dict[str, dict[int, Groups]] = {kind: {} for kind in kinds}
         tested: set[str] = set()
