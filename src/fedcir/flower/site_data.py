@@ -222,7 +222,8 @@ def _open_folder(config_key: str, root: Path, domain: str, classes: tuple[str, .
     federation = open_site_federation(config, root, domain, classes)
     assert federation.dataset_and_partition is not None
     domains, _ = federation.dataset_and_partition
-    counts = {"train": federation.clients[0].sizes.train or len(domains.domains[0].train)}  # a held-out site trains not
+    # A held-out site does not train, so its client has no training images.
+    counts = {"train": federation.clients[0].sizes.train or len(domains.domains[0].train)}
     return LocalSite.from_federation(federation, 0, domains.content, classes=own_classes, **counts)
 
 

@@ -171,8 +171,8 @@ def _step_masked(
     lost: dict[str, str] = {}
     while True:
         keys = session.mask_keys(cohort)
-        asked = replace(session.state, shared={**session.state.shared, MASKS: keys})
-        replies = transport.train(asked, cohort)
+        broadcast = replace(session.state, shared={**session.state.shared, MASKS: keys})
+        replies = transport.train(broadcast, cohort)
         if not session.deployed:
             replies = simulate_masks(session, replies, keys)
         try:
