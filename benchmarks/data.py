@@ -56,7 +56,7 @@ import json, resource, sys
 import torch
 from fedcir.config import config_from
 from fedcir.data.federation import Client, Federation
-from fedcir.models.task import make_image_task
+from fedcir.models.builder import make_image_builder
 from fedcir.runtime.simulation import open_rounds, open_run
 from fedcir.runtime.resolution import resolve_config
 from fedcir.algorithms import make_algorithm
@@ -86,8 +86,8 @@ else:
             part.size, part.x = size, one.x
             parts.append(part)
         clients.append(Client(number, str(number), *parts))
-    task = make_image_task(config.model, 7, 3, 0)
-    federation = Federation("random", tuple(clients), task, {"classes": []}, {"hash": ""})
+    builder = make_image_builder(config.model, 7, 3, 0)
+    federation = Federation("random", tuple(clients), builder, {"classes": []}, {"hash": ""})
     algorithm = make_algorithm(config.algorithm)
     config = resolve_config(config, algorithm, federation)
     with open_rounds(config, algorithm, federation, None, False) as (session, rounds):

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from fedcir.config import ModelConfig
 from fedcir.models.networks import use_matmul_conv
 from fedcir.models.optimizers import SGD
-from fedcir.models.task import make_image_task
+from fedcir.models.builder import make_image_builder
 from fedcir.runtime.devices import retain_freed_memory
 
 BATCH = 32
@@ -26,7 +26,7 @@ BATCH = 32
 def prepared_step(
     model: ModelConfig, size: int, layout: torch.memory_format, compiled: bool = False
 ) -> Callable[[], None]:
-    network = make_image_task(model, 10, 3, seed=0).classifier()
+    network = make_image_builder(model, 10, 3, seed=0).classifier()
     network.to(memory_format=layout).train()  # type: ignore[call-overload]
     use_matmul_conv(network)
     for part in network.children() if compiled else ():

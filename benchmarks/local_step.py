@@ -15,16 +15,16 @@ import torch
 
 from fedcir import Algorithm, FedAvg, FedCiR
 from fedcir.config import ModelConfig
-from fedcir.models.task import Task, make_image_task
+from fedcir.models.builder import NetworkBuilder, make_image_builder
 from fedcir.types import ClientReply, LocalContext, ServerContext
 
 CLASSES = 7
 BATCH = 32
 
 
-def prepared_step(algorithm: Algorithm, task: Task, size: int) -> Callable[[], None]:
+def prepared_step(algorithm: Algorithm, builder: NetworkBuilder, size: int) -> Callable[[], None]:
     """One SGD step as in client.local_update.fit, in a round in which everything that can be received has been."""
-    modules = algorithm.build(task)
+    modules = algorithm.build(builder)
     for module in modules.values():
         module.to(memory_format=torch.channels_last)
     server = ServerContext(1, 2, CLASSES, BATCH, "uniform", "average", torch.Generator().manual_seed(0))
@@ -51,8 +51,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=30)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    task = make_image_task(ModelConfig(name="resnet18"), CLASSES, channels=3, seed=0)
-    steps = {type(a).__name__: prepared_step(a, task, arguments.image_size) for a in (FedAvg(), FedCiR())}
+    builder = make_image_builder(ModelConfig(name="resnet18"), CLASSES, channels=3, seed=0)
+    steps = {type(a).__name__: prepared_step(a, builder, arguments.image_size) for a in (FedAvg(), FedCiR())}
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     for turn in range(arguments.steps + 3):
         for name, step in steps.items():

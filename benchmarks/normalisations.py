@@ -105,7 +105,7 @@ def validating(config: Config) -> Federation:
 
 def trained(config: Config, federation: Federation, encoder: Callable[[], nn.Module]) -> dict[str, float]:
     """Each domain's accuracy on its validation images."""
-    own = replace(federation, task=replace(federation.task, make_encoder=encoder))
+    own = replace(federation, builder=replace(federation.builder, make_encoder=encoder))
     with open_rounds(config, FedAvg(), own, None, False) as (_, rounds):
         evaluated: list[RoundRecord] = [record for record in rounds if record.accuracy_mean is not None]
     last = [record.accuracy for record in evaluated[-LAST:]]

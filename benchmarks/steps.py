@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from fedcir.config import ModelConfig
 from fedcir.models.networks import CNN
-from fedcir.models.task import make_image_task
+from fedcir.models.builder import make_image_builder
 from fedcir.reporting.page import to_markdown
 from fedcir.runtime.devices import retain_freed_memory
 
@@ -84,7 +84,7 @@ def fused_step(model: ModelConfig, size: int) -> Callable[[], None]:
 
 def networks() -> dict[str, tuple[nn.Module, int]]:
     found = {name: (network(work), work.size) for name, work in WORKLOADS.items()}
-    small = make_image_task(ModelConfig(name="cnn"), 10, 3, seed=0).classifier()
+    small = make_image_builder(ModelConfig(name="cnn"), 10, 3, seed=0).classifier()
     return {**found, "cnn": (small, 32)}
 
 

@@ -19,7 +19,7 @@ from fedcir.algorithms.fedcir import FedCiR
 from fedcir.losses import class_gaussians, gaussian_kl, mixture_nll
 from fedcir.models.classifier import Generator, apply_heads, make_balanced_labels, sample
 from fedcir.models.optimizers import Adam
-from fedcir.models.task import Task
+from fedcir.models.builder import NetworkBuilder
 from fedcir.models.tensors import snapshot
 from fedcir.types import ClientReply, Groups, LocalContext, Losses, Modules, ServerContext, ServerState, Tensors
 
@@ -70,9 +70,9 @@ class Variant(FedCiR):
     generator_batch: int = 32
     """Generated representations of a step of the generator."""
 
-    def build(self, task: Task) -> Modules:
-        modules = super().build(task)
-        modules["model"].statistics = nn.BatchNorm1d(task.latent, affine=False)
+    def build(self, builder: NetworkBuilder) -> Modules:
+        modules = super().build(builder)
+        modules["model"].statistics = nn.BatchNorm1d(builder.latent, affine=False)
         return modules
 
     def local_loss(self, modules: Modules, x: Tensor, y: Tensor, ctx: LocalContext) -> Losses:

@@ -26,7 +26,7 @@ from fedcir.data.opening import open_dataset
 from fedcir.data.torch_datasets import federation_from_datasets
 from fedcir.machine import use_threads
 from fedcir.models.networks import CNN
-from fedcir.models.task import make_image_task
+from fedcir.models.builder import make_image_builder
 from fedcir.models.tensors import clone, find_mismatch, find_non_finite
 from fedcir.runtime.resolution import config_from_keywords, get_hyper_parameters
 from fedcir.runtime.rounds import SerialTransport, run_rounds, step_server
@@ -111,7 +111,7 @@ def check_aggregator(rule: type[Aggregator], settings: ServerConfig | None = Non
 def check_model(name: str, image_size: int = 32, **arguments: Any) -> None:
     """Build the network of a file, a callable or an entry point twice, and raise the first guarantee that it breaks."""
     model = ModelConfig(name=name, arguments=arguments)
-    first, second = (make_image_task(model, CLASSES, 3, 0, image_size).classifier().eval() for _ in range(2))
+    first, second = (make_image_builder(model, CLASSES, 3, 0, image_size).classifier().eval() for _ in range(2))
     _require(_has_same_tensors(first.state_dict(), second.state_dict()), "equal seeds give different first weights")
     images = torch.rand(4, 3, image_size, image_size, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():

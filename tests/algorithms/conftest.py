@@ -14,7 +14,7 @@ import fedcir
 from fedcir.config import AlgorithmConfig, Config, LocalConfig, ModelConfig, RunConfig, ServerConfig
 from fedcir.data.federation import pool_clients
 from fedcir.data.torch_datasets import federation_from_datasets
-from fedcir.models.task import Task, make_module_task
+from fedcir.models.builder import NetworkBuilder, make_module_builder
 from fedcir.runtime.resolution import get_hyper_parameters
 from fedcir.runtime.rounds import SerialTransport
 from fedcir.runtime.session import Session, open_session
@@ -52,8 +52,8 @@ def encoder() -> Callable[[], nn.Module]:
 
 
 @pytest.fixture(scope="session")
-def task() -> Task:
-    return make_module_task(_encoder(), torch.zeros(2, 5), CLASSES, None, seed=0)
+def builder() -> NetworkBuilder:
+    return make_module_builder(_encoder(), torch.zeros(2, 5), CLASSES, None, seed=0)
 
 
 @pytest.fixture(scope="session")

@@ -73,9 +73,9 @@ def test_with_one_client_it_is_fedavg(opened: Opened, same_model: Callable[[Any,
 
 def test_a_network_without_batchnorm_is_told_to_use_fedavg(opened: Opened) -> None:
     session, _ = opened(FedBN())
-    task = replace(session.roster.task, make_encoder=lambda: nn.Linear(5, 6))
+    builder = replace(session.roster.builder, make_encoder=lambda: nn.Linear(5, 6))
     with pytest.raises(InputError, match="this network has none: use fedavg"):
-        FedBN().build(task)
+        FedBN().build(builder)
 
 
 def test_a_domain_without_training_data_is_refused(vectors: Callable[..., Any], encoder: Callable[..., Any]) -> None:

@@ -14,7 +14,7 @@ from fedcir import Algorithm, FedAlign, FedCiR, FedReg, Losses, train
 from fedcir.algorithms.fedavg import FedAvg
 from fedcir.losses import mixture_nll
 from fedcir.models.networks import CNN
-from fedcir.models.task import make_module_task
+from fedcir.models.builder import make_module_builder
 from fedcir.types import ClientReply, LocalContext, Modules, ServerContext, ServerState
 
 SMALL = {"hidden": 8, "noise": 4, "gaussian_samples": 16}
@@ -25,8 +25,8 @@ CLASSES = 3
 class Probabilistic(FedAvg):
     """The plain probabilistic model, written on its own: cross-entropy on a sampled z."""
 
-    def build(self, task: Any) -> Modules:
-        return {"model": task.gaussian_classifier(FedCiR.sigma_init, FedCiR.sigma_floor)}
+    def build(self, builder: Any) -> Modules:
+        return {"model": builder.gaussian_classifier(FedCiR.sigma_init, FedCiR.sigma_floor)}
 
     def local_loss(self, modules: Modules, x: Tensor, y: Tensor, ctx: LocalContext) -> Losses:
         mu, sigma = modules["model"].encoder(x)
@@ -54,7 +54,7 @@ def equal_models(a: Any, b: Any) -> bool:
 
 def setting(algorithm: FedCiR, clients: int = 2) -> tuple[Modules, ServerState, list[ClientReply], ServerContext]:
     """Networks, the first state, and replies of clients whose heads differ."""
-    modules = algorithm.build(make_module_task(CNN(channels=1, width=2), torch.zeros(2, 1, 8, 8), CLASSES, 5, seed=0))
+    modules = algorithm.build(make_module_builder(CNN(channels=1, width=2), torch.zeros(2, 1, 8, 8), CLASSES, 5, seed=0))
     ctx = ServerContext(1, 4, CLASSES, 6, "uniform", "average", torch.Generator().manual_seed(0))
     state = algorithm.start(modules, ctx)
     replies = []
@@ -142,7 +142,7 @@ def test_the_server_sends_only_what_the_regularisers_need() -> None:
 def test_the_first_server_step_is_one_of_adam_on_the_mixture_of_the_clients_heads() -> None:
     algorithm = FedCiR(generator_steps=1, **SMALL)
     modules, state, replies, ctx = setting(algorithm)
-    generator = algorithm.build(make_module_task(CNN(channels=1, width=2), torch.zeros(2, 1, 8, 8), CLASSES, 5, 0))[
+    generator = algorithm.build(make_module_builder(CNN(channels=1, width=2), torch.zeros(2, 1, 8, 8), CLASSES, 5, 0))[
         "generator"
     ]
     rng = torch.Generator().manual_seed(0)

@@ -148,7 +148,7 @@ def test_a_noised_message_holds_training_sums_only(tiny: Callable[..., Config]) 
     config = tiny("fedcirone", *NOISED, "privacy.noise=1")
     federation, algorithm = open_federation(config), make_algorithm(config.algorithm)
     session = open_session(config, algorithm, federation)
-    transport = SerialTransport(make_trainer(session.config, algorithm, federation.task), federation.clients)
+    transport = SerialTransport(make_trainer(session.config, algorithm, federation.builder), federation.clients)
     first, again = (next(iter(transport.train(session.state, [0]))).tensors["sums"] for _ in range(2))
     assert sorted(first) == ["train_high", "train_low"], "validation images have no noise of their own"
     assert torch.equal(first["train_high"], again["train_high"]), "a simulated run can be repeated"

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fedcir import FedAvg, FedFA, InputError
 from fedcir.losses import EPSILON
 from fedcir.models.networks import CNN
-from fedcir.models.task import Task, make_module_task
+from fedcir.models.builder import NetworkBuilder, make_module_builder
 from fedcir.runtime.rounds import run_rounds
 from fedcir.types import ClientReply, Groups, LocalContext, ServerContext
 
@@ -21,8 +21,8 @@ Y = torch.arange(6) % 3
 
 
 @pytest.fixture(scope="module")
-def images() -> Task:
-    return make_module_task(CNN(channels=1, width=2), X, 3, None, seed=0)
+def images() -> NetworkBuilder:
+    return make_module_builder(CNN(channels=1, width=2), X, 3, None, seed=0)
 
 
 def context(received: Groups | None = None) -> LocalContext:
@@ -50,7 +50,7 @@ def variances(**others: Tensor) -> Groups:
     return {"feature_variances": {**ones, **others}}
 
 
-def test_features_get_the_drawn_statistics_as_numpy_has_them(images: Task) -> None:
+def test_features_get_the_drawn_statistics_as_numpy_has_them(images: NetworkBuilder) -> None:
     algorithm, over_clients = (
         FedFA(probability=1.0),
         {"mean": torch.tensor([0.1, 3.0]), "std": torch.tensor([2.0, 0.5])},
@@ -75,7 +75,7 @@ def test_features_get_the_drawn_statistics_as_numpy_has_them(images: Task) -> No
     np.testing.assert_allclose(changed, (x - old_mean) / old_std * std + mean, rtol=1e-3, atol=1e-3)
 
 
-def test_channels_in_which_clients_differ_vary_more(images: Task) -> None:
+def test_channels_in_which_clients_differ_vary_more(images: NetworkBuilder) -> None:
     algorithm = FedFA(probability=1.0)
     modules = algorithm.build(images)
 
@@ -91,7 +91,7 @@ def test_channels_in_which_clients_differ_vary_more(images: Task) -> None:
     assert uneven[1] < alike[1]
 
 
-def test_evaluation_changes_nothing(images: Task) -> None:
+def test_evaluation_changes_nothing(images: NetworkBuilder) -> None:
     modules = FedFA(probability=1.0).build(images)
     model = modules["model"].eval()
     with torch.no_grad():
@@ -120,9 +120,9 @@ def test_the_next_round_goes_on_from_the_statistics_that_were_kept(opened: Calla
     assert expected.min() < expected.max()
 
 
-def test_the_server_shares_the_variance_of_each_channel_over_clients(task: Task) -> None:
+def test_the_server_shares_the_variance_of_each_channel_over_clients(builder: NetworkBuilder) -> None:
     algorithm = FedFA()
-    modules = algorithm.build(task)
+    modules = algorithm.build(builder)
     ctx = ServerContext(1, 4, 3, 6, "uniform", "average", torch.Generator())
     state = algorithm.start(modules, ctx)
     assert state.shared.keys() == {"model"}

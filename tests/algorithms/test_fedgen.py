@@ -14,7 +14,7 @@ from fedcir.algorithms import make_algorithm
 from fedcir.algorithms.fedgen import FedGen
 from fedcir.config import AlgorithmConfig
 from fedcir.models.classifier import Generator
-from fedcir.models.task import Task
+from fedcir.models.builder import NetworkBuilder
 from fedcir.types import ClientReply, LocalContext, Modules, ServerContext, ServerState
 
 Kind = Literal["gaussian", "uniform"]
@@ -26,9 +26,9 @@ COUNTS = [[6.0, 0.0, 1.0], [2.0, 0.0, 3.0]]
 SHARES = torch.tensor([[0.75, 0.0, 0.25], [0.25, 0.0, 0.75]])
 
 
-def setting(algorithm: FedGen, task: Task) -> Setting:
+def setting(algorithm: FedGen, builder: NetworkBuilder) -> Setting:
     ctx = ServerContext(1, 4, 3, 6, "uniform", "average", torch.Generator().manual_seed(0))
-    modules = algorithm.build(task)
+    modules = algorithm.build(builder)
     return modules, algorithm.start(modules, ctx), ctx
 
 
@@ -42,14 +42,14 @@ def replies(state: ServerState, counts: list[list[float]], heads: tuple[int, ...
     return made
 
 
-def after(algorithm: FedGen, task: Task, counts: list[list[float]], heads: tuple[int, ...] = (1, 2)) -> ServerState:
-    modules, state, ctx = setting(algorithm, task)
+def after(algorithm: FedGen, builder: NetworkBuilder, counts: list[list[float]], heads: tuple[int, ...] = (1, 2)) -> ServerState:
+    modules, state, ctx = setting(algorithm, builder)
     return algorithm.server_step(state, replies(state, counts, heads), modules, ctx)
 
 
-def gradient(task: Task, counts: list[list[float]], heads: tuple[int, ...]) -> Tensor:
+def gradient(builder: NetworkBuilder, counts: list[list[float]], heads: tuple[int, ...]) -> Tensor:
     """The gradient of the server's first step: Adam's first moment is a tenth of it."""
-    state = after(FedGen(generator_steps=1, **SMALL), task, counts, heads)
+    state = after(FedGen(generator_steps=1, **SMALL), builder, counts, heads)
     moments = [tensor for name, tensor in state.private["optimizer"].items() if name.endswith(".exp_avg")]
     return torch.cat([10 * moment.flatten() for moment in moments])
 
@@ -58,45 +58,45 @@ def local_context(state: ServerState) -> LocalContext:
     return LocalContext(state.round + 1, 4, 3, 6, state.shared, torch.Generator().manual_seed(0))
 
 
-def test_the_generator_changes_when_the_head_of_one_client_does(task: Task) -> None:
-    states = [after(FedGen(**SMALL), task, COUNTS, heads) for heads in ((1, 2), (1, 3), (4, 2))]
+def test_the_generator_changes_when_the_head_of_one_client_does(builder: NetworkBuilder) -> None:
+    states = [after(FedGen(**SMALL), builder, COUNTS, heads) for heads in ((1, 2), (1, 3), (4, 2))]
     outer = [state.shared["generator"]["outer.weight"] for state in states]
     assert not torch.allclose(outer[0], outer[1])
     assert not torch.allclose(outer[0], outer[2])
 
 
-def test_shares_change_nothing_when_heads_are_equal(task: Task) -> None:
-    even = gradient(task, [[1.0, 1.0, 1.0], [1.0, 1.0, 1.0]], (1, 1))
-    skewed = gradient(task, [[9.0, 0.0, 2.0], [1.0, 5.0, 3.0]], (1, 1))
+def test_shares_change_nothing_when_heads_are_equal(builder: NetworkBuilder) -> None:
+    even = gradient(builder, [[1.0, 1.0, 1.0], [1.0, 1.0, 1.0]], (1, 1))
+    skewed = gradient(builder, [[9.0, 0.0, 2.0], [1.0, 5.0, 3.0]], (1, 1))
     torch.testing.assert_close(even, skewed, rtol=1e-4, atol=1e-6)
     assert even.abs().max() > 1e-3
 
 
-def test_shares_matter_when_heads_differ(task: Task) -> None:
-    even = gradient(task, [[1.0, 1.0, 1.0], [1.0, 1.0, 1.0]], (1, 2))
-    skewed = gradient(task, [[9.0, 0.0, 2.0], [1.0, 5.0, 3.0]], (1, 2))
+def test_shares_matter_when_heads_differ(builder: NetworkBuilder) -> None:
+    even = gradient(builder, [[1.0, 1.0, 1.0], [1.0, 1.0, 1.0]], (1, 2))
+    skewed = gradient(builder, [[9.0, 0.0, 2.0], [1.0, 5.0, 3.0]], (1, 2))
     assert not torch.allclose(even, skewed, rtol=1e-2, atol=1e-4)
 
 
-def test_only_the_share_of_a_count_matters_not_its_size(task: Task) -> None:
-    few = gradient(task, [[1.0, 2.0, 3.0], [3.0, 2.0, 1.0]], (1, 2))
-    many = gradient(task, [[10.0, 20.0, 30.0], [30.0, 20.0, 10.0]], (1, 2))
+def test_only_the_share_of_a_count_matters_not_its_size(builder: NetworkBuilder) -> None:
+    few = gradient(builder, [[1.0, 2.0, 3.0], [3.0, 2.0, 1.0]], (1, 2))
+    many = gradient(builder, [[10.0, 20.0, 30.0], [30.0, 20.0, 10.0]], (1, 2))
     torch.testing.assert_close(few, many, rtol=1e-4, atol=1e-6)
 
 
-def test_a_client_without_samples_of_any_drawn_class_teaches_nothing(task: Task) -> None:
-    alone = gradient(task, [[4.0, 4.0, 4.0], [0.0, 0.0, 0.0]], (1, 2))
-    other = gradient(task, [[4.0, 4.0, 4.0], [0.0, 0.0, 0.0]], (1, 3))
+def test_a_client_without_samples_of_any_drawn_class_teaches_nothing(builder: NetworkBuilder) -> None:
+    alone = gradient(builder, [[4.0, 4.0, 4.0], [0.0, 0.0, 0.0]], (1, 2))
+    other = gradient(builder, [[4.0, 4.0, 4.0], [0.0, 0.0, 0.0]], (1, 3))
     torch.testing.assert_close(alone, other)
 
 
 @pytest.mark.parametrize(("kind", "draw"), [("gaussian", torch.randn), ("uniform", torch.rand)])
 def test_the_first_server_step_is_one_of_adam_on_the_weighted_heads(
-    task: Task, kind: Kind, draw: Callable[..., Tensor]
+    builder: NetworkBuilder, kind: Kind, draw: Callable[..., Tensor]
 ) -> None:
     algorithm = FedGen(generator_steps=1, diversity_weight=0.7, noise_kind=kind, **SMALL)
-    _, state, _ = setting(algorithm, task)
-    generator = algorithm.build(task)["generator"]
+    _, state, _ = setting(algorithm, builder)
+    generator = algorithm.build(builder)["generator"]
     rng = torch.Generator().manual_seed(0)
     labels = torch.randint(3, (6,), generator=rng)
     noise = draw(6, 4, generator=rng)
@@ -109,14 +109,14 @@ def test_the_first_server_step_is_one_of_adam_on_the_weighted_heads(
     optimizer = torch.optim.Adam(generator.parameters(), lr=algorithm.generator_lr)
     (loss + 0.7 * torch.exp(-torch.stack(apart).mean())).backward()
     optimizer.step()
-    got = after(algorithm, task, COUNTS)
+    got = after(algorithm, builder, COUNTS)
     for name, tensor in generator.state_dict().items():
         assert torch.equal(got.shared["generator"][name], got.private["generator"][name])
         torch.testing.assert_close(got.private["generator"][name], tensor, rtol=1e-4, atol=1e-5)
 
 
-def test_uniform_noise_lies_between_0_and_1_and_gaussian_noise_does_not(task: Task) -> None:
-    generator, rng = FedGen(**SMALL).build(task)["generator"], torch.Generator().manual_seed(0)
+def test_uniform_noise_lies_between_0_and_1_and_gaussian_noise_does_not(builder: NetworkBuilder) -> None:
+    generator, rng = FedGen(**SMALL).build(builder)["generator"], torch.Generator().manual_seed(0)
     uniform, gaussian = generator.draw(500, rng, "uniform"), generator.draw(500, rng, "gaussian")
     assert uniform.min() >= 0
     assert uniform.max() <= 1
@@ -125,19 +125,19 @@ def test_uniform_noise_lies_between_0_and_1_and_gaussian_noise_does_not(task: Ta
     assert float(gaussian.std()) == pytest.approx(1.0, abs=0.05)
 
 
-def test_the_state_of_the_generators_optimiser_lives_across_rounds(task: Task) -> None:
+def test_the_state_of_the_generators_optimiser_lives_across_rounds(builder: NetworkBuilder) -> None:
     algorithm = FedGen(**SMALL)
-    modules, state, ctx = setting(algorithm, task)
+    modules, state, ctx = setting(algorithm, builder)
     once = algorithm.server_step(state, replies(state, COUNTS), modules, ctx)
     twice = algorithm.server_step(once, replies(once, COUNTS), modules, replace(ctx, round=2))
     steps = [int(item.private["optimizer"]["0.step"]) for item in (once, twice)]
     assert steps == [algorithm.generator_steps, 2 * algorithm.generator_steps]
 
 
-def test_the_model_is_the_plain_mean_whatever_the_counts(task: Task) -> None:
-    _, state, _ = setting(FedGen(**SMALL), task)
+def test_the_model_is_the_plain_mean_whatever_the_counts(builder: NetworkBuilder) -> None:
+    _, state, _ = setting(FedGen(**SMALL), builder)
     heads = [reply.tensors["model"]["head.weight"].double() for reply in replies(state, COUNTS)]
-    got = after(FedGen(**SMALL), task, COUNTS).shared["model"]["head.weight"]
+    got = after(FedGen(**SMALL), builder, COUNTS).shared["model"]["head.weight"]
     assert torch.equal(got, ((heads[0] + heads[1]) / 2).float())
 
 
@@ -158,19 +158,19 @@ def test_the_generator_is_off_in_round_1_and_on_from_round_2(trained: Callable[.
     assert [record.losses.keys() for record in others] == [{"ce", "reg", "kd", "total"}] * 2
 
 
-def test_the_server_sends_no_generator_before_it_was_trained(task: Task) -> None:
-    _, state, _ = setting(FedGen(**SMALL), task)
+def test_the_server_sends_no_generator_before_it_was_trained(builder: NetworkBuilder) -> None:
+    _, state, _ = setting(FedGen(**SMALL), builder)
     assert state.shared.keys() == {"model"}
-    assert after(FedGen(**SMALL), task, COUNTS).shared.keys() == {"model", "generator"}
+    assert after(FedGen(**SMALL), builder, COUNTS).shared.keys() == {"model", "generator"}
 
 
 @pytest.mark.parametrize(("kind", "draw"), [("gaussian", torch.randn), ("uniform", torch.rand)])
 @pytest.mark.parametrize("statistics", ["running", "batch"])
 def test_the_terms_of_a_client_and_their_weighted_total(
-    task: Task, statistics: Literal["batch", "running"], kind: Kind, draw: Callable[..., Tensor]
+    builder: NetworkBuilder, statistics: Literal["batch", "running"], kind: Kind, draw: Callable[..., Tensor]
 ) -> None:
     algorithm = FedGen(0.7, 0.3, noise_kind=kind, generator_statistics=statistics, **SMALL)
-    state, modules = after(algorithm, task, COUNTS), algorithm.build(task)
+    state, modules = after(algorithm, builder, COUNTS), algorithm.build(builder)
     modules["generator"].load_state_dict(state.shared["generator"])
     losses = algorithm.local_loss(modules, X, Y, local_context(state))
     rng, head = torch.Generator().manual_seed(0), modules["model"].head
@@ -191,9 +191,9 @@ def test_the_terms_of_a_client_and_their_weighted_total(
     torch.testing.assert_close(losses.total, wanted["ce"] + 0.3 * wanted["reg"] + 0.7 * wanted["kd"])
 
 
-def test_no_gradient_reaches_the_target_of_the_distillation(task: Task) -> None:
+def test_no_gradient_reaches_the_target_of_the_distillation(builder: NetworkBuilder) -> None:
     algorithm = FedGen(**SMALL)
-    state, modules = after(algorithm, task, COUNTS), algorithm.build(task)
+    state, modules = after(algorithm, builder, COUNTS), algorithm.build(builder)
     modules["generator"].load_state_dict(state.shared["generator"])
     modules["generator"].zero_grad()
     algorithm.local_loss(modules, X, Y, local_context(state)).terms["kd"].backward()
@@ -209,28 +209,28 @@ def test_no_gradient_reaches_the_target_of_the_distillation(task: Task) -> None:
 
 
 @pytest.mark.parametrize("statistics", ["batch", "running"])
-def test_a_client_never_writes_into_the_generator(task: Task, statistics: Literal["batch", "running"]) -> None:
+def test_a_client_never_writes_into_the_generator(builder: NetworkBuilder, statistics: Literal["batch", "running"]) -> None:
     algorithm = FedGen(generator_statistics=statistics, **SMALL)
-    state, modules = after(algorithm, task, COUNTS), algorithm.build(task)
+    state, modules = after(algorithm, builder, COUNTS), algorithm.build(builder)
     modules["generator"].load_state_dict(state.shared["generator"])
     algorithm.local_loss(modules, X, Y, local_context(state)).total.backward()
     for name, tensor in modules["generator"].state_dict().items():
         assert torch.equal(tensor, state.shared["generator"][name])
 
 
-def test_both_weights_of_a_client_decay_from_round_to_round(task: Task) -> None:
+def test_both_weights_of_a_client_decay_from_round_to_round(builder: NetworkBuilder) -> None:
     algorithm = FedGen(0.7, 0.3, lambda_decay=0.98, **SMALL)
-    state, modules = after(algorithm, task, COUNTS), algorithm.build(task)
+    state, modules = after(algorithm, builder, COUNTS), algorithm.build(builder)
     modules["generator"].load_state_dict(state.shared["generator"])
     losses = algorithm.local_loss(modules, X, Y, replace(local_context(state), round=3))
     ce, reg, kd = (losses.terms[name] for name in ("ce", "reg", "kd"))
     torch.testing.assert_close(losses.total, ce + 0.98**2 * (0.3 * reg + 0.7 * kd))
 
 
-def test_the_generators_rate_decays_from_round_to_round_and_its_weights_decay(task: Task) -> None:
+def test_the_generators_rate_decays_from_round_to_round_and_its_weights_decay(builder: NetworkBuilder) -> None:
     algorithm = FedGen(generator_steps=1, generator_lr_decay=0.5, generator_weight_decay=0.1, **SMALL)
     plain = FedGen(generator_steps=1, **SMALL)
-    (modules, state, ctx), before = setting(algorithm, task), algorithm.build(task)["generator"].state_dict()
+    (modules, state, ctx), before = setting(algorithm, builder), algorithm.build(builder)["generator"].state_dict()
     ctx = replace(ctx, round=3)
     moved = algorithm.server_step(state, replies(state, COUNTS), modules, ctx).private
     ctx = replace(ctx, rng=torch.Generator().manual_seed(0))
@@ -247,7 +247,7 @@ def test_the_generators_rate_decays_from_round_to_round_and_its_weights_decay(ta
 
 
 def test_the_server_may_draw_only_labels_that_clients_of_the_round_have(
-    task: Task, monkeypatch: pytest.MonkeyPatch
+    builder: NetworkBuilder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn: list[set[int]] = []
     plain = Generator.forward
@@ -257,10 +257,10 @@ def test_the_server_may_draw_only_labels_that_clients_of_the_round_have(
         return plain(self, noise, labels, statistics)
 
     monkeypatch.setattr(Generator, "forward", watched)
-    after(FedGen(generator_steps=20, generator_labels="active", **SMALL), task, COUNTS)
+    after(FedGen(generator_steps=20, generator_labels="active", **SMALL), builder, COUNTS)
     assert set.union(*drawn) == {0, 2}  # nobody has class 1
     drawn.clear()
-    after(FedGen(generator_steps=20, **SMALL), task, COUNTS)
+    after(FedGen(generator_steps=20, **SMALL), builder, COUNTS)
     assert set.union(*drawn) == {0, 1, 2}
 
 

@@ -10,7 +10,7 @@ import torch
 
 from fedcir import FedAvg, FedLC, InputError
 from fedcir.losses import cross_entropy_to_others, label_margins
-from fedcir.models.task import Task
+from fedcir.models.builder import NetworkBuilder
 from fedcir.models.tensors import snapshot
 from fedcir.types import LocalContext
 
@@ -30,9 +30,9 @@ def test_the_loss_to_the_others_leaves_the_true_class_out_of_the_sum() -> None:
 
 
 @pytest.mark.parametrize("against", ["all", "others"])
-def test_the_loss_is_the_papers_in_three_lines_of_numpy(task: Task, against: Any) -> None:
+def test_the_loss_is_the_papers_in_three_lines_of_numpy(builder: NetworkBuilder, against: Any) -> None:
     algorithm = FedLC(tau=0.5, against=against)
-    modules = algorithm.build(task)
+    modules = algorithm.build(builder)
     ctx = LocalContext(1, 4, 3, 6, {"model": snapshot(modules["model"])}, torch.Generator(), labels=lambda: LABELS)
     loss = algorithm.local_loss(modules, X, Y, ctx).total
     odds = np.exp(modules["model"](X).detach().double().numpy() - 0.5 * np.array([16.0, 1.0, 1e-8]) ** -0.25)

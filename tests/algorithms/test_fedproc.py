@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedcir import FedAvg, InputError
 from fedcir.algorithms.fedproc import FedProc, merge_prototype_sums
-from fedcir.models.task import Task
+from fedcir.models.builder import NetworkBuilder
 from fedcir.runs.reader import load_run
 from fedcir.runtime.rounds import run_rounds
 from fedcir.types import ClientReply, LocalContext, ServerContext, ServerState, Tensors
@@ -47,8 +47,8 @@ def test_the_contrast_is_on_from_round_2(trained: Callable[..., Any]) -> None:
     assert [record.losses.keys() for record in others] == [{"ce", "contrast", "total"}] * 2
 
 
-def test_the_contrast_is_the_cross_entropy_of_cosines_to_the_prototypes(task: Task) -> None:
-    modules = FedProc().build(task)
+def test_the_contrast_is_the_cross_entropy_of_cosines_to_the_prototypes(builder: NetworkBuilder) -> None:
+    modules = FedProc().build(builder)
     losses = FedProc().local_loss(modules, X, Y, context(2, broadcast={"prototypes": {"mean": PROTOTYPES}}))
     with torch.no_grad():
         cosines = unit(modules["model"].encoder(X)) @ unit(PROTOTYPES).T
@@ -57,9 +57,9 @@ def test_the_contrast_is_the_cross_entropy_of_cosines_to_the_prototypes(task: Ta
 
 
 @pytest.mark.parametrize(("round", "weight"), [(1, 0.25), (2, 0.5), (3, 0.75), (4, 1.0)])
-def test_the_weight_of_cross_entropy_is_the_share_of_rounds_done(task: Task, round: int, weight: float) -> None:
+def test_the_weight_of_cross_entropy_is_the_share_of_rounds_done(builder: NetworkBuilder, round: int, weight: float) -> None:
     losses = FedProc().local_loss(
-        FedProc().build(task), X, Y, context(round, broadcast={"prototypes": {"mean": PROTOTYPES}})
+        FedProc().build(builder), X, Y, context(round, broadcast={"prototypes": {"mean": PROTOTYPES}})
     )
     ce, contrast = losses.terms["ce"].item(), losses.terms["contrast"].item()
     assert losses.total.item() == pytest.approx(weight * ce + (1 - weight) * contrast, rel=1e-6)
@@ -67,17 +67,17 @@ def test_the_weight_of_cross_entropy_is_the_share_of_rounds_done(task: Task, rou
 
 
 @pytest.mark.parametrize("round", [1, 2, 4])
-def test_a_constant_ramp_weighs_all_rounds_alike(task: Task, round: int) -> None:
+def test_a_constant_ramp_weighs_all_rounds_alike(builder: NetworkBuilder, round: int) -> None:
     algorithm = FedProc(ramp="constant", ce_weight=0.3)
     broadcast = {"prototypes": {"mean": PROTOTYPES}}
-    losses = algorithm.local_loss(algorithm.build(task), X, Y, context(round, broadcast=broadcast))
+    losses = algorithm.local_loss(algorithm.build(builder), X, Y, context(round, broadcast=broadcast))
     want = 0.3 * losses.terms["ce"].item() + 0.7 * losses.terms["contrast"].item()
     assert losses.total.item() == pytest.approx(want, rel=1e-6)
 
 
-def test_without_prototypes_the_loss_is_cross_entropy_whatever_the_ramp(task: Task) -> None:
+def test_without_prototypes_the_loss_is_cross_entropy_whatever_the_ramp(builder: NetworkBuilder) -> None:
     for algorithm in (FedProc(), FedProc(ramp="constant", ce_weight=0.3)):
-        losses = algorithm.local_loss(algorithm.build(task), X, Y, context(1))
+        losses = algorithm.local_loss(algorithm.build(builder), X, Y, context(1))
         assert losses.terms.keys() == {"ce"}
         assert torch.equal(losses.total, losses.terms["ce"])
 
@@ -135,17 +135,17 @@ def test_a_class_that_nobody_has_keeps_its_old_prototype_or_is_zero_without_one(
     assert merge_prototype_sums([A, B], None)[2].tolist() == [0.0, 0.0]
 
 
-def test_a_zero_prototype_gives_a_finite_loss_and_gradient(task: Task) -> None:
-    modules = FedProc().build(task)
+def test_a_zero_prototype_gives_a_finite_loss_and_gradient(builder: NetworkBuilder) -> None:
+    modules = FedProc().build(builder)
     losses = FedProc().local_loss(modules, X, Y, context(2, broadcast={"prototypes": {"mean": torch.zeros(3, 6)}}))
     losses.total.backward()
     assert losses.terms["contrast"].item() == pytest.approx(np.log(3), rel=1e-6)
     assert all(torch.isfinite(p.grad).all() for p in modules["model"].parameters())
 
 
-def test_the_server_keeps_the_prototype_of_a_class_until_somebody_has_it_again(task: Task) -> None:
+def test_the_server_keeps_the_prototype_of_a_class_until_somebody_has_it_again(builder: NetworkBuilder) -> None:
     algorithm = FedProc()
-    modules = algorithm.build(task)
+    modules = algorithm.build(builder)
     ctx = ServerContext(1, 4, 3, 6, "uniform", "average", torch.Generator())
     state = algorithm.start(modules, ctx)
     assert state.shared.keys() == {"model"}
@@ -187,8 +187,8 @@ def test_a_weight_that_is_no_share_is_refused(weight: float) -> None:
         FedProc(ramp="constant", ce_weight=weight)
 
 
-def test_a_projection_head_of_two_layers_and_normalised_features_are_the_papers_network(task: Task) -> None:
-    plain, model = FedProc().build(task)["model"], FedProc(projection=4, normalised_head=True).build(task)["model"]
+def test_a_projection_head_of_two_layers_and_normalised_features_are_the_papers_network(builder: NetworkBuilder) -> None:
+    plain, model = FedProc().build(builder)["model"], FedProc(projection=4, normalised_head=True).build(builder)["model"]
     assert [type(layer).__name__ for layer in model.encoder.encoder.projection] == ["Linear", "ReLU", "Linear"]
     with torch.no_grad():
         features = model.encoder.encoder.projection(plain.encoder(X))

@@ -9,7 +9,7 @@ import torch
 
 from fedcir import FedAvg, FedProto, InputError, load_run
 from fedcir.algorithms.fedproto import merge_prototypes
-from fedcir.models.task import Task
+from fedcir.models.builder import NetworkBuilder
 from fedcir.runtime.rounds import run_rounds
 from fedcir.types import ClientReply, LocalContext, ServerContext, Tensors
 
@@ -32,9 +32,9 @@ def test_a_prototype_is_the_mean_over_the_clients_that_hold_the_class(by_samples
     assert merged["count"].tolist() == [4, 2, 0]
 
 
-def test_a_class_that_nobody_held_in_a_round_keeps_its_prototype(task: Task) -> None:
+def test_a_class_that_nobody_held_in_a_round_keeps_its_prototype(builder: NetworkBuilder) -> None:
     algorithm = FedProto()
-    modules = algorithm.build(task)
+    modules = algorithm.build(builder)
     ctx = ServerContext(1, 4, 3, 6, "uniform", "average", torch.Generator())
     state = algorithm.start(modules, ctx)
     wide = [{"mean": item["mean"].repeat(1, 3), "count": item["count"]} for item in (A, B)]
@@ -45,9 +45,9 @@ def test_a_class_that_nobody_held_in_a_round_keeps_its_prototype(task: Task) -> 
     assert state.shared["prototypes"]["count"].tolist() == [1, 2, 0]
 
 
-def test_the_distance_is_to_the_prototype_of_the_own_class(task: Task) -> None:
+def test_the_distance_is_to_the_prototype_of_the_own_class(builder: NetworkBuilder) -> None:
     algorithm = FedProto(lambda_proto=0.5)
-    modules = algorithm.build(task)
+    modules = algorithm.build(builder)
     mean = torch.randn(3, 6, generator=torch.Generator().manual_seed(1))
     modules["prototypes"].load_state_dict({"mean": mean, "count": torch.tensor([1.0, 1.0, 0.0])})
     losses = algorithm.local_loss(modules, X, Y, CONTEXT)
@@ -90,9 +90,9 @@ def test_without_its_weight_every_client_trains_alone(
     assert not same_model(models[0], transport.store.load(0, 4)["model"])
 
 
-def test_the_nearest_known_prototype_predicts(task: Task) -> None:
+def test_the_nearest_known_prototype_predicts(builder: NetworkBuilder) -> None:
     algorithm = FedProto()
-    modules = {name: module.eval() for name, module in algorithm.build(task).items()}
+    modules = {name: module.eval() for name, module in algorithm.build(builder).items()}
     with torch.no_grad():
         features = modules["model"].encoder(X[:3])
         before = algorithm.predict(modules, X, CONTEXT)

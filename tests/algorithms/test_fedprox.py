@@ -9,14 +9,14 @@ import torch
 
 from fedcir import FedAvg, InputError
 from fedcir.algorithms.fedprox import FedProx
-from fedcir.models.task import Task
+from fedcir.models.builder import NetworkBuilder
 from fedcir.models.tensors import snapshot
 from fedcir.types import LocalContext, Modules
 
 
 @pytest.fixture
-def modules(task: Task) -> Modules:
-    return FedProx().build(task)
+def modules(builder: NetworkBuilder) -> Modules:
+    return FedProx().build(builder)
 
 
 @pytest.fixture

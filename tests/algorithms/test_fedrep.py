@@ -14,7 +14,7 @@ from fedcir import FedRep
 from fedcir.config import Config, LocalConfig, RunConfig, ServerConfig
 from fedcir.data.torch_datasets import federation_from_datasets
 from fedcir.errors import InputError
-from fedcir.models.task import make_module_task
+from fedcir.models.builder import make_module_builder
 from fedcir.runtime.rounds import SerialTransport, run_rounds
 from fedcir.runtime.session import open_session
 
@@ -107,9 +107,9 @@ def test_a_client_that_has_not_trained_is_tested_with_the_shared_statistics(open
 def test_a_frozen_encoder_and_a_domain_without_training_data_are_refused(
     vectors: Callable[..., Any], encoder: Callable[..., Any]
 ) -> None:
-    task = make_module_task(nn.Flatten(), torch.zeros(2, 5), 3, None, seed=0)
+    builder = make_module_builder(nn.Flatten(), torch.zeros(2, 5), 3, None, seed=0)
     with pytest.raises(InputError, match=r"fedrep shares the encoder, but this one is frozen"):
-        FedRep().build(task)
+        FedRep().build(builder)
     sites = {"here": (vectors(9, 0), vectors(6, 0)), "there": (None, vectors(6, 1))}
     with pytest.raises(InputError, match=r"fedrep needs training data at every client, but 'there' has none"):
         fedcir.train(sites, encoder=encoder(), num_classes=3, algorithm="fedrep", rounds=1)

@@ -17,7 +17,7 @@ from torch import Tensor
 from fedcir import FedAvg, FedCiR, InputError, Losses
 from fedcir.algorithms.fedsr import FedSR
 from fedcir.models.classifier import Reference
-from fedcir.models.task import Task
+from fedcir.models.builder import NetworkBuilder
 from fedcir.runtime.rounds import run_rounds
 from fedcir.runtime.run_folder import RunFolder
 from fedcir.server.accounting import sample_cohort
@@ -35,8 +35,8 @@ KEPT = ("fedsr", "algorithm.alpha_cmi=0.1", "server.active=2", "server.rounds=6"
 class Probabilistic(FedAvg):
     """The plain probabilistic model, written on its own."""
 
-    def build(self, task: Task) -> Modules:
-        return {"model": task.gaussian_classifier(FedSR.sigma_init, FedSR.sigma_floor)}
+    def build(self, builder: NetworkBuilder) -> Modules:
+        return {"model": builder.gaussian_classifier(FedSR.sigma_init, FedSR.sigma_floor)}
 
     def local_loss(self, modules: Modules, x: Tensor, y: Tensor, ctx: LocalContext) -> Losses:
         mu, sigma = modules["model"].encoder(x)
@@ -59,9 +59,9 @@ def context() -> LocalContext:
     return LocalContext(1, 4, 3, 6, {}, torch.Generator().manual_seed(0))
 
 
-def built(task: Task, algorithm: FedSR) -> tuple[Modules, Any, Any, Any]:
+def built(builder: NetworkBuilder, algorithm: FedSR) -> tuple[Modules, Any, Any, Any]:
     """Networks whose reference has been moved, and the mu, sigma and z of the batch, in double precision."""
-    modules = algorithm.build(task)
+    modules = algorithm.build(builder)
     rng = torch.Generator().manual_seed(5)
     with torch.no_grad():
         modules["reference"].mean += torch.randn(3, 6, generator=rng)
@@ -92,9 +92,9 @@ def test_the_reference_of_a_sample_is_that_of_its_class() -> None:
     assert reference(torch.tensor([2, 0, 2]))[0].flatten().tolist() == [3.0, 1.0, 3.0]
 
 
-def test_cmi_and_l2r_by_hand_and_their_weighted_total(task: Task) -> None:
+def test_cmi_and_l2r_by_hand_and_their_weighted_total(builder: NetworkBuilder) -> None:
     algorithm = FedSR(**BOTH)
-    modules, mu, sigma, z = built(task, algorithm)
+    modules, mu, sigma, z = built(builder, algorithm)
     losses = algorithm.local_loss(modules, X, Y, context())
     cmi, l2r = kl(mu, sigma, modules["reference"]), np.linalg.norm(z, axis=-1).mean()
     assert losses.terms.keys() == {"ce", "l2r", "cmi"}
@@ -103,27 +103,27 @@ def test_cmi_and_l2r_by_hand_and_their_weighted_total(task: Task) -> None:
     assert losses.total.item() == pytest.approx(losses.terms["ce"].item() + 0.2 * l2r + 0.1 * cmi, rel=1e-5)
 
 
-def test_cross_entropy_and_l2r_are_those_of_the_sampled_z_not_of_mu(task: Task) -> None:
+def test_cross_entropy_and_l2r_are_those_of_the_sampled_z_not_of_mu(builder: NetworkBuilder) -> None:
     algorithm = FedSR(**BOTH, sigma_init=3.0)
-    modules, mu, _, z = built(task, algorithm)
+    modules, mu, _, z = built(builder, algorithm)
     losses = algorithm.local_loss(modules, X, Y, context())
     logits = modules["model"].head(torch.from_numpy(z).float())
     assert losses.terms["ce"].item() == pytest.approx(F.cross_entropy(logits, Y).item(), rel=1e-5)
     assert losses.terms["l2r"].item() != pytest.approx(np.linalg.norm(mu, axis=-1).mean(), rel=1e-2)
 
 
-def test_squared_penalises_the_squared_length(task: Task) -> None:
+def test_squared_penalises_the_squared_length(builder: NetworkBuilder) -> None:
     algorithm = FedSR(**BOTH, squared=True)
-    modules, _, _, z = built(task, algorithm)
+    modules, _, _, z = built(builder, algorithm)
     losses = algorithm.local_loss(modules, X, Y, context())
     assert losses.terms["l2r"].item() == pytest.approx((z**2).sum(-1).mean(), rel=1e-5)
 
 
 @pytest.mark.parametrize("scale", [2.0, -2.0])
-def test_scaled_multiplies_z_by_the_scalar_before_the_kl(task: Task, scale: float) -> None:
+def test_scaled_multiplies_z_by_the_scalar_before_the_kl(builder: NetworkBuilder, scale: float) -> None:
     for scaled, factor in ((True, scale), (False, 1.0)):
         algorithm = FedSR(**BOTH, scaled=scaled)
-        modules, mu, sigma, _ = built(task, algorithm)
+        modules, mu, sigma, _ = built(builder, algorithm)
         with torch.no_grad():
             modules["reference"].scale.fill_(scale)
         losses = algorithm.local_loss(modules, X, Y, context())
@@ -133,9 +133,9 @@ def test_scaled_multiplies_z_by_the_scalar_before_the_kl(task: Task, scale: floa
         assert (modules["reference"].scale.grad is not None) == scaled
 
 
-def test_the_gradient_of_the_cmi_reaches_encoder_and_reference_but_not_the_head(task: Task) -> None:
+def test_the_gradient_of_the_cmi_reaches_encoder_and_reference_but_not_the_head(builder: NetworkBuilder) -> None:
     algorithm = FedSR(**BOTH)
-    modules, *_ = built(task, algorithm)
+    modules, *_ = built(builder, algorithm)
     algorithm.local_loss(modules, X, Y, context()).terms["cmi"].backward()
     touched = {f"{m}.{n}" for m in modules for n, p in modules[m].named_parameters() if p.grad is not None}
     encoder = {f"model.{n}" for n, _ in modules["model"].named_parameters() if not n.startswith("head.")}
@@ -286,9 +286,9 @@ def test_if_what_clients_kept_is_lost_a_resumed_run_makes_it_again(
     assert model(out) == whole
 
 
-def test_inference_takes_the_mean_or_averages_the_probabilities_of_samples(task: Task) -> None:
+def test_inference_takes_the_mean_or_averages_the_probabilities_of_samples(builder: NetworkBuilder) -> None:
     algorithm = FedSR(eval_samples=3)
-    model = algorithm.build(task)["model"].eval()
+    model = algorithm.build(builder)["model"].eval()
     with torch.no_grad():
         assert torch.equal(FedSR().predict({"model": model}, X, context()), model(X))
         mu, sigma = model.encoder(X)

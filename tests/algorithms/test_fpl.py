@@ -9,7 +9,7 @@ import torch
 
 from fedcir import FPL, FedAvg, InputError
 from fedcir.algorithms.fpl import cluster_prototypes
-from fedcir.models.task import Task
+from fedcir.models.builder import NetworkBuilder
 from fedcir.runtime.rounds import run_rounds
 from fedcir.types import LocalContext, Tensors
 
@@ -47,9 +47,9 @@ def test_without_its_weights_it_is_fedavg_bit_for_bit(
 
 
 @pytest.mark.parametrize("summed", [False, True])
-def test_the_terms_agree_with_numpy(task: Task, summed: bool) -> None:
+def test_the_terms_agree_with_numpy(builder: NetworkBuilder, summed: bool) -> None:
     algorithm = FPL(temperature=0.5, summed=summed)
-    modules = algorithm.build(task)
+    modules = algorithm.build(builder)
     losses = algorithm.local_loss(modules, X, Y, context(CLUSTERS))
     with torch.no_grad():
         z, c, classes = modules["model"].encoder(X).numpy(), CLUSTERS["prototypes"].numpy(), CLUSTERS["classes"].numpy()
@@ -90,9 +90,9 @@ def test_a_client_sends_means_and_which_classes_it_holds_but_no_counts(
     torch.testing.assert_close(got["means"], torch.cat([features, torch.zeros(1, 6)]))
 
 
-def test_samples_of_a_class_without_prototypes_add_nothing(task: Task) -> None:
+def test_samples_of_a_class_without_prototypes_add_nothing(builder: NetworkBuilder) -> None:
     algorithm = FPL()
-    modules = algorithm.build(task)
+    modules = algorithm.build(builder)
     few = {"prototypes": CLUSTERS["prototypes"][1:3], "classes": torch.tensor([1, 1])}  # classes 0 and 2 have none
     losses = algorithm.local_loss(modules, X, Y, context(few))
     losses.total.backward()

@@ -12,7 +12,7 @@ from torch import nn
 
 from fedcir import FedAvg, Moon
 from fedcir.algorithms import find_algorithm
-from fedcir.models.task import Task, make_module_task
+from fedcir.models.builder import NetworkBuilder, make_module_builder
 from fedcir.models.tensors import snapshot
 from fedcir.runtime.rounds import SerialTransport, run_rounds
 from fedcir.types import LocalContext
@@ -34,7 +34,7 @@ TURNED = torch.tensor([[0.0, -1.0], [1.0, 0.0]])
 )
 def test_the_contrast_by_hand(everyone: torch.Tensor, last: torch.Tensor, expected: float) -> None:
     method = Moon(mu=3.0)
-    modules = method.build(make_module_task(nn.Linear(2, 2, bias=False), torch.zeros(2, 2), 2, None, seed=0))
+    modules = method.build(make_module_builder(nn.Linear(2, 2, bias=False), torch.zeros(2, 2), 2, None, seed=0))
     for name, weight in (("model", torch.eye(2)), ("global", everyone), ("last", last)):
         modules[name].encoder.weight.data = weight.clone()  # type: ignore[union-attr]
     kept = {"last": snapshot(modules["last"])}
@@ -70,8 +70,8 @@ def test_moon_as_the_docs_write_it_is_this_one(
     assert not same_model(trained(theirs), trained(FedAvg()))
 
 
-def test_features_are_compared_and_classified_after_a_projection_of_two_layers(task: Task) -> None:
-    model = Moon(projection=4).build(task)["model"].eval()
+def test_features_are_compared_and_classified_after_a_projection_of_two_layers(builder: NetworkBuilder) -> None:
+    model = Moon(projection=4).build(builder)["model"].eval()
     shapes = {name: list(p.shape) for name, p in model.encoder.projection.named_parameters()}
     assert shapes == {"0.weight": [6, 6], "0.bias": [6], "2.weight": [4, 6], "2.bias": [4]}
     x = torch.randn(3, 5, generator=torch.Generator().manual_seed(0))

@@ -22,7 +22,7 @@ from fedcir.config import Config, ModelConfig
 from fedcir.data.federation import partition_dataset
 from fedcir.errors import InputError
 from fedcir.inference.evaluation import DomainPredictions
-from fedcir.models.task import make_image_task
+from fedcir.models.builder import make_image_builder
 from fedcir.runs.reader import load_run
 from fedcir.runs.statistics import RESAMPLES, Interval
 from fedcir.runtime.simulation import train as train_own
@@ -301,7 +301,7 @@ def test_feature_shift_does_not_look_at_test_images(tiny: Tiny, data_root: Path,
 
 def test_a_given_encoder_is_named(tiny: Tiny, tmp_path: Path) -> None:
     config = tiny()
-    encoder = make_image_task(config.model, 3, 3, seed=5).encoder()
+    encoder = make_image_builder(config.model, 3, 3, seed=5).encoder()
     save_file(encoder.state_dict(), tmp_path / "mine.safetensors")
     made = diagnose_data(tiny("fedcir", f"model.weights={tmp_path / 'mine.safetensors'}"))
     assert f"under the encoder of {tmp_path / 'mine.safetensors'}, the mean" in verdict(made)[0]

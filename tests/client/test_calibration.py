@@ -18,7 +18,7 @@ from fedcir.client.prediction import predict
 from fedcir.config import Config
 from fedcir.data.federation import open_federation
 from fedcir.errors import InputError
-from fedcir.models.task import Task
+from fedcir.models.builder import NetworkBuilder
 from fedcir.runtime.run_folder import RunFolder
 from fedcir.runtime.session import open_session
 from fedcir.types import LocalContext
@@ -125,10 +125,10 @@ def test_without_images_a_share_is_the_score_and_the_temperature_1() -> None:
 
 
 def test_an_image_is_novelty_where_its_features_point_away_from_every_class() -> None:
-    task = Task(2, 2, 2, 0, torch.nn.Identity)
+    builder = NetworkBuilder(2, 2, 2, 0, torch.nn.Identity)
     x = torch.tensor([[5.0, 0.0], [1.0, 1.0], [-1.0, -1.0]])
     for method in (FedAvg(), FedCiR()):
-        modules = method.build(task)
+        modules = method.build(builder)
         with torch.no_grad():
             modules["model"].head.weight.copy_(torch.tensor([[1.0, 0.0], [0.0, 1.0]]))  # type: ignore[union-attr]
         output = predict(method, modules, x, LocalContext(1, 1, 2, 3, {}, torch.Generator()))

@@ -33,7 +33,7 @@ def context(batch_size: int) -> LocalContext:
 def opened(config: Config) -> tuple[Session, SerialTransport]:
     algorithm, federation = make_algorithm(config.algorithm), open_federation(config)
     session = open_session(config, algorithm, federation)
-    return session, SerialTransport(make_trainer(session.config, algorithm, federation.task), federation.clients)
+    return session, SerialTransport(make_trainer(session.config, algorithm, federation.builder), federation.clients)
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])

@@ -15,7 +15,7 @@ from fedcir.client.local_update import LocalTrainer, train_client
 from fedcir.config import Config, LocalConfig, RunConfig
 from fedcir.data.torch_datasets import federation_from_datasets
 from fedcir.errors import InputError
-from fedcir.models.task import Task, make_module_task
+from fedcir.models.builder import NetworkBuilder, make_module_builder
 from fedcir.models.tensors import snapshot
 from fedcir.runtime.session import open_session
 from fedcir.types import LocalContext, ServerContext
@@ -85,14 +85,14 @@ def test_a_class_that_a_client_does_not_hold_is_left_as_it_was_received() -> Non
 
 
 @pytest.fixture(scope="module")
-def task() -> Task:
-    return make_module_task(
+def builder() -> NetworkBuilder:
+    return make_module_builder(
         nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.ReLU()), torch.zeros(2, 6), 3, None, seed=0
     )
 
 
 @pytest.mark.parametrize("name", list_algorithms())
-def test_every_method_asks_its_context_for_the_cross_entropy_of_the_clients_own_data(name: str, task: Task) -> None:
+def test_every_method_asks_its_context_for_the_cross_entropy_of_the_clients_own_data(name: str, builder: NetworkBuilder) -> None:
     settings: list[Tensor] = []
 
     def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
@@ -100,7 +100,7 @@ def test_every_method_asks_its_context_for_the_cross_entropy_of_the_clients_own_
         return F.cross_entropy(logits, labels)
 
     algorithm = find_algorithm(name)()
-    modules = algorithm.build(task)
+    modules = algorithm.build(builder)
     state = algorithm.start(modules, ServerContext(0, 2, 3, 6, "uniform", "average", torch.Generator()))
     received = {**{group: snapshot(module) for group, module in modules.items()}, **state.shared}
     ctx = LocalContext(1, 2, 3, 6, received, torch.Generator(), labels=lambda: LABELS, cross_entropy=cross_entropy)

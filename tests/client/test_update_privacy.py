@@ -38,7 +38,7 @@ def groups(*values: float, whole: int = 0) -> Groups:
 def opened(config: Config) -> tuple[Session, SerialTransport]:
     algorithm, federation = make_algorithm(config.algorithm), open_federation(config)
     session = open_session(config, algorithm, federation)
-    return session, SerialTransport(make_trainer(session.config, algorithm, federation.task), federation.clients)
+    return session, SerialTransport(make_trainer(session.config, algorithm, federation.builder), federation.clients)
 
 
 def test_an_update_is_scaled_to_the_clip_over_all_groups_together() -> None:

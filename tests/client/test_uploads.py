@@ -29,7 +29,7 @@ def groups(values: torch.Tensor) -> Groups:
 def opened(config: Config) -> tuple[Session, SerialTransport]:
     algorithm, federation = make_algorithm(config.algorithm), open_federation(config)
     session = open_session(config, algorithm, federation)
-    return session, SerialTransport(make_trainer(session.config, algorithm, federation.task), federation.clients)
+    return session, SerialTransport(make_trainer(session.config, algorithm, federation.builder), federation.clients)
 
 
 def test_int8_counts_in_steps_of_the_largest_change_by_127() -> None:

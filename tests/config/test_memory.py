@@ -8,7 +8,7 @@ import pytest
 from fedcir import machine
 from fedcir.config import ModelConfig
 from fedcir.errors import InputError
-from fedcir.models.task import make_image_task
+from fedcir.models.builder import make_image_builder
 
 
 def test_free_memory_is_what_the_system_and_the_container_leave(
@@ -27,5 +27,5 @@ def test_free_memory_is_what_the_system_and_the_container_leave(
 def test_a_network_that_does_not_fit_is_refused_before_it_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "free_memory", lambda: 1_000_000)
     with pytest.raises(InputError, match=r"model\.width: cnn of [\d,]+ weights needs .* GB of memory, but 0\.0 GB are"):
-        make_image_task(ModelConfig(width=4096), 10, 3, 0)
-    make_image_task(ModelConfig(width=2), 10, 3, 0)
+        make_image_builder(ModelConfig(width=4096), 10, 3, 0)
+    make_image_builder(ModelConfig(width=2), 10, 3, 0)

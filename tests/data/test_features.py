@@ -22,7 +22,7 @@ from fedcir.data.examples import ImageExamples, Normalisation
 from fedcir.data.features import BATCH, FeatureCache, FeatureStore, compute_features
 from fedcir.data.federation import open_federation, partition_dataset
 from fedcir.errors import InputError
-from fedcir.models.task import make_image_task
+from fedcir.models.builder import make_image_builder
 
 Tiny = Callable[..., Config]
 Train = Callable[..., Path]
@@ -66,7 +66,7 @@ def random_images(count: int, seed: int = 0, size: int = 8) -> np.ndarray:
 def cache(tiny: Tiny) -> FeatureCache:
     """The features of 8x8 images under a small frozen network."""
     model, normalisation = tiny("fedavg", FREEZE).model, Normalisation.default(3)
-    network = make_image_task(model, 3, 3, 0, 8).frozen
+    network = make_image_builder(model, 3, 3, 0, 8).frozen
     assert network is not None
     return FeatureCache(model, network, normalisation, (8, 8, 3), workers=1)
 
@@ -82,7 +82,7 @@ def test_neither_its_neighbours_nor_its_place_in_a_batch_change_a_bit_of_an_imag
         pytest.importorskip("efficientnet_lite_pytorch")
     small = ["model.width=8"] if name == "resnet18" else []
     model = ConfigRequest(options={"model": name}, assignments=[FREEZE, *small]).resolve().model
-    network = make_image_task(model, 3, 3, 0, 32).frozen
+    network = make_image_builder(model, 3, 3, 0, 32).frozen
     assert network is not None
     images = random_images(BATCH + 3, size=32)
     split = Split(images, np.zeros(len(images), dtype=np.int64), "")
@@ -331,7 +331,7 @@ def test_an_encoder_that_fails_leaves_nothing_in_the_cache(cache: FeatureCache, 
 
 
 def test_other_pixels_weights_and_code_are_other_features(cache: FeatureCache, tmp_path: Path) -> None:
-    other = make_image_task(cache.model, 3, 3, 1, 8).frozen
+    other = make_image_builder(cache.model, 3, 3, 1, 8).frozen
     assert other is not None
     file = tmp_path / "mine.py"
     file.write_text("one")

@@ -142,7 +142,7 @@ def test_everyone_trains_and_tests_but_the_site_that_is_held_out_which_only_test
     assert roster.trainers == (0, 1)
     assert roster.evaluators == {0: "a", 1: "c", 2: "b"}
     assert roster.unseen == ("b",)
-    assert roster.task.num_classes == 2
+    assert roster.builder.num_classes == 2
     assert roster.card["classes"] == ["cat", "dog"]
 
 

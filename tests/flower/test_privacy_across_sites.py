@@ -69,7 +69,7 @@ def test_a_short_upload_is_short_on_the_wire(tiny: Tiny) -> None:
         config = tiny("fedavg", f"server.upload={kind}")
         algorithm, federation = make_algorithm(config.algorithm), open_federation(config)
         session = open_session(config, algorithm, federation)
-        trainer = make_trainer(session.config, algorithm, federation.task)
+        trainer = make_trainer(session.config, algorithm, federation.builder)
         (reply,) = SerialTransport(trainer, federation.clients).train(session.state, (0,))
         message = Message(pack_reply(reply, algorithm.trains), 1, "train")
         arrays, others = message.content.array_records["arrays"], message.content.config_records.values()

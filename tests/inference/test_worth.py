@@ -47,7 +47,7 @@ def open_coalitions(path: Path) -> tuple[solving.Coalitions, Federation]:
     config, domains, partitions = open_run_data(run)
     federation = build_federation(config, domains, partitions)
     algorithm: Any = make_algorithm(config.algorithm)
-    restored = restore_model(run, config, algorithm, federation.task)
+    restored = restore_model(run, config, algorithm, federation.builder)
     return solving.collect_messages(restored, algorithm, federation), federation
 
 

@@ -7,15 +7,15 @@ from torch import Tensor, nn
 from fedcir.config import ModelConfig
 from fedcir.errors import InputError
 from fedcir.models.classifier import GaussianEncoder
-from fedcir.models.task import Task, make_image_task, make_module_task
+from fedcir.models.builder import NetworkBuilder, make_image_builder, make_module_builder
 
 
 def images(scale: float = 1.0) -> Tensor:
     return scale * torch.randn(8, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 
 
-def cnn_task(seed: int = 0, **fields: object) -> Task:
-    return make_image_task(ModelConfig(name="cnn", width=8, **fields), num_classes=5, channels=3, seed=seed)
+def cnn_task(seed: int = 0, **fields: object) -> NetworkBuilder:
+    return make_image_builder(ModelConfig(name="cnn", width=8, **fields), num_classes=5, channels=3, seed=seed)
 
 
 @pytest.mark.parametrize("sigma_init", [0.01, 0.1, 1.0])
@@ -26,8 +26,8 @@ def test_sigma_starts_at_sigma_init_whatever_the_images(sigma_init: float, scale
 
 
 def test_mu_starts_at_the_features_so_that_both_classifiers_start_as_the_same_function() -> None:
-    task = cnn_task()
-    plain, gaussian = task.classifier(), task.gaussian_classifier(0.1, 1e-3)
+    builder = cnn_task()
+    plain, gaussian = builder.classifier(), builder.gaussian_classifier(0.1, 1e-3)
     mu, _ = gaussian.encoder(images())
     assert torch.equal(mu, plain.encoder(images()))
     assert torch.equal(plain(images()), gaussian(images()))
@@ -66,8 +66,8 @@ def test_forward_is_the_head_on_mu() -> None:
 
 
 def test_both_classifiers_start_from_the_same_backbone() -> None:
-    task = cnn_task()
-    plain, gaussian = task.classifier(), task.gaussian_classifier(0.1, 1e-3)
+    builder = cnn_task()
+    plain, gaussian = builder.classifier(), builder.gaussian_classifier(0.1, 1e-3)
     own = plain.encoder.state_dict()
     other = gaussian.encoder.backbone.state_dict()
     assert own.keys() == other.keys()
@@ -92,29 +92,29 @@ def test_both_classifiers_name_their_head_alike() -> None:
 
 
 def test_latent_sets_the_width_of_z_and_leaves_the_deterministic_encoder_alone() -> None:
-    task = cnn_task(latent=6)
-    model = task.gaussian_classifier(0.1, 1e-3)
+    builder = cnn_task(latent=6)
+    model = builder.gaussian_classifier(0.1, 1e-3)
     mu, sigma = model.encoder(images())
     assert mu.shape == sigma.shape == (8, 6)
     assert model.head.in_features == 6
-    assert task.classifier().head.in_features == 128
-    assert task.generator(task.latent, noise=2, hidden=3).outer.out_features == 6
+    assert builder.classifier().head.in_features == 128
+    assert builder.generator(builder.latent, noise=2, hidden=3).outer.out_features == 6
 
 
 def test_a_callers_module_starts_from_its_own_weights_and_is_left_alone() -> None:
     mine = nn.Sequential(nn.Flatten(), nn.Linear(12, 7), nn.BatchNorm1d(7))
     before = {name: tensor.clone() for name, tensor in mine.state_dict().items()}
-    task = make_module_task(mine, torch.randn(4, 3, 2, 2), num_classes=3, latent=None, seed=0)
-    model = task.classifier()
+    builder = make_module_builder(mine, torch.randn(4, 3, 2, 2), num_classes=3, latent=None, seed=0)
+    model = builder.classifier()
     nn.init.zeros_(model.encoder[1].weight)
-    assert (task.features, task.latent) == (7, 7)
+    assert (builder.features, builder.latent) == (7, 7)
     assert mine.training
     assert all(torch.equal(tensor, before[name]) for name, tensor in mine.state_dict().items())
 
 
 def test_a_callers_module_must_give_one_row_of_features_a_sample() -> None:
     with pytest.raises(InputError, match=r"\(batch, features\), got the shape \[2, 3, 4, 4\]"):
-        make_module_task(nn.Identity(), torch.zeros(2, 3, 4, 4), num_classes=3, latent=None, seed=0)
+        make_module_builder(nn.Identity(), torch.zeros(2, 3, 4, 4), num_classes=3, latent=None, seed=0)
 
 
 def test_weights_of_a_cnn_load_into_a_cnn(tmp_path: Path) -> None:

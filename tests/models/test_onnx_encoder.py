@@ -12,7 +12,7 @@ from fedcir.config import PRETRAINED_SIZES, ModelConfig
 from fedcir.data.examples import Normalisation
 from fedcir.data.features import BATCH, FeatureCache
 from fedcir.models.onnx_encoder import ConversionError, OnnxEncoder, find_onnxruntime
-from fedcir.models.task import make_image_task
+from fedcir.models.builder import make_image_builder
 
 pytest.importorskip("onnxruntime")
 BOTH = "efficientnet-lite0+efficientnet-lite2"
@@ -24,7 +24,7 @@ def make_images(size: int) -> Tensor:
 
 def build_frozen(model: ModelConfig, size: int) -> nn.Module:
     pytest.importorskip("efficientnet_lite_pytorch")
-    network = make_image_task(model, num_classes=3, channels=3, seed=0, image_size=size).frozen
+    network = make_image_builder(model, num_classes=3, channels=3, seed=0, image_size=size).frozen
     assert network is not None
     return network
 

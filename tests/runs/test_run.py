@@ -39,8 +39,8 @@ from fedcir import Algorithm
 class Linear(Algorithm):
     scale: float = 1.0
 
-    def build(self, task):
-        return {"model": nn.Sequential(nn.Flatten(), nn.Linear(192, task.num_classes))}
+    def build(self, builder):
+        return {"model": nn.Sequential(nn.Flatten(), nn.Linear(192, builder.num_classes))}
 
     def predict(self, modules, x, ctx):
         return self.scale * modules["model"](x)
@@ -61,9 +61,9 @@ class Personal(Algorithm):
     trains = ("model", "shared")
     keeps = ("own",)
 
-    def build(self, task):
-        heads = {name: nn.Linear(task.num_classes, task.num_classes) for name in ("shared", "own")}
-        return {"model": task.classifier(), **heads}
+    def build(self, builder):
+        heads = {name: nn.Linear(builder.num_classes, builder.num_classes) for name in ("shared", "own")}
+        return {"model": builder.classifier(), **heads}
 
     def predict(self, modules, x, ctx):
         return modules["own"](modules["shared"](modules["model"](x)))
@@ -323,8 +323,8 @@ def test_diagnose_and_report_work_on_a_network_without_an_encoder(
 
 
 def test_a_network_of_ones_own_with_an_encoder_is_measured(tiny: Tiny, train: Train, tmp_path: Path) -> None:
-    parts = "OrderedDict(encoder=nn.Sequential(nn.Flatten(), nn.Linear(192, 4)), top=nn.Linear(4, task.num_classes))"
-    text = LINEAR.replace("nn.Flatten(), nn.Linear(192, task.num_classes)", parts)
+    parts = "OrderedDict(encoder=nn.Sequential(nn.Flatten(), nn.Linear(192, 4)), top=nn.Linear(4, builder.num_classes))"
+    text = LINEAR.replace("nn.Flatten(), nn.Linear(192, builder.num_classes)", parts)
     (tmp_path / "named.py").write_text("from collections import OrderedDict\n" + text)
     result = diagnose_run(train(tiny(str(tmp_path / "named.py")), tmp_path / "run"), trust_code=True)
     assert result.measured

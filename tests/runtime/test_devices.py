@@ -55,7 +55,7 @@ def test_a_local_step_keeps_to_its_device(name: str, tiny: Tiny, monkeypatch: py
     for _ in run_rounds(session, SerialTransport(trainer, federation.clients)):
         pass
     _, kept = train_client(trainer, client, session.state.shared, {}, 1)
-    gpu = make_trainer(session.config, algorithm, federation.task)
+    gpu = make_trainer(session.config, algorithm, federation.builder)
     gpu.device = torch.device("meta")
     for module in gpu.modules.values():
         module.to(gpu.device)

@@ -64,7 +64,7 @@ def trained(config: Config, federation: Federation) -> Session:
 def in_full(config: Config, federation: Federation) -> Federation:
     """The same clients with images and the encoder in the place of cached features."""
     domains, _ = partition_dataset(config)
-    network, normalisation = federation.task.frozen, Normalisation.default(3)
+    network, normalisation = federation.builder.frozen, Normalisation.default(3)
     assert network is not None
 
     def of(examples: Examples | None) -> Examples | None:
@@ -99,7 +99,7 @@ def test_features_of_real_weights_are_those_of_the_encoder_on_every_batch_of_one
     config = ConfigRequest(options=options, assignments=[FREEZE]).resolve()
     domains, shares = partition_dataset(config)
     federation = build_federation(config, domains, shares)
-    test, network = federation.clients[0].test, federation.task.frozen
+    test, network = federation.clients[0].test, federation.builder.frozen
     assert isinstance(test, FeatureExamples)
     assert network is not None
     images = ImageExamples(test.split, Normalisation((127 / 255,) * 3, (128 / 255,) * 3))
@@ -123,7 +123,7 @@ def test_every_method_trains_on_frozen_features(algorithm: str, tiny: Tiny) -> N
     session = trained(config, federation)
     assert session.records[-1].accuracy_mean is not None
     encoder = {name for name in session.model if ".network." in name}
-    assert len(encoder) == len(federation.task.frozen.state_dict())  # type: ignore[union-attr]
+    assert len(encoder) == len(federation.builder.frozen.state_dict())  # type: ignore[union-attr]
 
 
 def test_only_what_trains_travels_and_the_models_file_holds_the_whole_network(
@@ -181,7 +181,7 @@ def test_augmentation_of_a_frozen_encoder_is_refused(tiny: Tiny) -> None:
 def test_frozen_batchnorm_statistics_stay_bit_equal_while_weights_train(algorithm: str, tiny: Tiny) -> None:
     config = tiny(algorithm, "model.batchnorm=frozen")
     federation = open_federation(config)
-    before = federation.task.encoder().state_dict()
+    before = federation.builder.encoder().state_dict()
     after = trained(config, federation).model
     seen = {"statistics": 0, "affine": 0}
     for name, tensor in before.items():

@@ -69,10 +69,10 @@ def opened(config: Config) -> tuple[Session, SerialTransport]:
     config = resolve_config(config, algorithm, federation)
     worker = LocalTrainer(
         algorithm=algorithm,
-        modules=algorithm.build(federation.task),
+        modules=algorithm.build(federation.builder),
         seed=config.run.seed,
         total_rounds=config.server.rounds,
-        num_classes=federation.task.num_classes,
+        num_classes=federation.builder.num_classes,
         local=config.local,
         device=torch.device("cpu"),
         layout=torch.channels_last,

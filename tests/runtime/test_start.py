@@ -16,7 +16,7 @@ def outputs(config: Config, rounds_to_run: int) -> torch.Tensor:
     with open_run(config) as (session, rounds):
         for _ in range(rounds_to_run):
             next(rounds)
-        client, modules = session.roster.clients[0], session.algorithm.build(session.roster.task)
+        client, modules = session.roster.clients[0], session.algorithm.build(session.roster.builder)
         modules["model"].load_state_dict(session.state.shared["model"])
         modules["model"].eval()
         x, _ = client.train.batch(np.arange(len(client.train)), torch.device("cpu"), torch.contiguous_format)

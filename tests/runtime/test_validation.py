@@ -87,7 +87,7 @@ def test_every_round_tells_the_accuracy_on_the_images_set_aside(run: Path) -> No
 
 def test_the_accuracy_is_that_of_the_model_on_these_images(tiny: Tiny, run: Path) -> None:
     federation = open_federation(tiny("fedavg", ASIDE))
-    modules = FedAvg().build(federation.task)
+    modules = FedAvg().build(federation.builder)
     modules["model"].load_state_dict(load_file(run / "model.safetensors"))
     modules["model"].eval()
     for client in federation.clients:

@@ -36,7 +36,7 @@ class Failing(SerialTransport):
 def opened(config: Config, kind: type[SerialTransport] = SerialTransport) -> tuple[Session, SerialTransport]:
     algorithm, federation = make_algorithm(config.algorithm), open_federation(config)
     session = open_session(config, algorithm, federation)
-    return session, kind(make_trainer(session.config, algorithm, federation.task), federation.clients)
+    return session, kind(make_trainer(session.config, algorithm, federation.builder), federation.clients)
 
 
 def shown(record: RoundRecord) -> dict[str, object]:

@@ -19,9 +19,9 @@ server = ServerApp()
 
 def network() -> torch.nn.Module:
     from fedcir.config import ModelConfig
-    from fedcir.models.task import make_image_task
+    from fedcir.models.builder import make_image_builder
 
-    return make_image_task(ModelConfig(), 10, 1, seed=0).classifier()
+    return make_image_builder(ModelConfig(), 10, 1, seed=0).classifier()
 
 
 def data(context: Context, part: str) -> tuple[torch.Tensor, torch.Tensor]:

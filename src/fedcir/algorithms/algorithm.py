@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedcir.errors import InputError
 from fedcir.models.optimizers import RoundOptimizer
-from fedcir.models.task import Task
+from fedcir.models.builder import NetworkBuilder
 from fedcir.models.tensors import RunningMean, from_second_moments, snapshot, to_second_moments
 from fedcir.types import ClientReply, Groups, LocalContext, Losses, Modules, ServerContext, ServerState, Tensors
 from fedcir.validation import check_bounds
@@ -74,9 +74,9 @@ class Algorithm:
         """Whether a round is more than steps of `local_loss`."""
         return type(self).local_update is not Algorithm.local_update
 
-    def build(self, task: Task) -> Modules:
+    def build(self, builder: NetworkBuilder) -> Modules:
         """Build the networks with their initial weights."""
-        return {"model": task.classifier()}
+        return {"model": builder.classifier()}
 
     def start(self, modules: Modules, ctx: ServerContext) -> ServerState:
         """The state before round 1, from the networks as built."""

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fedcir.algorithms.algorithm import PERSONAL, Algorithm, Batch
 from fedcir.losses import proximal
 from fedcir.models.optimizers import RoundOptimizer
-from fedcir.models.task import Task
+from fedcir.models.builder import NetworkBuilder
 from fedcir.models.tensors import snapshot
 from fedcir.types import Groups, LocalContext, Modules
 from fedcir.validation import Weight
@@ -32,8 +32,8 @@ class Ditto(Algorithm):
     remembers = (PERSONAL,)
     ranges = {"lambda_personal": "0.1,1,2"}
 
-    def build(self, task: Task) -> Modules:
-        return {name: task.classifier() for name in ("model", PERSONAL)}
+    def build(self, builder: NetworkBuilder) -> Modules:
+        return {name: builder.classifier() for name in ("model", PERSONAL)}
 
     def local_start(self, modules: Modules, ctx: LocalContext) -> None:
         modules[PERSONAL].load_state_dict(ctx.client_state.get(PERSONAL) or modules["model"].state_dict())

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from fedcir.algorithms.algorithm import Algorithm
 from fedcir.errors import InputError
-from fedcir.models.task import Task
+from fedcir.models.builder import NetworkBuilder
 from fedcir.models.tensors import batchnorm_names
 from fedcir.types import Modules
 
@@ -22,8 +22,8 @@ class FedBN(Algorithm):
 
     keeps_batchnorm = True
 
-    def build(self, task: Task) -> Modules:
-        modules = super().build(task)
+    def build(self, builder: NetworkBuilder) -> Modules:
+        modules = super().build(builder)
         if not batchnorm_names(modules["model"]):
             raise InputError("fedbn keeps BatchNorm layers on each client, but this network has none: use fedavg")
         return modules

@@ -19,7 +19,7 @@ from fedcir.errors import InputError
 from fedcir.losses import class_gaussians, gaussian_kl, mixture_nll
 from fedcir.models.classifier import GaussianClassifier, Generator, apply_heads, make_balanced_labels, sample
 from fedcir.models.optimizers import Adam
-from fedcir.models.task import Task
+from fedcir.models.builder import NetworkBuilder
 from fedcir.models.tensors import snapshot
 from fedcir.types import LocalContext, Losses, Modules, ServerContext, ServerState, Tensors
 from fedcir.validation import Between, Count, LearningRate, StdDev, Weight, Width
@@ -61,9 +61,9 @@ class FedCiR(Algorithm):
         if self.sigma_init <= (floor := self.sigma_floor):
             raise InputError(f"algorithm.sigma_init must be above sigma_floor={floor}, got {self.sigma_init}")
 
-    def build(self, task: Task) -> Modules:
-        model = task.gaussian_classifier(self.sigma_init, self.sigma_floor)
-        return {"model": model, "generator": task.generator(task.latent, self.noise, self.hidden)}
+    def build(self, builder: NetworkBuilder) -> Modules:
+        model = builder.gaussian_classifier(self.sigma_init, self.sigma_floor)
+        return {"model": model, "generator": builder.generator(builder.latent, self.noise, self.hidden)}
 
     def start(self, modules: Modules, ctx: ServerContext) -> ServerState:
         # The generator is not sent before it has been trained once, so both regularisers are off until then.

@@ -30,7 +30,7 @@ from fedcir.models.closed_form import (
     is_gram,
 )
 from fedcir.models.private_sums import RandomProjection, add_noise, are_noised_sums, bound_rows, choose_penalty
-from fedcir.models.task import Task
+from fedcir.models.builder import NetworkBuilder
 from fedcir.rng import seed_for, torch_rng
 from fedcir.types import ClientReply, ExampleNoise, Groups, LocalContext, Modules, ServerContext, ServerState, Tensors
 from fedcir.validation import Between
@@ -74,12 +74,12 @@ class FedCiROne(Algorithm):
             reason = f"algorithm.standardise={self.standardise} does not keep apart"
             raise InputError(f"algorithm.balance=domains needs sums by domain, which {reason}: set it to domain")
 
-    def build(self, task: Task) -> Modules:
-        width = self.project or task.features
-        model = replace(task, features=width).classifier()
+    def build(self, builder: NetworkBuilder) -> Modules:
+        width = self.project or builder.features
+        model = replace(builder, features=width).classifier()
         encoder = model.encoder
         if self.project:
-            encoder = RandomProjection(encoder, task.features, width, torch_rng(task.seed, "init", "projection"))
+            encoder = RandomProjection(encoder, builder.features, width, torch_rng(builder.seed, "init", "projection"))
         return {"model": Classifier(StandardisedEncoder(encoder, width), model.head)}
 
     def covers_examples(self, clip: float) -> bool:

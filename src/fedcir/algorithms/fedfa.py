@@ -16,7 +16,7 @@ from torch import Tensor
 from fedcir.algorithms.algorithm import Algorithm, Batch, Replies
 from fedcir.losses import channel_statistics, replace_statistics, widen_variance
 from fedcir.models.networks import FeatureStatistics, find_stage_ends, transform_stages
-from fedcir.models.task import Task
+from fedcir.models.builder import NetworkBuilder
 from fedcir.models.tensors import snapshot
 from fedcir.types import Groups, LocalContext, Losses, Modules, ServerContext, ServerState
 from fedcir.validation import Between, Fraction
@@ -35,9 +35,9 @@ class FedFA(Algorithm):
     sends = ("feature_statistics",)
     ranges = {"probability": "0.25,0.5,0.75", "momentum": "0.9,0.99"}
 
-    def build(self, task: Task) -> Modules:
-        model = task.classifier()
-        ends = {} if task.example is None else find_stage_ends(model.encoder, task.example)
+    def build(self, builder: NetworkBuilder) -> Modules:
+        model = builder.classifier()
+        ends = {} if builder.example is None else find_stage_ends(model.encoder, builder.example)
         return {"model": model, "statistics": FeatureStatistics(ends)}
 
     def local_loss(self, modules: Modules, x: Tensor, y: Tensor, ctx: LocalContext) -> Losses:

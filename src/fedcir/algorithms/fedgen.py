@@ -19,7 +19,7 @@ from fedcir.algorithms.algorithm import Algorithm, Batch, Replies, get_head
 from fedcir.losses import class_shares, decay_value, distillation_kl, diversity, teacher_loss
 from fedcir.models.classifier import Classifier, Generator, LabelCounter, apply_heads
 from fedcir.models.optimizers import Adam
-from fedcir.models.task import Task
+from fedcir.models.builder import NetworkBuilder
 from fedcir.models.tensors import snapshot
 from fedcir.types import Groups, LocalContext, Losses, Modules, ServerContext, ServerState, Tensors
 from fedcir.validation import Count, Decay, LearningRate, Weight, Width
@@ -62,10 +62,10 @@ class FedGen(Algorithm):
     sends = ("label_counts",)
     ranges = {"lambda_kd": "0.5,1", "lambda_reg": "0.5,1"}
 
-    def build(self, task: Task) -> Modules:
-        generator = task.generator(task.features, self.noise, self.hidden)
-        counter = {"counter": LabelCounter(task.num_classes)} if self.label_counts == "batches" else {}
-        return {"model": task.classifier(), "generator": generator, **counter}
+    def build(self, builder: NetworkBuilder) -> Modules:
+        generator = builder.generator(builder.features, self.noise, self.hidden)
+        counter = {"counter": LabelCounter(builder.num_classes)} if self.label_counts == "batches" else {}
+        return {"model": builder.classifier(), "generator": generator, **counter}
 
     def start(self, modules: Modules, ctx: ServerContext) -> ServerState:
         private = {"generator": snapshot(modules["generator"]), "optimizer": Tensors()}

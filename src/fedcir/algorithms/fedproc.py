@@ -19,7 +19,7 @@ from torch import Tensor
 from fedcir.algorithms.algorithm import Algorithm, Batch, Replies
 from fedcir.losses import prototype_contrast
 from fedcir.models.classifier import Classifier, sum_by_class
-from fedcir.models.task import Task
+from fedcir.models.builder import NetworkBuilder
 from fedcir.types import Groups, LocalContext, Losses, Modules, ServerContext, ServerState, Tensors
 from fedcir.validation import Between, Fraction
 
@@ -44,8 +44,8 @@ class FedProc(Algorithm):
     def uses_total_rounds(self) -> bool:  # type: ignore[override]
         return self.ramp == "linear"
 
-    def build(self, task: Task) -> Modules:
-        return {"model": task.classifier(self.projection, self.normalised_head)}
+    def build(self, builder: NetworkBuilder) -> Modules:
+        return {"model": builder.classifier(self.projection, self.normalised_head)}
 
     def local_loss(self, modules: Modules, x: Tensor, y: Tensor, ctx: LocalContext) -> Losses:
         model: Classifier = modules["model"]

@@ -17,7 +17,7 @@ from torch import Tensor
 from fedcir.algorithms.algorithm import Algorithm, Batch, Replies
 from fedcir.losses import prototype_distance
 from fedcir.models.classifier import Classifier, Prototypes, mean_by_class, sum_by_class
-from fedcir.models.task import Task
+from fedcir.models.builder import NetworkBuilder
 from fedcir.types import Groups, LocalContext, Losses, Modules, ServerContext, ServerState, Tensors
 from fedcir.validation import Weight
 
@@ -36,8 +36,8 @@ class FedProto(Algorithm):
     sends = ("prototypes",)
     ranges = {"lambda_proto": "0.1..4"}
 
-    def build(self, task: Task) -> Modules:
-        return {"model": task.classifier(), "prototypes": Prototypes(task.num_classes, task.features)}
+    def build(self, builder: NetworkBuilder) -> Modules:
+        return {"model": builder.classifier(), "prototypes": Prototypes(builder.num_classes, builder.features)}
 
     def local_loss(self, modules: Modules, x: Tensor, y: Tensor, ctx: LocalContext) -> Losses:
         model: Classifier = modules["model"]

@@ -19,7 +19,7 @@ from fedcir.algorithms.algorithm import Algorithm, Batch
 from fedcir.errors import InputError
 from fedcir.models.classifier import Classifier
 from fedcir.models.optimizers import RoundOptimizer
-from fedcir.models.task import Task
+from fedcir.models.builder import NetworkBuilder
 from fedcir.types import LocalContext, Modules
 from fedcir.validation import Weight
 
@@ -34,8 +34,8 @@ class FedRep(Algorithm):
     keeps_head = True
     ranges = {"tau": "1,3,10"}
 
-    def build(self, task: Task) -> Modules:
-        modules = super().build(task)
+    def build(self, builder: NetworkBuilder) -> Modules:
+        modules = super().build(builder)
         if not any(p.requires_grad for p in modules["model"].encoder.parameters()):
             raise InputError("fedrep shares the encoder, but this one is frozen: use fedavg, or set model.freeze=false")
         return modules

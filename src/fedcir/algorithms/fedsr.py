@@ -16,7 +16,7 @@ from fedcir.algorithms.algorithm import Algorithm
 from fedcir.errors import InputError
 from fedcir.losses import gaussian_kl, l2_norm
 from fedcir.models.classifier import GaussianClassifier, Reference, sample
-from fedcir.models.task import Task
+from fedcir.models.builder import NetworkBuilder
 from fedcir.types import LocalContext, Losses, Modules
 from fedcir.validation import Between, StdDev, Weight
 
@@ -57,9 +57,9 @@ class FedSR(Algorithm):
     def keeps(self) -> tuple[str, ...]:  # type: ignore[override]
         return () if self.share_reference else ("reference",)
 
-    def build(self, task: Task) -> Modules:
-        model = task.gaussian_classifier(self.sigma_init, self.sigma_floor)
-        return {"model": model, "reference": Reference(task.num_classes, task.latent)}
+    def build(self, builder: NetworkBuilder) -> Modules:
+        model = builder.gaussian_classifier(self.sigma_init, self.sigma_floor)
+        return {"model": model, "reference": Reference(builder.num_classes, builder.latent)}
 
     def local_loss(self, modules: Modules, x: Tensor, y: Tensor, ctx: LocalContext) -> Losses:
         model: GaussianClassifier = modules["model"]

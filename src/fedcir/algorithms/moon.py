@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedcir.algorithms.algorithm import Algorithm, Batch
-from fedcir.models.task import Task
+from fedcir.models.builder import NetworkBuilder
 from fedcir.models.tensors import snapshot
 from fedcir.types import Groups, LocalContext, Losses, Modules
 from fedcir.validation import Between, Positive, Weight
@@ -36,8 +36,8 @@ class Moon(Algorithm):
     remembers = ("last",)
     ranges = {"mu": "0.1,1,5,10"}
 
-    def build(self, task: Task) -> Modules:
-        return {name: task.classifier(self.projection) for name in ("model", "global", "last")}
+    def build(self, builder: NetworkBuilder) -> Modules:
+        return {name: builder.classifier(self.projection) for name in ("model", "global", "last")}
 
     def local_start(self, modules: Modules, ctx: LocalContext) -> None:
         modules["global"].load_state_dict(modules["model"].state_dict())

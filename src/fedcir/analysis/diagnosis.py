@@ -251,7 +251,7 @@ def diagnose_data(
     training_data = replace(dataset, domains=tuple(domains))
     _check_size(training_data, "training")
     federation = build_federation(config, training_data, [part for part in partitions if part.domain in trained])
-    predictions = predict_domains(build_untrained_model(config, federation.task), federation, limit, seed)
+    predictions = predict_domains(build_untrained_model(config, federation.builder), federation, limit, seed)
     pixels = {}
     for domain in domains:
         images = domain.train.pixels(sample_rows(len(domain.train), 256, seed, domain.name)) / 255

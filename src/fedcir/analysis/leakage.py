@@ -232,7 +232,7 @@ def explain_no_inversion(algorithm: Algorithm, federation: Federation) -> str | 
     """Say why gradient inversion does not apply; None if it does."""
     if not algorithm.one_model:
         return "clients upload no model, so no gradient can be inverted"
-    if federation.task.frozen is not None:
+    if federation.builder.frozen is not None:
         return "the encoder is frozen, so updates are of features; the attack on images was not tried"
     return None
 
@@ -242,7 +242,7 @@ def invert_updates(
 ) -> tuple[Inversion, ...]:
     """Invert one client's gradient at the initial weights and at the final ones."""
     plain = replace(config, run=replace(config.run, layout="contiguous"))
-    restored = restore_model(run, plain, algorithm, federation.task)
+    restored = restore_model(run, plain, algorithm, federation.builder)
     trainer, rounds = restored.trainer, restored.round
     client = next(client for client in federation.clients if client.train is not None)
     state = restored.store.load(client.id, rounds + 1)

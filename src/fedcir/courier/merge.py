@@ -208,7 +208,7 @@ def _open_merge(config: Config, files: Sequence[CourierFile]) -> Session:
     digest = hashlib.blake2b(json.dumps(manifest, sort_keys=True).encode(), digest_size=16).hexdigest()
     check_memory(5 * 4 * 64 * header.channels * header.image_size**2, f"image_size={header.image_size}")
     sites = build_roster({**manifest, "hash": digest, "key": digest}, config)
-    roster = CourierRoster(sites.manifest, sites.task, sites.card)
+    roster = CourierRoster(sites.manifest, sites.builder, sites.card)
     session = open_session(config, make_algorithm(config.algorithm), roster)
     session.deployed = True
     for name, value in {
@@ -220,7 +220,7 @@ def _open_merge(config: Config, files: Sequence[CourierFile]) -> Session:
             raise InputError(
                 f"this fedcir and the sites differ in {_show_difference(name, built, value)}: use the same"
             )
-    if (own := hash_encoder(config, roster.task)) != header.encoder:
+    if (own := hash_encoder(config, roster.builder)) != header.encoder:
         raise InputError(
             f"{header.model['name']} has other weights here ({own[:16]}) than at the sites ({header.encoder[:16]}): "
             "use the same version or file of it"

@@ -16,7 +16,7 @@ from fedcir.data.opening import list_site_images, selected_classes
 from fedcir.errors import InputError
 from fedcir.files import check_output_file, write_file
 from fedcir.machine import use_threads
-from fedcir.models.task import Task
+from fedcir.models.builder import NetworkBuilder
 from fedcir.models.tensors import describe_tensor, snapshot
 from fedcir.runtime.session import Session, open_session
 from fedcir.server.accounting import upload_epsilon
@@ -67,7 +67,7 @@ def make_courier_file(
         federation=federation,
         site=site,
         model=describe_encoder(session),
-        encoder=hash_encoder(config, opened.task),
+        encoder=hash_encoder(config, opened.builder),
         seed=config.run.seed,
         val_fraction=config.data.val_fraction,
         project=session.config.algorithm.fields[SITE_FIELD],
@@ -118,12 +118,12 @@ def describe_encoder(session: Session) -> dict[str, object]:
     return settings
 
 
-def hash_encoder(config: Config, task: Task) -> str:
+def hash_encoder(config: Config, builder: NetworkBuilder) -> str:
     """Hash of the weights of a frozen encoder, and of the file that makes it if it is a user's."""
     digest = hashlib.blake2b(digest_size=32)
     if config.model.file is not None:
         digest.update(config.model.file.read_bytes())
-    for name, tensor in sorted(snapshot(task.whole().encoder()).items()):
+    for name, tensor in sorted(snapshot(builder.whole().encoder()).items()):
         digest.update(f"{name} {describe_tensor(tensor)}".encode())
         digest.update(tensor.numpy().tobytes())
     return digest.hexdigest()

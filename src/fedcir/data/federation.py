@@ -1,4 +1,4 @@
-"""The federation: the clients with their data, and the task that they share."""
+"""The federation: the clients with their data, and the builder of their networks."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -27,7 +27,7 @@ from fedcir.data.splits import ImageHashes, hash_images_in_use
 from fedcir.errors import InputError
 from fedcir.machine import check_memory
 from fedcir.models.networks import MIN_IMAGE_SIZE
-from fedcir.models.task import Task, make_image_task
+from fedcir.models.builder import NetworkBuilder, make_image_builder
 from fedcir.types import ClientReply, Groups
 
 CACHED_CLIENTS = 256  # clients that stay in memory once they were accessed
@@ -74,10 +74,10 @@ class LazyClients(LazySequence[Client]):
 
 
 class Roster(Protocol):
-    """The clients and their task as the server sees them, with or without access to their data."""
+    """The clients and the builder of their networks as the server sees them, with or without access to their data."""
 
     @property
-    def task(self) -> Task: ...
+    def builder(self) -> NetworkBuilder: ...
     @property
     def card(self) -> dict[str, Any]: ...
     @property
@@ -105,7 +105,7 @@ class SiteRoster:
     """Participants of a run across sites, from its manifest."""
 
     manifest: dict[str, Any]
-    task: Task
+    builder: NetworkBuilder
     card: dict[str, Any]
     notes: tuple[str, ...] = ()
 
@@ -147,7 +147,7 @@ class SiteRoster:
 class Federation:
     dataset: str
     clients: Sequence[Client]  # ordered by client number
-    task: Task
+    builder: NetworkBuilder
     card: dict[str, Any]  # metadata of the model file: classes, image size, normalisation
     manifest: dict[str, Any]
     notes: tuple[str, ...] = ()  # sentences about the data for the user
@@ -247,11 +247,11 @@ def build_federation(
     pixels = config.local.batch_size * height * width * channels
     check_memory(3 * 4 * pixels, f"local.batch_size={config.local.batch_size} of {height}x{width} pixels")  # at least
     normalisation = Normalisation.from_model(config.model, channels)
-    task = make_image_task(config.model, len(domains.classes), channels, config.run.seed, height)
+    builder = make_image_builder(config.model, len(domains.classes), channels, config.run.seed, height)
     make_split: Callable[[Split], Examples] = partial(ImageExamples, normalisation=normalisation)
     features = None
-    if task.frozen is not None:
-        cache = FeatureCache(config.model, task.frozen, normalisation, domains.image_shape, config.run.workers)
+    if builder.frozen is not None:
+        cache = FeatureCache(config.model, builder.frozen, normalisation, domains.image_shape, config.run.workers)
         features = DatasetFeatures(domains, cache, on_file)
         make_split = partial(FeatureExamples, features=features)
     shared = {
@@ -274,7 +274,7 @@ def build_federation(
     return Federation(
         domains.name,
         LazyClients(partition, build_client),
-        task,
+        builder,
         make_image_card(domains.classes, height, channels, normalisation),
         build_manifest(domains, partition),
         tuple(notes),
@@ -296,8 +296,8 @@ def build_roster(manifest: dict[str, Any], config: Config, notes: Iterable[str] 
     """Build the roster of a manifest, new or saved."""
     classes, channels = manifest["classes"], manifest["channels"]
     size, normalisation = manifest["image_size"], Normalisation.from_model(config.model, channels)
-    task = make_image_task(config.model, len(classes), channels, config.run.seed, size)
-    return SiteRoster(manifest, task, make_image_card(classes, size, channels, normalisation), tuple(notes))
+    builder = make_image_builder(config.model, len(classes), channels, config.run.seed, size)
+    return SiteRoster(manifest, builder, make_image_card(classes, size, channels, normalisation), tuple(notes))
 
 
 def open_site_federation(

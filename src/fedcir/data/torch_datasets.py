@@ -12,7 +12,7 @@ from fedcir.data.examples import Examples, Positions, fit_layout
 from fedcir.data.federation import Client, Federation
 from fedcir.data.manifest import add_hash
 from fedcir.errors import InputError
-from fedcir.models.task import check_features, make_module_task
+from fedcir.models.builder import check_features, make_module_builder
 
 Pairs = Mapping[str, tuple[Any, Any]] | Iterable[tuple[Any, Any]]
 """(train, test) pairs of torch Datasets, either of which may be None: one per client, by name or as a list."""
@@ -143,13 +143,13 @@ def federation_from_datasets(
                 x, _ = examples.batch(np.zeros(1, dtype=np.int64), torch.device("cpu"), torch.contiguous_format)
                 batches.setdefault((x.shape, x.dtype), (f"the {part} Dataset of {client.domain!r}", x[[0, 0]]))
     (first, example), *rest = batches.values()
-    task = make_module_task(encoder, example, num_classes, latent, seed, first)
+    builder = make_module_builder(encoder, example, num_classes, latent, seed, first)
     for whose, batch in rest:
-        check_features(task, batch, whose)
+        check_features(builder, batch, whose)
     manifest = add_hash({"clients": [{"id": c.id, "domain": c.domain, "train": len(c.train or ())} for c in clients]})
     card = {"classes": [str(i) for i in range(num_classes)]}
     unseen = tuple(client.domain for client in clients if client.train is None)
-    return Federation("own", tuple(clients), task, card, manifest, unseen=unseen)
+    return Federation("own", tuple(clients), builder, card, manifest, unseen=unseen)
 
 
 def _make_client(number: int, name: str, pair: Any, num_classes: int) -> Client:

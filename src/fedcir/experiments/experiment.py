@@ -242,7 +242,7 @@ def _measure_speed(config: Config, federation: Federation) -> tuple[float, float
     config = resolve_config(
         replace(short, algorithm=replace(short.algorithm, name="fedavg", fields={})), algorithm, federation
     )
-    worker = make_trainer(config, algorithm, federation.task)
+    worker = make_trainer(config, algorithm, federation.builder)
     client = next(client for client in federation.clients if client.train is not None)
     assert client.test is not None
     model: Groups = {"model": {name: t.clone() for name, t in worker.modules["model"].state_dict().items()}}

@@ -34,7 +34,7 @@ from fedcir.files import make_private_folder
 from fedcir.flower.client_app import state_folder
 from fedcir.flower.site_manifest import SiteDescription
 from fedcir.flower.wire import TaskHeader
-from fedcir.models.task import Task
+from fedcir.models.builder import NetworkBuilder
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
@@ -159,7 +159,7 @@ class LocalSite:
     """A site with its data open."""
 
     client: Client
-    task: Task
+    builder: NetworkBuilder
     description: SiteDescription
     trainers: dict[str, LocalTrainer] = field(default_factory=dict)
     """The last trainer, by what it was built from."""
@@ -172,7 +172,7 @@ class LocalSite:
         values = {**client.sizes._asdict(), "image_size": card["image_size"], "channels": card["channels"], **fields}
         classes = values.pop("classes", tuple(card["classes"]))
         description = SiteDescription(client.domain, classes, content=content, versions=VERSIONS, **values)
-        return cls(client, federation.task, description)
+        return cls(client, federation.builder, description)
 
 
 def open_local_site(header: TaskHeader, context: Context) -> LocalSite:

@@ -73,7 +73,7 @@ def local_update(
             raise InputError(f"{name!r} has no test Dataset, but every site must test: give data=(train, test)")
         counts = len(client.train or ()), len(client.test)
         site = SiteDescription(name, (), *counts, "", partition=node.partition, shared=True, versions=VERSIONS)
-        return LocalSite(client, federation.task, site)
+        return LocalSite(client, federation.builder, site)
 
     return handle_message(msg, context, open_datasets, algorithm)
 
@@ -214,7 +214,7 @@ class SiteRequest:
         trainer = site.trainers.pop(key, None)
         site.trainers.clear()
         if trainer is None:
-            trainer = make_trainer(config, method, site.task, device)
+            trainer = make_trainer(config, method, site.builder, device)
             trainer.deployed = True
         yield trainer
         site.trainers[key] = trainer

@@ -20,7 +20,7 @@ from fedcir.flower.site_manifest import list_clients, sort_sites
 from fedcir.flower.transport import ROUND_TIMEOUT, SITES, WAIT_SECONDS, GridTransport, NodeRegistry
 from fedcir.flower.wire import TaskHeader, pack_arrays, unpack_arrays
 from fedcir.machine import use_threads
-from fedcir.models.task import make_module_task
+from fedcir.models.builder import make_module_builder
 from fedcir.models.tensors import find_mismatch
 from fedcir.runtime.resolution import config_from_keywords
 from fedcir.runtime.rounds import step_server
@@ -88,7 +88,7 @@ class AlgorithmStrategy(Strategy):
                 "server.masked asks again if a site is lost, which Flower's loop cannot: use the ServerApp"
             )
         with use_threads(self.config.run.threads):
-            self._task = make_module_task(encoder, example, num_classes, self.config.model.latent, self.config.run.seed)
+            self._builder = make_module_builder(encoder, example, num_classes, self.config.model.latent, self.config.run.seed)
         self._started = False
         self._timeout = ROUND_TIMEOUT
         self._transport: GridTransport | None = None
@@ -207,8 +207,8 @@ class AlgorithmStrategy(Strategy):
         """Open a session of these clients; without any, one that only serves for the initial weights."""
         placeholder = {"id": 0, "domain": "", "train": 1, "test": 0, "validation": 0}
         manifest = {"clients": clients or [placeholder], "hash": ""}
-        classes = [str(number) for number in range(self._task.num_classes)]
-        roster = SiteRoster(manifest, self._task, {"classes": classes})
+        classes = [str(number) for number in range(self._builder.num_classes)]
+        roster = SiteRoster(manifest, self._builder, {"classes": classes})
         one_client = replace(self.config.server, active=None, min_replies=1)
         config = self.config if clients else replace(self.config, server=one_client)
         with use_threads(config.run.threads):

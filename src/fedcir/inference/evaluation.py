@@ -21,7 +21,7 @@ from fedcir.config import Config
 from fedcir.data.federation import Federation
 from fedcir.inference.adaptation import SiteEstimate
 from fedcir.machine import use_threads
-from fedcir.models.task import Task
+from fedcir.models.builder import NetworkBuilder
 from fedcir.runs.evaluation_data import SEED, Overlap, sample_rows
 from fedcir.runs.reader import RestoredModel, Run, restore_model
 from fedcir.runs.statistics import LEVEL, Interval, bootstrap_mean
@@ -252,7 +252,7 @@ def collect_predictions(
 
 def predict_run(run: Run, config: Config, federation: Federation) -> list[DomainPredictions]:
     """Predict all test images of the federation that a run was trained on, exactly as the run tested them."""
-    restored = restore_model(run, config, make_algorithm(config.algorithm), federation.task)
+    restored = restore_model(run, config, make_algorithm(config.algorithm), federation.builder)
     return predict_domains(restored, federation, None, SEED)
 
 
@@ -275,8 +275,8 @@ def predict_domains(
     return predictions
 
 
-def build_untrained_model(config: Config, task: Task) -> RestoredModel:
+def build_untrained_model(config: Config, builder: NetworkBuilder) -> RestoredModel:
     """Build FedAvg's networks with their initial weights, on the CPU."""
     model, run = replace(config.model, batchnorm="average"), replace(config.run, layout="contiguous", compile=False)
-    trainer = make_trainer(replace(config, model=model, run=run), Algorithm(), task, "cpu")
+    trainer = make_trainer(replace(config, model=model, run=run), Algorithm(), builder, "cpu")
     return RestoredModel(trainer, {}, ClientStore(), 0)

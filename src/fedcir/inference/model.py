@@ -165,7 +165,7 @@ def open_model(
             f"with {find_local_cause(run.config, method) or run.config.algorithm.name} each client has a model of its "
             f"own: choose one as site, from {', '.join(domains)}"
         )
-    restored = restore_model(run, run.config, method, run.task(run.weights()), str(pick_device(device)))
+    restored = restore_model(run, run.config, method, run.builder(run.weights()), str(pick_device(device)))
     first = {client["domain"]: client["id"] for client in reversed(run.manifest["clients"])}
     if site is not None and site not in first:
         raise InputError(f"no domain {site!r} in {run.path}; {suggest_name(site, first)}")

@@ -99,7 +99,7 @@ def _write_front_matter(trained: TrainedModel, format: str, tested: dict[str, An
         for domain, value in {"mean over domains": tested["accuracy_mean"], **tested["accuracy"]}.items():
             if value is not None:
                 lines += [
-                    "  - task: {type: image-classification}",
+                    "  - builder: {type: image-classification}",
                     f"    dataset: {{name: {data}, type: {data}, split: test}}",
                     f"    metrics: [{{type: accuracy, name: {_quote(domain)}, value: {value:.4f}}}]",
                 ]

@@ -1,4 +1,4 @@
-"""Networks, the task that builds them, optimisers, and operations on their tensors."""
+"""Networks, the builder that makes them, optimisers, and operations on their tensors."""
 
 from fedcir.models.normalisation import renormalise
 

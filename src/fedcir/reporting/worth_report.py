@@ -67,7 +67,7 @@ def worth(
     domains, overlap = exclude_seen_images(run, domains)
     federation = build_federation(config, domains, partitions)
     with use_threads(config.run.threads):
-        coalitions = collect_messages(restore_model(run, config, algorithm, federation.task), algorithm, federation)
+        coalitions = collect_messages(restore_model(run, config, algorithm, federation.builder), algorithm, federation)
         results = solve_coalitions(coalitions, on_work)
     sites, means = compare_sites(coalitions, results)
     notes, features = list(overlap.notes), coalitions.features.shape[1]

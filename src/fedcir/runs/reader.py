@@ -21,7 +21,7 @@ from fedcir.data.federation import Client
 from fedcir.errors import InputError, suggest_name
 from fedcir.files import RESTORE_HINT
 from fedcir.models.closed_form import fit_site_count
-from fedcir.models.task import Task, make_image_task
+from fedcir.models.builder import NetworkBuilder, make_image_builder
 from fedcir.models.tensors import HEAD, batchnorm_names, find_mismatch, find_non_finite
 from fedcir.runtime.resume import use_saved_algorithm, use_saved_model
 from fedcir.runtime.run_folder import REWRITE_HINT, RunFolder
@@ -130,7 +130,7 @@ class Run:
         elif not method.one_model:
             example = f"run.model(domain={self.manifest['clients'][0]['domain']!r})"
             raise InputError(f"{self.path} has no model for all clients: name a domain, as in {example}")
-        network: nn.Module = method.build(self.task(arrays, encoder))["model"]
+        network: nn.Module = method.build(self.builder(arrays, encoder))["model"]
         network.load_state_dict(self.check_tensors(network, arrays))
         return network.eval()
 
@@ -185,8 +185,8 @@ class Run:
             algorithm = use_saved_algorithm(name, self.path, self.trust_code)
         return resolve_algorithm(algorithm)[1]
 
-    def task(self, arrays: Tensors, encoder: nn.Module | None = None) -> Task:
-        """Task to build the network of these tensors: on images, or with the caller's encoder."""
+    def builder(self, arrays: Tensors, encoder: nn.Module | None = None) -> NetworkBuilder:
+        """NetworkBuilder to build the network of these tensors: on images, or with the caller's encoder."""
         classes, seed = len(self.card["classes"]), self.config.run.seed
         if "channels" in self.card:
             if encoder is not None:
@@ -197,7 +197,7 @@ class Run:
                 saved = f"{self.path}/model.safetensors is of {model.name}"
                 raise InputError(f"{saved}, not of {configured}; {REWRITE_HINT}")
             model = use_saved_model(model, self.path, self.trust_code)
-            return make_image_task(model, classes, self.card["channels"], seed, self.card["image_size"]).whole()
+            return make_image_builder(model, classes, self.card["channels"], seed, self.card["image_size"]).whole()
         if encoder is None:
             fix = "pass one like it, as in run.model(encoder=...)"
             raise InputError(f"{self.path} was trained by fedcir.train with its caller's encoder: {fix}")
@@ -209,7 +209,7 @@ class Run:
         widest = next((arrays[name] for name in after if name in arrays), None)
         features = 0 if widest is None or widest.ndim != 2 else widest.shape[1]
         latent = features if gaussian is None else len(gaussian) // 2
-        return Task(classes, features, latent, seed, lambda: copy.deepcopy(copied))
+        return NetworkBuilder(classes, features, latent, seed, lambda: copy.deepcopy(copied))
 
 
 def describe_saved_model(summary: Mapping[str, Any]) -> str:
@@ -302,15 +302,15 @@ class RestoredModel:
         return load_for_evaluation(self.trainer, client, self.received, state, self.round)
 
 
-def restore_model(run: Run, config: Config, algorithm: Algorithm, task: Task, device: str = "cpu") -> RestoredModel:
-    """Restore the networks of a finished run for a task: on images, or on the features of a frozen encoder."""
-    trainer = make_trainer(replace(config, run=replace(config.run, compile=False)), algorithm, task, device)
+def restore_model(run: Run, config: Config, algorithm: Algorithm, builder: NetworkBuilder, device: str = "cpu") -> RestoredModel:
+    """Restore the networks of a finished run: on images, or on the features of a frozen encoder."""
+    trainer = make_trainer(replace(config, run=replace(config.run, compile=False)), algorithm, builder, device)
     folder = run.path / "clients"
     received: Groups = {}
     if algorithm.one_model:
         model, weights = trainer.modules["model"], run.weights()
         tensors = model.state_dict()
-        if task.frozen is not None:
+        if builder.frozen is not None:
             weights = {name: tensor for name, tensor in weights.items() if name in tensors}
         local_tensors = {name: tensors[name] for name in trainer.local_names if folder.is_dir()}
         run.check_tensors(model, {**local_tensors, **weights})

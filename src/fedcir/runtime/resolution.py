@@ -47,8 +47,8 @@ def resolve_config(config: Config, algorithm: Algorithm, roster: Roster) -> Conf
         raise InputError(f"{config.algorithm.name} {reason}: use another method, or no privacy.clip")
     run = replace(config.run, device=str(pick_device(config.run.device)))
     if run.layout == "auto":
-        run = replace(run, layout=choose_layout(config.model, roster.task.encoder))
-    elif run.layout == "channels_last" and (fault := find_unsafe_layer(roster.task.encoder())):
+        run = replace(run, layout=choose_layout(config.model, roster.builder.encoder))
+    elif run.layout == "channels_last" and (fault := find_unsafe_layer(roster.builder.encoder())):
         raise InputError(f"run.layout=channels_last is not safe with {fault}: leave it out")
     if config.server.upload != "float32" and not algorithm.one_model:
         reason = f"uploads no model, and server.upload={config.server.upload} rounds the changes of one"
@@ -129,9 +129,9 @@ def _check_one_shot(config: Config) -> None:
 
 def _check_start(config: Config, algorithm: Algorithm, roster: Roster) -> None:
     """Refuse a fitted head where the method has no linear head on the encoder's features, or sums must be private."""
-    start, names = f"model.start={config.model.start}", roster.task.classifier().state_dict().keys()
+    start, names = f"model.start={config.model.start}", roster.builder.classifier().state_dict().keys()
     is_shared = algorithm.one_model and not algorithm.keeps_head
-    if not is_shared or algorithm.build(roster.task)["model"].state_dict().keys() != names:
+    if not is_shared or algorithm.build(roster.builder)["model"].state_dict().keys() != names:
         raise InputError(f"{start} fits a linear head on features, which {config.algorithm.name} has not: leave it out")
     if config.privacy.clip is not None:
         raise InputError(f"{start} has clients send exact sums, which privacy.clip does not protect: leave one out")

@@ -27,7 +27,7 @@ from fedcir.config import Config, config_to_tables
 from fedcir.data.federation import Roster
 from fedcir.errors import RunError
 from fedcir.files import compute_checksum
-from fedcir.models.task import Task
+from fedcir.models.builder import NetworkBuilder
 from fedcir.models.tensors import snapshot
 from fedcir.rng import numpy_rng, secret_rng, torch_rng
 from fedcir.runtime.file_formats import has_stalled, round_to_save
@@ -90,8 +90,8 @@ class Session:
     def model(self) -> Tensors:
         """Tensors of the saved model with those of a frozen encoder; empty if there is no global model."""
         frozen: Tensors = {}
-        if self.roster.task.frozen is not None:
-            whole, trained = self.algorithm.build(self.roster.task.whole())["model"], self.modules["model"].state_dict()
+        if self.roster.builder.frozen is not None:
+            whole, trained = self.algorithm.build(self.roster.builder.whole())["model"], self.modules["model"].state_dict()
             frozen = {name: tensor for name, tensor in snapshot(whole).items() if name not in trained}
         return {**frozen, **self._saved_state().shared.get("model", {})}
 
@@ -148,7 +148,7 @@ class Session:
         """Mean FLOPs of the next round, counted on a batch of zeros instead of replies."""
         received = tuple(sorted(self.state.shared))
         if received not in self._step_flops:
-            example, local = self.roster.task.example, self.config.local
+            example, local = self.roster.builder.example, self.config.local
             assert example is not None
             shape = example.shape[1:]
             if len(shape) == 3 and "image_size" in self.roster.card:  # the example of built-in networks is smaller
@@ -175,7 +175,7 @@ class Session:
         return LocalContext(
             round=round,
             total_rounds=rounds,
-            num_classes=self.roster.task.num_classes,
+            num_classes=self.roster.builder.num_classes,
             batch_size=local.batch_size,
             broadcast=self.state.shared,
             rng=torch.Generator(),
@@ -276,7 +276,7 @@ class Session:
         return compute_checksum([settings, method, manifest["hash"], manifest.get("key")])
 
     def make_trainer(self, device: str | None = None) -> LocalTrainer:
-        return make_trainer(self.config, self.algorithm, self.roster.task, device)
+        return make_trainer(self.config, self.algorithm, self.roster.builder, device)
 
     def evaluation_groups(self, state: ServerState) -> Groups:
         """Groups of a state that clients need for an evaluation."""
@@ -290,7 +290,7 @@ class Session:
         rng = torch_rng(self.config.run.seed, "server", round)
         server, batch = self.config.server, self.config.local.batch_size
         norm = self.config.model.batchnorm
-        classes, clients = self.roster.task.num_classes, len(self.roster.trainers)
+        classes, clients = self.roster.builder.num_classes, len(self.roster.trainers)
         return ServerContext(
             *(round, server.rounds, classes, batch, server.weighting, norm, rng, clients),
             broadcast=self.state.shared,
@@ -304,7 +304,7 @@ class Session:
 
 def open_session(config: Config, algorithm: Algorithm, roster: Roster) -> Session:
     """Open a run before its first round: resolve the config and build the networks."""
-    modules = algorithm.build(roster.task)
+    modules = algorithm.build(roster.builder)
     session = Session(
         resolve_config(config, algorithm, roster), algorithm, modules, roster, ServerState(0, {}), notes=roster.notes
     )
@@ -324,9 +324,9 @@ def open_session(config: Config, algorithm: Algorithm, roster: Roster) -> Sessio
     return session
 
 
-def make_trainer(config: Config, algorithm: Algorithm, task: Task, device: str | None = None) -> LocalTrainer:
+def make_trainer(config: Config, algorithm: Algorithm, builder: NetworkBuilder, device: str | None = None) -> LocalTrainer:
     """Make the trainer of a process for a resolved config."""
-    modules = algorithm.build(task)
+    modules = algorithm.build(builder)
     local, active = config.local, config.server.active or 1
     if algorithm.pools == "steps":  # a client that pools all data does the work of all active clients
         local = replace(local, steps=local.steps * active)
@@ -340,7 +340,7 @@ def make_trainer(config: Config, algorithm: Algorithm, task: Task, device: str |
         modules=modules,
         seed=config.run.seed,
         total_rounds=config.server.rounds,
-        num_classes=task.num_classes,
+        num_classes=builder.num_classes,
         local=local,
         device=torch.device(device or config.run.device),
         precision=getattr(torch, config.run.precision),

@@ -145,7 +145,7 @@ def _prepare_federation(federation: Federation, config: Config, algorithm: Algor
         return pool_clients(federation)
     if config.attack.kind == "none":
         return federation
-    classes, seed = federation.task.num_classes, config.run.seed
+    classes, seed = federation.builder.num_classes, config.run.seed
     clients = add_malicious_clients(federation.clients, config.attack, algorithm.trains, classes, seed)
     return replace(federation, clients=clients)
 

@@ -1,4 +1,4 @@
-"""The task: the classes, and how to build networks for them from a seed.
+"""The builder of networks: what encoder and head look like, made from a seed.
 
 Every part has a seed of its own, so that all methods with one seed start from the same backbone.
 """
@@ -39,7 +39,7 @@ BACKBONES: dict[str, type[CNN] | type[ResNet18]] = {"cnn": CNN, "resnet18": ResN
 
 
 @dataclass(frozen=True)
-class Task:
+class NetworkBuilder:
     num_classes: int
     features: int
     """Width of the encoder's output."""
@@ -52,8 +52,8 @@ class Task:
     frozen: nn.Module | None = None
     """Encoder that is not trained, whose features are the inputs; None if the whole encoder is trained."""
 
-    def whole(self) -> "Task":
-        """Return the task on images, with a frozen encoder as part of the network."""
+    def whole(self) -> "NetworkBuilder":
+        """Return the builder on images, with a frozen encoder as part of the network."""
         if self.frozen is None:
             return self
 
@@ -92,14 +92,14 @@ class Task:
             return nn.Linear(inputs, outputs)
 
 
-def make_image_task(model: ModelConfig, num_classes: int, channels: int, seed: int, image_size: int = 32) -> Task:
-    """Make the task of a configured encoder on images."""
+def make_image_builder(model: ModelConfig, num_classes: int, channels: int, seed: int, image_size: int = 32) -> NetworkBuilder:
+    """Make the builder of a configured encoder on images."""
     if not model.freeze:
-        return _make_whole_task(model, num_classes, channels, seed, image_size)
+        return _make_whole_builder(model, num_classes, channels, seed, image_size)
     networks = []
     for name in model.names:
         size = PRETRAINED_SIZES[name] if model.native_size or len(model.names) > 1 else image_size
-        whole = _make_whole_task(replace(model, name=name), num_classes, channels, seed, size)
+        whole = _make_whole_builder(replace(model, name=name), num_classes, channels, seed, size)
         encoder = whole.encoder().eval().requires_grad_(False)
         if model.stages:
             assert whole.example is not None
@@ -116,20 +116,20 @@ def make_image_task(model: ModelConfig, num_classes: int, channels: int, seed: i
             return FrozenEncoder(None, nn.Linear(count, width))
 
     features = torch.zeros(1, count)
-    return Task(num_classes, width, model.latent or width, seed, make_encoder, features, network)
+    return NetworkBuilder(num_classes, width, model.latent or width, seed, make_encoder, features, network)
 
 
-def _make_whole_task(model: ModelConfig, num_classes: int, channels: int, seed: int, image_size: int) -> Task:
-    """Make the task in which the whole encoder trains."""
+def _make_whole_builder(model: ModelConfig, num_classes: int, channels: int, seed: int, image_size: int) -> NetworkBuilder:
+    """Make the builder in which the whole encoder trains."""
     if model.name in BUILTIN_MODELS:
-        return _make_builtin_task(model, num_classes, channels, seed)
+        return _make_builtin_builder(model, num_classes, channels, seed)
     example = torch.zeros(2, channels, image_size, image_size)
     with seeded_init(seed, "init", "encoder"):
         encoder = build_foreign_encoder(model, example)
-    return make_module_task(encoder, example, num_classes, model.latent, seed, "images")
+    return make_module_builder(encoder, example, num_classes, model.latent, seed, "images")
 
 
-def _make_builtin_task(model: ModelConfig, num_classes: int, channels: int, seed: int) -> Task:
+def _make_builtin_builder(model: ModelConfig, num_classes: int, channels: int, seed: int) -> NetworkBuilder:
     backbone = BACKBONES[model.name]
     arguments = {} if model.width is None else {"width": model.width}
     weights = None if model.weights is None else read_weights(Path(model.weights))
@@ -145,13 +145,13 @@ def _make_builtin_task(model: ModelConfig, num_classes: int, channels: int, seed
     count = sum(parameter.numel() for parameter in drawn.parameters())
     check_memory(3 * 4 * count, f"model.width: {model.name} of {count:,} weights")  # each has a gradient and a momentum
     features = drawn.features
-    return Task(num_classes, features, model.latent or features, seed, make_encoder, torch.zeros(1, channels, 32, 32))
+    return NetworkBuilder(num_classes, features, model.latent or features, seed, make_encoder, torch.zeros(1, channels, 32, 32))
 
 
-def make_module_task(
+def make_module_builder(
     encoder: nn.Module, example: Tensor, num_classes: int, latent: int | None, seed: int, whose: str = "the example"
-) -> Task:
-    """Make the task of the caller's encoder, which starts from its weights, in single precision."""
+) -> NetworkBuilder:
+    """Make the builder of the caller's encoder, which starts from its weights, in single precision."""
     if not isinstance(encoder, nn.Module):
         raise InputError(f"encoder must be an nn.Module, got {encoder!r}")
     if any(is_lazy(tensor) for tensor in (*encoder.parameters(), *encoder.buffers())):
@@ -161,16 +161,16 @@ def make_module_task(
     except Exception as error:
         raise InputError(f"encoder cannot be copied to the CPU: {describe_error(error)}") from error
     width = _measure_width(copied, example, whose)
-    return Task(num_classes, width, latent or width, seed, lambda: copy.deepcopy(copied), example)
+    return NetworkBuilder(num_classes, width, latent or width, seed, lambda: copy.deepcopy(copied), example)
 
 
-def check_features(task: Task, example: Tensor, whose: str) -> None:
+def check_features(builder: NetworkBuilder, example: Tensor, whose: str) -> None:
     """Check that the encoder's features on this input have the same width."""
-    width = _measure_width(task.make_encoder(), example, whose)
-    if width != task.features:
+    width = _measure_width(builder.make_encoder(), example, whose)
+    if width != builder.features:
         raise InputError(
             f"encoder gives {width} features on {whose}, whose inputs are {list(example.shape[1:])}, "
-            f"and {task.features} on others: give all inputs the same shape"
+            f"and {builder.features} on others: give all inputs the same shape"
         )
 
 
