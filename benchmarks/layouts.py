@@ -15,9 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedcir.config import ModelConfig
+from fedcir.models.builder import make_image_builder
 from fedcir.models.networks import use_matmul_conv
 from fedcir.models.optimizers import SGD
-from fedcir.models.builder import make_image_builder
 from fedcir.runtime.devices import retain_freed_memory
 
 BATCH = 32

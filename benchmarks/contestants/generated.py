@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from fedcir.algorithms.fedavg import FedAvg
 from fedcir.algorithms.fedcir import FedCiR
 from fedcir.losses import class_gaussians, gaussian_kl, mixture_nll
+from fedcir.models.builder import NetworkBuilder
 from fedcir.models.classifier import Generator, apply_heads, make_balanced_labels, sample
 from fedcir.models.optimizers import Adam
-from fedcir.models.builder import NetworkBuilder
 from fedcir.models.tensors import snapshot
 from fedcir.types import ClientReply, Groups, LocalContext, Losses, Modules, ServerContext, ServerState, Tensors
 

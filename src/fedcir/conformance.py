@@ -25,8 +25,8 @@ from fedcir.data.federation import Federation, pool_clients
 from fedcir.data.opening import open_dataset
 from fedcir.data.torch_datasets import federation_from_datasets
 from fedcir.machine import use_threads
-from fedcir.models.networks import CNN
 from fedcir.models.builder import make_image_builder
+from fedcir.models.networks import CNN
 from fedcir.models.tensors import clone, find_mismatch, find_non_finite
 from fedcir.runtime.resolution import config_from_keywords, get_hyper_parameters
 from fedcir.runtime.rounds import SerialTransport, run_rounds, step_server

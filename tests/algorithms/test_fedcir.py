@@ -13,8 +13,8 @@ from torch.utils.data import TensorDataset
 from fedcir import Algorithm, FedAlign, FedCiR, FedReg, Losses, train
 from fedcir.algorithms.fedavg import FedAvg
 from fedcir.losses import mixture_nll
-from fedcir.models.networks import CNN
 from fedcir.models.builder import make_module_builder
+from fedcir.models.networks import CNN
 from fedcir.types import ClientReply, LocalContext, Modules, ServerContext, ServerState
 
 SMALL = {"hidden": 8, "noise": 4, "gaussian_samples": 16}
@@ -54,7 +54,9 @@ def equal_models(a: Any, b: Any) -> bool:
 
 def setting(algorithm: FedCiR, clients: int = 2) -> tuple[Modules, ServerState, list[ClientReply], ServerContext]:
     """Networks, the first state, and replies of clients whose heads differ."""
-    modules = algorithm.build(make_module_builder(CNN(channels=1, width=2), torch.zeros(2, 1, 8, 8), CLASSES, 5, seed=0))
+    modules = algorithm.build(
+        make_module_builder(CNN(channels=1, width=2), torch.zeros(2, 1, 8, 8), CLASSES, 5, seed=0)
+    )
     ctx = ServerContext(1, 4, CLASSES, 6, "uniform", "average", torch.Generator().manual_seed(0))
     state = algorithm.start(modules, ctx)
     replies = []

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from fedcir import FedAvg, FedFA, InputError
 from fedcir.losses import EPSILON
-from fedcir.models.networks import CNN
 from fedcir.models.builder import NetworkBuilder, make_module_builder
+from fedcir.models.networks import CNN
 from fedcir.runtime.rounds import run_rounds
 from fedcir.types import ClientReply, Groups, LocalContext, ServerContext
 

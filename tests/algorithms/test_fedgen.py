@@ -13,8 +13,8 @@ from fedcir import InputError
 from fedcir.algorithms import make_algorithm
 from fedcir.algorithms.fedgen import FedGen
 from fedcir.config import AlgorithmConfig
-from fedcir.models.classifier import Generator
 from fedcir.models.builder import NetworkBuilder
+from fedcir.models.classifier import Generator
 from fedcir.types import ClientReply, LocalContext, Modules, ServerContext, ServerState
 
 Kind = Literal["gaussian", "uniform"]
@@ -42,7 +42,9 @@ def replies(state: ServerState, counts: list[list[float]], heads: tuple[int, ...
     return made
 
 
-def after(algorithm: FedGen, builder: NetworkBuilder, counts: list[list[float]], heads: tuple[int, ...] = (1, 2)) -> ServerState:
+def after(
+    algorithm: FedGen, builder: NetworkBuilder, counts: list[list[float]], heads: tuple[int, ...] = (1, 2)
+) -> ServerState:
     modules, state, ctx = setting(algorithm, builder)
     return algorithm.server_step(state, replies(state, counts, heads), modules, ctx)
 
@@ -209,7 +211,9 @@ def test_no_gradient_reaches_the_target_of_the_distillation(builder: NetworkBuil
 
 
 @pytest.mark.parametrize("statistics", ["batch", "running"])
-def test_a_client_never_writes_into_the_generator(builder: NetworkBuilder, statistics: Literal["batch", "running"]) -> None:
+def test_a_client_never_writes_into_the_generator(
+    builder: NetworkBuilder, statistics: Literal["batch", "running"]
+) -> None:
     algorithm = FedGen(generator_statistics=statistics, **SMALL)
     state, modules = after(algorithm, builder, COUNTS), algorithm.build(builder)
     modules["generator"].load_state_dict(state.shared["generator"])

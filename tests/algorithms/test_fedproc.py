@@ -57,7 +57,9 @@ def test_the_contrast_is_the_cross_entropy_of_cosines_to_the_prototypes(builder:
 
 
 @pytest.mark.parametrize(("round", "weight"), [(1, 0.25), (2, 0.5), (3, 0.75), (4, 1.0)])
-def test_the_weight_of_cross_entropy_is_the_share_of_rounds_done(builder: NetworkBuilder, round: int, weight: float) -> None:
+def test_the_weight_of_cross_entropy_is_the_share_of_rounds_done(
+    builder: NetworkBuilder, round: int, weight: float
+) -> None:
     losses = FedProc().local_loss(
         FedProc().build(builder), X, Y, context(round, broadcast={"prototypes": {"mean": PROTOTYPES}})
     )
@@ -187,8 +189,11 @@ def test_a_weight_that_is_no_share_is_refused(weight: float) -> None:
         FedProc(ramp="constant", ce_weight=weight)
 
 
-def test_a_projection_head_of_two_layers_and_normalised_features_are_the_papers_network(builder: NetworkBuilder) -> None:
-    plain, model = FedProc().build(builder)["model"], FedProc(projection=4, normalised_head=True).build(builder)["model"]
+def test_a_projection_head_of_two_layers_and_normalised_features_are_the_papers_network(
+    builder: NetworkBuilder,
+) -> None:
+    plain = FedProc().build(builder)["model"]
+    model = FedProc(projection=4, normalised_head=True).build(builder)["model"]
     assert [type(layer).__name__ for layer in model.encoder.encoder.projection] == ["Linear", "ReLU", "Linear"]
     with torch.no_grad():
         features = model.encoder.encoder.projection(plain.encoder(X))

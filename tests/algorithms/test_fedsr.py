@@ -16,8 +16,8 @@ from torch import Tensor
 
 from fedcir import FedAvg, FedCiR, InputError, Losses
 from fedcir.algorithms.fedsr import FedSR
-from fedcir.models.classifier import Reference
 from fedcir.models.builder import NetworkBuilder
+from fedcir.models.classifier import Reference
 from fedcir.runtime.rounds import run_rounds
 from fedcir.runtime.run_folder import RunFolder
 from fedcir.server.accounting import sample_cohort

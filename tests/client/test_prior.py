@@ -92,7 +92,9 @@ def builder() -> NetworkBuilder:
 
 
 @pytest.mark.parametrize("name", list_algorithms())
-def test_every_method_asks_its_context_for_the_cross_entropy_of_the_clients_own_data(name: str, builder: NetworkBuilder) -> None:
+def test_every_method_asks_its_context_for_the_cross_entropy_of_the_clients_own_data(
+    name: str, builder: NetworkBuilder
+) -> None:
     settings: list[Tensor] = []
 
     def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:

@@ -6,8 +6,8 @@ from torch import Tensor, nn
 
 from fedcir.config import ModelConfig
 from fedcir.errors import InputError
-from fedcir.models.classifier import GaussianEncoder
 from fedcir.models.builder import NetworkBuilder, make_image_builder, make_module_builder
+from fedcir.models.classifier import GaussianEncoder
 
 
 def images(scale: float = 1.0) -> Tensor:

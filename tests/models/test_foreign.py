@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from fedcir.config import ModelConfig
 from fedcir.errors import InputError
+from fedcir.models.builder import NetworkBuilder, make_image_builder
 from fedcir.models.normalisation import InstanceNorm
 from fedcir.models.pretrained import efficientnet_lite, remove_classifier
-from fedcir.models.builder import NetworkBuilder, make_image_builder
 
 TINY = {"in_channels": 3, "out_channels": 7, "init_features": 4, "growth_rate": 2, "block_config": [1, 1]}
 

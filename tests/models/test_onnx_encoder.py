@@ -11,8 +11,8 @@ from fedcir import InputError
 from fedcir.config import PRETRAINED_SIZES, ModelConfig
 from fedcir.data.examples import Normalisation
 from fedcir.data.features import BATCH, FeatureCache
-from fedcir.models.onnx_encoder import ConversionError, OnnxEncoder, find_onnxruntime
 from fedcir.models.builder import make_image_builder
+from fedcir.models.onnx_encoder import ConversionError, OnnxEncoder, find_onnxruntime
 
 pytest.importorskip("onnxruntime")
 BOTH = "efficientnet-lite0+efficientnet-lite2"

@@ -7,8 +7,8 @@ from torch import Tensor, nn
 
 from fedcir.config import ModelConfig
 from fedcir.errors import InputError
-from fedcir.models.networks import ResNet18
 from fedcir.models.builder import make_image_builder
+from fedcir.models.networks import ResNet18
 
 
 def torchvision_shapes() -> dict[str, tuple[int, ...]]:

@@ -10,8 +10,8 @@ from typing import Any, ClassVar, Literal
 from torch import Tensor
 
 from fedcir.errors import InputError
-from fedcir.models.optimizers import RoundOptimizer
 from fedcir.models.builder import NetworkBuilder
+from fedcir.models.optimizers import RoundOptimizer
 from fedcir.models.tensors import RunningMean, from_second_moments, snapshot, to_second_moments
 from fedcir.types import ClientReply, Groups, LocalContext, Losses, Modules, ServerContext, ServerState, Tensors
 from fedcir.validation import check_bounds

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from fedcir.algorithms.algorithm import PERSONAL, Algorithm, Batch
 from fedcir.losses import proximal
-from fedcir.models.optimizers import RoundOptimizer
 from fedcir.models.builder import NetworkBuilder
+from fedcir.models.optimizers import RoundOptimizer
 from fedcir.models.tensors import snapshot
 from fedcir.types import Groups, LocalContext, Modules
 from fedcir.validation import Weight

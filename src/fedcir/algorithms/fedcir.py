@@ -17,9 +17,9 @@ from torch import Tensor
 from fedcir.algorithms.algorithm import Algorithm, Replies, get_head
 from fedcir.errors import InputError
 from fedcir.losses import class_gaussians, gaussian_kl, mixture_nll
+from fedcir.models.builder import NetworkBuilder
 from fedcir.models.classifier import GaussianClassifier, Generator, apply_heads, make_balanced_labels, sample
 from fedcir.models.optimizers import Adam
-from fedcir.models.builder import NetworkBuilder
 from fedcir.models.tensors import snapshot
 from fedcir.types import LocalContext, Losses, Modules, ServerContext, ServerState, Tensors
 from fedcir.validation import Between, Count, LearningRate, StdDev, Weight, Width

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fedcir.algorithms.algorithm import Algorithm, Batch, Replies
 from fedcir.errors import InputError
+from fedcir.models.builder import NetworkBuilder
 from fedcir.models.classifier import Classifier
 from fedcir.models.closed_form import (
     FeatureSums,
@@ -30,7 +31,6 @@ from fedcir.models.closed_form import (
     is_gram,
 )
 from fedcir.models.private_sums import RandomProjection, add_noise, are_noised_sums, bound_rows, choose_penalty
-from fedcir.models.builder import NetworkBuilder
 from fedcir.rng import seed_for, torch_rng
 from fedcir.types import ClientReply, ExampleNoise, Groups, LocalContext, Modules, ServerContext, ServerState, Tensors
 from fedcir.validation import Between

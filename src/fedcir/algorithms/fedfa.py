@@ -15,8 +15,8 @@ from torch import Tensor
 
 from fedcir.algorithms.algorithm import Algorithm, Batch, Replies
 from fedcir.losses import channel_statistics, replace_statistics, widen_variance
-from fedcir.models.networks import FeatureStatistics, find_stage_ends, transform_stages
 from fedcir.models.builder import NetworkBuilder
+from fedcir.models.networks import FeatureStatistics, find_stage_ends, transform_stages
 from fedcir.models.tensors import snapshot
 from fedcir.types import Groups, LocalContext, Losses, Modules, ServerContext, ServerState
 from fedcir.validation import Between, Fraction

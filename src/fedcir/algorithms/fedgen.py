@@ -17,9 +17,9 @@ from torch import Tensor
 
 from fedcir.algorithms.algorithm import Algorithm, Batch, Replies, get_head
 from fedcir.losses import class_shares, decay_value, distillation_kl, diversity, teacher_loss
+from fedcir.models.builder import NetworkBuilder
 from fedcir.models.classifier import Classifier, Generator, LabelCounter, apply_heads
 from fedcir.models.optimizers import Adam
-from fedcir.models.builder import NetworkBuilder
 from fedcir.models.tensors import snapshot
 from fedcir.types import Groups, LocalContext, Losses, Modules, ServerContext, ServerState, Tensors
 from fedcir.validation import Count, Decay, LearningRate, Weight, Width

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from fedcir.algorithms.algorithm import Algorithm, Batch, Replies
 from fedcir.losses import prototype_contrast
-from fedcir.models.classifier import Classifier, sum_by_class
 from fedcir.models.builder import NetworkBuilder
+from fedcir.models.classifier import Classifier, sum_by_class
 from fedcir.types import Groups, LocalContext, Losses, Modules, ServerContext, ServerState, Tensors
 from fedcir.validation import Between, Fraction
 

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from fedcir.algorithms.algorithm import Algorithm, Batch, Replies
 from fedcir.losses import prototype_distance
-from fedcir.models.classifier import Classifier, Prototypes, mean_by_class, sum_by_class
 from fedcir.models.builder import NetworkBuilder
+from fedcir.models.classifier import Classifier, Prototypes, mean_by_class, sum_by_class
 from fedcir.types import Groups, LocalContext, Losses, Modules, ServerContext, ServerState, Tensors
 from fedcir.validation import Weight
 

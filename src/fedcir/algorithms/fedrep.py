@@ -17,9 +17,9 @@ from torch import nn
 
 from fedcir.algorithms.algorithm import Algorithm, Batch
 from fedcir.errors import InputError
+from fedcir.models.builder import NetworkBuilder
 from fedcir.models.classifier import Classifier
 from fedcir.models.optimizers import RoundOptimizer
-from fedcir.models.builder import NetworkBuilder
 from fedcir.types import LocalContext, Modules
 from fedcir.validation import Weight
 

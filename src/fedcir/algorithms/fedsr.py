@@ -15,8 +15,8 @@ from torch import Tensor
 from fedcir.algorithms.algorithm import Algorithm
 from fedcir.errors import InputError
 from fedcir.losses import gaussian_kl, l2_norm
-from fedcir.models.classifier import GaussianClassifier, Reference, sample
 from fedcir.models.builder import NetworkBuilder
+from fedcir.models.classifier import GaussianClassifier, Reference, sample
 from fedcir.types import LocalContext, Losses, Modules
 from fedcir.validation import Between, StdDev, Weight
 

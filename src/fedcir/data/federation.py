@@ -26,8 +26,8 @@ from fedcir.data.partition import (
 from fedcir.data.splits import ImageHashes, hash_images_in_use
 from fedcir.errors import InputError
 from fedcir.machine import check_memory
-from fedcir.models.networks import MIN_IMAGE_SIZE
 from fedcir.models.builder import NetworkBuilder, make_image_builder
+from fedcir.models.networks import MIN_IMAGE_SIZE
 from fedcir.types import ClientReply, Groups
 
 CACHED_CLIENTS = 256  # clients that stay in memory once they were accessed

@@ -88,7 +88,9 @@ class AlgorithmStrategy(Strategy):
                 "server.masked asks again if a site is lost, which Flower's loop cannot: use the ServerApp"
             )
         with use_threads(self.config.run.threads):
-            self._builder = make_module_builder(encoder, example, num_classes, self.config.model.latent, self.config.run.seed)
+            self._builder = make_module_builder(
+                encoder, example, num_classes, self.config.model.latent, self.config.run.seed
+            )
         self._started = False
         self._timeout = ROUND_TIMEOUT
         self._transport: GridTransport | None = None

@@ -92,7 +92,9 @@ class NetworkBuilder:
             return nn.Linear(inputs, outputs)
 
 
-def make_image_builder(model: ModelConfig, num_classes: int, channels: int, seed: int, image_size: int = 32) -> NetworkBuilder:
+def make_image_builder(
+    model: ModelConfig, num_classes: int, channels: int, seed: int, image_size: int = 32
+) -> NetworkBuilder:
     """Make the builder of a configured encoder on images."""
     if not model.freeze:
         return _make_whole_builder(model, num_classes, channels, seed, image_size)
@@ -119,7 +121,9 @@ def make_image_builder(model: ModelConfig, num_classes: int, channels: int, seed
     return NetworkBuilder(num_classes, width, model.latent or width, seed, make_encoder, features, network)
 
 
-def _make_whole_builder(model: ModelConfig, num_classes: int, channels: int, seed: int, image_size: int) -> NetworkBuilder:
+def _make_whole_builder(
+    model: ModelConfig, num_classes: int, channels: int, seed: int, image_size: int
+) -> NetworkBuilder:
     """Make the builder in which the whole encoder trains."""
     if model.name in BUILTIN_MODELS:
         return _make_builtin_builder(model, num_classes, channels, seed)
@@ -145,7 +149,9 @@ def _make_builtin_builder(model: ModelConfig, num_classes: int, channels: int, s
     count = sum(parameter.numel() for parameter in drawn.parameters())
     check_memory(3 * 4 * count, f"model.width: {model.name} of {count:,} weights")  # each has a gradient and a momentum
     features = drawn.features
-    return NetworkBuilder(num_classes, features, model.latent or features, seed, make_encoder, torch.zeros(1, channels, 32, 32))
+    return NetworkBuilder(
+        num_classes, features, model.latent or features, seed, make_encoder, torch.zeros(1, channels, 32, 32)
+    )
 
 
 def make_module_builder(

@@ -20,8 +20,8 @@ from fedcir.config import Config, ModelConfig
 from fedcir.data.federation import Client
 from fedcir.errors import InputError, suggest_name
 from fedcir.files import RESTORE_HINT
-from fedcir.models.closed_form import fit_site_count
 from fedcir.models.builder import NetworkBuilder, make_image_builder
+from fedcir.models.closed_form import fit_site_count
 from fedcir.models.tensors import HEAD, batchnorm_names, find_mismatch, find_non_finite
 from fedcir.runtime.resume import use_saved_algorithm, use_saved_model
 from fedcir.runtime.run_folder import REWRITE_HINT, RunFolder
@@ -302,7 +302,9 @@ class RestoredModel:
         return load_for_evaluation(self.trainer, client, self.received, state, self.round)
 
 
-def restore_model(run: Run, config: Config, algorithm: Algorithm, builder: NetworkBuilder, device: str = "cpu") -> RestoredModel:
+def restore_model(
+    run: Run, config: Config, algorithm: Algorithm, builder: NetworkBuilder, device: str = "cpu"
+) -> RestoredModel:
     """Restore the networks of a finished run: on images, or on the features of a frozen encoder."""
     trainer = make_trainer(replace(config, run=replace(config.run, compile=False)), algorithm, builder, device)
     folder = run.path / "clients"

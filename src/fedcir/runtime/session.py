@@ -91,7 +91,8 @@ class Session:
         """Tensors of the saved model with those of a frozen encoder; empty if there is no global model."""
         frozen: Tensors = {}
         if self.roster.builder.frozen is not None:
-            whole, trained = self.algorithm.build(self.roster.builder.whole())["model"], self.modules["model"].state_dict()
+            whole = self.algorithm.build(self.roster.builder.whole())["model"]
+            trained = self.modules["model"].state_dict()
             frozen = {name: tensor for name, tensor in snapshot(whole).items() if name not in trained}
         return {**frozen, **self._saved_state().shared.get("model", {})}
 
@@ -324,7 +325,9 @@ def open_session(config: Config, algorithm: Algorithm, roster: Roster) -> Sessio
     return session
 
 
-def make_trainer(config: Config, algorithm: Algorithm, builder: NetworkBuilder, device: str | None = None) -> LocalTrainer:
+def make_trainer(
+    config: Config, algorithm: Algorithm, builder: NetworkBuilder, device: str | None = None
+) -> LocalTrainer:
     """Make the trainer of a process for a resolved config."""
     modules = algorithm.build(builder)
     local, active = config.local, config.server.active or 1
