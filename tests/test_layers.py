@@ -13,8 +13,8 @@ SOURCE = Path(fedcir.__file__).parent
 # fmt: off
 LAYERS = [
     "types", "rng", "errors", "text", "validation", "files", "signing", "machine", "plugins", "config", "losses",
-    "models", "algorithms", "tensor_files", "data", "client", "server", "runtime", "courier", "runs", "inference",
-    "analysis", "reporting", "experiments", "conformance", "flower", "cli",
+    "tasks", "models", "algorithms", "tensor_files", "data", "client", "server", "runtime", "courier", "runs",
+    "inference", "analysis", "reporting", "experiments", "conformance", "flower", "cli",
 ]
 # fmt: on
 

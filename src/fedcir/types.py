@@ -203,6 +203,47 @@ class Losses:
 
 
 @dataclass(frozen=True)
+class Metric:
+    """A number that judges predictions."""
+
+    name: str
+    """Prefix of its keys in records, such as "accuracy" of `accuracy_mean`."""
+    title: str
+    """Its name in tables and charts."""
+    higher_is_better: bool = True
+    is_share: bool = True
+    """Whether it lies between 0 and 1, and is shown in per cent."""
+
+    @property
+    def label(self) -> str:
+        """Title with its unit, for the head of a table or an axis."""
+        return f"{self.title} (%)" if self.is_share else self.title
+
+    @property
+    def scale(self) -> float:
+        """Factor from a value to the number that is shown."""
+        return 100.0 if self.is_share else 1.0
+
+    def format(self, value: float | None, digits: int = 1) -> str:
+        """Format a value for a table whose head is `label`."""
+        if value is None:
+            return ""
+        return f"{self.scale * value:.{digits}f}" if self.is_share else f"{value:.{digits + 2}g}"
+
+    def find_best(self, values: Iterable[float]) -> float | None:
+        return (max if self.higher_is_better else min)(values, default=None)
+
+    def find_worst(self, values: Iterable[float]) -> float | None:
+        return (min if self.higher_is_better else max)(values, default=None)
+
+    def is_better(self, value: float, other: float) -> bool:
+        return value > other if self.higher_is_better else value < other
+
+
+ACCURACY = Metric("accuracy", "accuracy")
+
+
+@dataclass(frozen=True)
 class RoundRecord:
     """One line of rounds.jsonl. Accuracies are fractions, None in a round without evaluation."""
 

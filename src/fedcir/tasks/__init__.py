@@ -1,0 +1,1 @@
+"""What is predicted: one file a task. `regression.py` holds `Regression`, which is called "regression"."""

@@ -1,0 +1,69 @@
+"""Classification: one class for each example."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedcir.errors import InputError
+from fedcir.tasks.task import Sums, Task
+from fedcir.types import ACCURACY
+
+
+@dataclass(frozen=True)
+class Classification(Task):
+    """Cross-entropy and accuracy; `names` are the classes."""
+
+    metrics_reported = (ACCURACY,)
+    has_classes = True
+    loss_name = "ce"
+
+    def check_targets(self, targets: Tensor, source: str) -> Tensor:
+        """Convert labels of any number type to class numbers (N,)."""
+        if targets.numel() != len(targets):
+            rows = targets.flatten(1).double()
+            is_one_hot = ((rows == 0) | (rows == 1)).all() and (rows.sum(1) == 1).all()
+            advice = "several targets a sample need another task, such as multilabel or segmentation"
+            advice = "these are one-hot, so labels.argmax(-1) gives them" if is_one_hot else advice
+            shape = list(targets.shape[1:])
+            raise InputError(f"{source} gives labels of the shape {shape}: give one class number a sample; {advice}")
+        flat, classes = targets.reshape(-1), len(self.names)
+        numbers = flat.long()
+        wrong = (flat.double() != numbers) | (numbers < 0) | (numbers >= classes)
+        if wrong.any():
+            label, fix = flat[wrong][0].item(), f"labels are whole numbers from 0 to {classes - 1}"
+            raise InputError(f"{source} gives the label {label}: with num_classes={classes}, {fix}")
+        return numbers
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(outputs, targets)
+
+    def total_loss(self, outputs: Tensor, targets: Tensor) -> float:
+        return float(F.cross_entropy(outputs, targets, reduction="sum"))
+
+    @property
+    def sum_names(self) -> tuple[str, ...]:
+        return ("correct", "count")
+
+    def metrics(self, outputs: Tensor, targets: Tensor) -> Sums:
+        correct = outputs.argmax(-1) == targets
+        return {"correct": float(correct.sum()), "count": float(len(targets))}
+
+    def scores(self, sums: Mapping[str, float]) -> dict[str, float]:
+        return {"accuracy": sums["correct"] / sums["count"]}
+
+    def find_sums_fault(self, sums: Mapping[str, float]) -> str | None:
+        """A share of correct predictions is at most all of them."""
+        fault = super().find_sums_fault(sums)
+        is_valid = fault is None and 0 <= sums["correct"] <= sums["count"] and sums["correct"] % 1 == 0
+        return fault or (None if is_valid else "its counts are invalid")
+
+    def predict(self, outputs: Tensor) -> Tensor:
+        return outputs.softmax(-1)
+
+    def strata(self, targets: NDArray[Any]) -> NDArray[np.int64]:
+        return np.asarray(targets, dtype=np.int64)

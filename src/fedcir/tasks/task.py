@@ -1,0 +1,144 @@
+"""The protocol of tasks: head, loss, additive metrics and prediction, and how a task is found by its name.
+
+Tasks are found like algorithms: by name, by file (`./mine.py`) or by entry point (group `fedcir.tasks`).
+"""
+
+import importlib
+import pkgutil
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+import fedcir.tasks
+from fedcir.errors import InputError
+from fedcir.plugins import find_only, find_plugin
+from fedcir.types import Metric
+from fedcir.validation import build_dataclass
+
+Sums = dict[str, float]
+"""Sums over examples by name, which add over batches, clients and sites. "count" is the number of examples."""
+
+
+@dataclass(frozen=True)
+class Task(ABC):
+    """What is predicted and how it is judged. Fields describe the targets of one dataset; there is no other state."""
+
+    names: tuple[str, ...]
+    """Names of the classes, of the labels, or of the columns that are predicted."""
+
+    metrics_reported: ClassVar[tuple[Metric, ...]]
+    """Metrics that `scores` returns; the first is the primary one, by which rounds and methods are compared."""
+    has_classes: ClassVar[bool] = False
+    """Whether every example has exactly one class, as methods with `needs_classes` require."""
+    loss_name: ClassVar[str] = "loss"
+    """Name of the loss in records."""
+    adds_over_batches: ClassVar[bool] = True
+    """Whether `metrics` adds over batches of a client; otherwise it is computed on all its examples at once."""
+
+    @property
+    def name(self) -> str:
+        return type(self).__name__.lower()
+
+    @property
+    def primary(self) -> Metric:
+        return self.metrics_reported[0]
+
+    @property
+    def outputs(self) -> int:
+        """Width of the head's output."""
+        return len(self.names)
+
+    def head(self, features: int) -> nn.Module:
+        return nn.Linear(features, self.outputs)
+
+    @abstractmethod
+    def check_targets(self, targets: Tensor, source: str) -> Tensor:
+        """Return the targets of a dataset in the form of `loss`; raise InputError for values that are out of range."""
+
+    @abstractmethod
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Mean loss of a batch."""
+
+    def total_loss(self, outputs: Tensor, targets: Tensor) -> float:
+        """Summed loss of a batch, for evaluation."""
+        return float(self.loss(outputs, targets)) * len(targets)
+
+    @property
+    @abstractmethod
+    def sum_names(self) -> tuple[str, ...]:
+        """Names of the sums that `metrics` returns."""
+
+    @abstractmethod
+    def metrics(self, outputs: Tensor, targets: Tensor) -> Sums:
+        """Sums over a batch, from which `scores` computes the metrics of any number of batches, clients and sites."""
+
+    @abstractmethod
+    def scores(self, sums: Mapping[str, float]) -> dict[str, float]:
+        """Metrics by name; NaN where the examples do not define one."""
+
+    def find_sums_fault(self, sums: Mapping[str, float]) -> str | None:
+        """Return why the sums of a client cannot be valid; None if they can."""
+        if sums.keys() != set(self.sum_names):
+            return "its sums are not those of the task"
+        count = sums["count"]
+        if not (np.isfinite(list(sums.values())).all() and count > 0 and count % 1 == 0):
+            return "its counts are invalid"
+        return None
+
+    @abstractmethod
+    def predict(self, outputs: Tensor) -> Tensor:
+        """Predictions in the units of the targets: probabilities, values or risks."""
+
+    def strata(self, targets: NDArray[Any]) -> NDArray[np.int64]:
+        """Group of each example (N,) that splits and partitions balance; one group if there is nothing to balance."""
+        return np.zeros(len(targets), dtype=np.int64)
+
+    def to_card(self) -> dict[str, Any]:
+        """Return the fields and the name, for the metadata of a model; `make_task` reads them."""
+        return {"name": self.name, **asdict(self)}
+
+
+def list_tasks() -> list[str]:
+    """List the names of the built-in tasks."""
+    return sorted(module.name for module in pkgutil.iter_modules(fedcir.tasks.__path__) if module.name != "task")
+
+
+def find_task(name: str) -> type[Task]:
+    """Find the class of a task by its name, by a file such as ./mine.py, or by entry point."""
+
+    def import_task(task: str) -> Any:
+        return find_only(importlib.import_module(f"fedcir.tasks.{task}"), _is_task, task, EXPECTED)
+
+    builtin = {task: partial(import_task, task) for task in list_tasks()}
+    found: type[Task] = find_plugin("task", name, builtin, _is_task, EXPECTED)
+    return found
+
+
+EXPECTED = "one subclass of fedcir.Task"
+
+
+def _is_task(value: Any) -> bool:
+    return isinstance(value, type) and issubclass(value, Task) and value is not Task
+
+
+def make_task(card: Mapping[str, Any]) -> Task:
+    """Make the task that `to_card` described."""
+    fields = {name: value for name, value in card.items() if name != "name"}
+    return build_dataclass(find_task(str(card["name"])), fields, "task")
+
+
+def add_sums(parts: Sequence[Mapping[str, float]]) -> Sums:
+    """Add up sums of the same names."""
+    return {name: sum(part[name] for part in parts) for name in parts[0]} if parts else {}
+
+
+def check_shape(targets: Tensor, shape: Sequence[int], source: str, advice: str) -> None:
+    """Raise InputError unless the targets have this shape after the first dimension."""
+    if list(targets.shape[1:]) != list(shape):
+        raise InputError(f"{source} gives targets of the shape {list(targets.shape[1:])}: {advice}")
