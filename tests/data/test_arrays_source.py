@@ -58,8 +58,13 @@ def test_a_folder_without_files_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"x_train": np.zeros((20, 6, 5, 3))}, r"x_train must be uint8 .* got float64\[20, 6, 5, 3\]"),
-        ({"x_test": images(4)}, r"x_test must be uint8 of \(N, H, W, C\) or \(N, H, W\), got uint8\[4\]"),
+        ({"x_train": np.zeros((20, 6, 5, 3), np.int32)}, r"x_train must be uint8 .* got int32\[20, 6, 5, 3\]"),
+        ({"x_train": np.zeros((20, 6, 5, 3))}, r"holds other numbers than art.npz, uint8: images or floats in all"),
+        (
+            {"x_train": np.full((20, 2), np.nan), "x_test": np.zeros((4, 2))},
+            "x_train holds numbers that are not finite",
+        ),
+        ({"x_test": images(4)}, r"x_test must be uint8 of .*, or floats of any shape \(N, ...\), got uint8\[4\]"),
         ({"y_train": np.zeros(19, int)}, r"y_train must be 20 whole numbers, got int64\[19\]"),
         ({"y_train": np.zeros(20)}, r"y_train must be 20 whole numbers, got float64\[20\]"),
         ({"y_train": np.zeros((20, 1), int)}, r"y_train must be 20 whole numbers, got int64\[20, 1\]"),

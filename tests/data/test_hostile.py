@@ -145,7 +145,7 @@ X, Y = np.zeros((4, 8, 8, 3), np.uint8), np.array([0, 1, 0, 1])
 HOSTILE = {
     "sizes that are not there": (((10**6, 8, 8, 3), "u1", 100), "does not have the size that it says it has"),
     "bytes beyond the array": (((4, 8, 8, 3), "u1", 10**6), "does not have the size that it says it has"),
-    "another type": (((4, 8, 8, 3), "f8", 6144), r"x_train must be uint8 of .*, got float64\[4, 8, 8, 3\]"),
+    "another type": (((4, 8, 8, 3), "c8", 6144), r"x_train must be uint8 of .*, got complex64\[4, 8, 8, 3\]"),
     "wide images": (((4, 1, 5000, 3), "u1", 60_000), "a side has at most 4,096 pixels"),
     "objects": (np.array([["x"]], object), r"x_train must be uint8 of .*, got object\[1, 1\]|size that it says"),
 }

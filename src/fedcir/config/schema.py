@@ -17,8 +17,8 @@ DEFAULT_COMPARISON = ("fedavg", "fedcir", "fedcirplus", "centralized")
 PATH_SETTINGS = {"data.root", "data.lists", "data.table", "partition.file", "model.weights"}
 """Settings that name a place on the user's machine."""
 
-BUILTIN_MODELS = ("cnn", "resnet18")
-"""Networks of this package, whose width and norm can be set; they start from random weights."""
+BUILTIN_MODELS = ("cnn", "resnet18", "mlp", "linear")
+"""Networks of this package, which start from random weights."""
 PRETRAINED_SIZES = {"efficientnet-lite0": 224, "efficientnet-lite1": 240, "efficientnet-lite2": 260}
 """Encoders with ImageNet weights, and the image sizes that they were trained with."""
 MODELS = (*BUILTIN_MODELS, *PRETRAINED_SIZES)
@@ -56,6 +56,20 @@ class DataConfig:
     """Share of each domain that is set aside for testing, if the dataset has no split of its own."""
     val_fraction: Fraction = 0.0
     """Share of each domain's training images that is set aside, to pick the best round and to calibrate the model."""
+    target: str | None = None
+    """Column to predict (csv); num>0 makes two classes of a column of numbers."""
+    site: str = "site"
+    """Column that names the site of each row, if all sites are in one file (csv)."""
+    group: str | None = None
+    """Column whose equal values, such as a patient's rows, stay on one side of every split (csv)."""
+    ignore: tuple[str, ...] = ()
+    """Columns that are left out, such as names and numbers of patients (csv)."""
+    categorical: tuple[str, ...] = ()
+    """Columns of numbers that are codes of categories (csv); columns of text are categories anyway."""
+    missing: Literal["mean", "drop"] = "mean"
+    """A missing number becomes the mean, beside a feature that says so; or its row is dropped (csv)."""
+    scale: Literal["federation", "client", "none"] = "federation"
+    """Whose mean and spread scale the numbers of tables: all sites', from their sums; each site's own; or nobody's."""
 
     def __post_init__(self) -> None:
         check_bounds(self, "data")
@@ -98,11 +112,11 @@ class PartitionConfig:
 @dataclass(frozen=True)
 class ModelConfig:
     name: str = "cnn"
-    """cnn, resnet18 (paper), efficientnet-lite0, -lite1, -lite2 (pretrained; two: a+b), ./mine.py, module:make."""
+    """cnn, resnet18 (paper), efficientnet-lite0, -lite1, -lite2 (pretrained; two: a+b), mlp, linear, ./mine.py:make."""
     arguments: dict[str, object] = field(default_factory=dict)
     """Keyword arguments of the callable, in a table [model.arguments]."""
     width: Annotated[int | None, Between(1, 4_096)] = None
-    """Channels of the network's first stage; by default 16 for cnn and 64 for resnet18."""
+    """Channels of the network's first stage, 16 for cnn and 64 for resnet18; or the width of an mlp, 64."""
     latent: Annotated[int | None, Between(1, 16_384)] = None
     """Dimensions of z in the probabilistic algorithms; by default as many as the features have."""
     weights: str | None = None
@@ -140,10 +154,12 @@ class ModelConfig:
                 raise InputError(f"model.name cannot be {format_value(self.name)}; {suggest_name(self.name, names)}")
         if self.name in BUILTIN_MODELS and self.arguments:
             raise InputError(f"{self.name} takes no model.arguments: leave them out")
-        for setting, is_set in (("width", self.width is not None), ("norm=standardised", self.norm == "standardised")):
-            if is_set and self.name not in BUILTIN_MODELS:
-                builtin = " and ".join(BUILTIN_MODELS)
-                raise InputError(f"model.{setting} is for {builtin}, not for {self.name}: leave it out")
+        for setting, is_set, names in (
+            ("width", self.width is not None, ("cnn", "resnet18", "mlp")),
+            ("norm=standardised", self.norm == "standardised", ("cnn", "resnet18")),
+        ):
+            if is_set and self.name not in names:
+                raise InputError(f"model.{setting} is for {' and '.join(names)}, not for {self.name}: leave it out")
         for setting, is_set in (("stages", self.stages is not None), ("hidden", self.hidden is not None)):
             if is_set and not self.freeze:
                 raise InputError(f"model.{setting} is for a frozen encoder: set model.freeze=true too, or leave it out")

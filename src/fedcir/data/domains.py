@@ -1,14 +1,18 @@
-"""The type that every dataset returns: images by domain, split into train and test, with class names."""
+"""The type that every dataset returns: examples by domain, split into train and test, with class names."""
 
 import mmap
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-Images = NDArray[np.uint8]
+if TYPE_CHECKING:
+    from fedcir.data.encoding import ColumnSummary
+
+Images = NDArray[Any]
+"""Images, uint8 (M, H, W, C), or other inputs of any shape, float32 (M, ...)."""
 Labels = NDArray[np.int64]
 Indices = NDArray[np.int64]
 Hashes = NDArray[np.uint64]
@@ -106,6 +110,7 @@ class Domains:
     domains: tuple[Domain, ...]
     content: str = ""  # hash of all files; empty if the source is not files
     notes: tuple[str, ...] = ()  # for the user, such as how many files were left out
+    columns: tuple["ColumnSummary", ...] = ()  # of tables whose cells are not encoded yet
 
     def __iter__(self) -> Iterator[Domain]:
         return iter(self.domains)
@@ -122,6 +127,15 @@ class Domains:
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(domain.name for domain in self.domains)
+
+    @property
+    def has_images(self) -> bool:
+        return self.domains[0].train.images.dtype == np.uint8
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of an example, the same in every domain."""
+        return self.domains[0].train.images.shape[1:]
 
     @property
     def image_shape(self) -> tuple[int, int, int]:

@@ -139,6 +139,25 @@ class ImageExamples:
         return torch.from_numpy(np.array(self.split.labels))  # a copy, since a memory map may be read-only
 
 
+class ArrayExamples:
+    """Samples of a split of floats of any shape, which are passed on as they are."""
+
+    def __init__(self, split: Split) -> None:
+        self.split = split
+
+    def __len__(self) -> int:
+        return len(self.split)
+
+    def batch(self, positions: Positions, device: torch.device, layout: torch.memory_format) -> tuple[Tensor, Tensor]:
+        values = np.ascontiguousarray(self.split.pixels(positions), dtype=np.float32)
+        x = torch.from_numpy(values).to(device)
+        labels = torch.from_numpy(self.split.labels[positions]).to(device)
+        return x.contiguous(memory_format=fit_layout(x, layout)), labels
+
+    def labels(self) -> Tensor:
+        return torch.from_numpy(np.array(self.split.labels))
+
+
 class PooledExamples:
     """Examples of several clients, concatenated."""
 

@@ -1,17 +1,18 @@
 """The federation: the clients with their data, and the builder of their networks."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 
 from fedcir.config import BUILTIN_MODELS, Config
 from fedcir.data.decoding import OnFile
-from fedcir.data.domains import Domains, Split
-from fedcir.data.examples import Examples, ImageExamples, Normalisation, PooledExamples
+from fedcir.data.domains import Domains, Indices, Split
+from fedcir.data.encoding import ColumnSummary, Scale, TableEncoding, encode_domains, merge_columns, sum_columns
+from fedcir.data.examples import ArrayExamples, Examples, ImageExamples, Normalisation, PooledExamples
 from fedcir.data.features import DatasetFeatures, FeatureCache, FeatureExamples
 from fedcir.data.manifest import build_manifest
 from fedcir.data.opening import open_dataset, open_site
@@ -26,10 +27,11 @@ from fedcir.data.partition import (
 from fedcir.data.splits import ImageHashes, hash_images_in_use
 from fedcir.errors import InputError
 from fedcir.machine import check_memory
-from fedcir.models.builder import NetworkBuilder, make_image_builder
+from fedcir.models.builder import NetworkBuilder, make_array_builder, make_image_builder
 from fedcir.models.networks import MIN_IMAGE_SIZE
 from fedcir.types import ClientReply, Groups
 
+LazySummaries = Callable[[Mapping[str, Indices]], tuple[ColumnSummary, ...]]
 CACHED_CLIENTS = 256  # clients that stay in memory once they were accessed
 
 
@@ -156,6 +158,8 @@ class Federation:
     features: DatasetFeatures | None = None  # features of a frozen encoder, on which clients train instead of on images
     dataset_and_partition: tuple[Domains, Partition] | None = None
     """Source of the clients' data; None if the caller passed Datasets."""
+    summaries: "LazySummaries | None" = None
+    """Summary of the columns of tables over training rows, by domain; None for other data."""
 
     def load_features(self) -> None:
         """Compute the features that are missing in the cache, before processes are forked."""
@@ -234,26 +238,43 @@ def open_federation(config: Config, on_file: OnFile | None = None) -> Federation
 
 
 def build_federation(
-    config: Config, domains: Domains, clients: Sequence[ClientPartition], on_file: OnFile | None = None
+    config: Config,
+    domains: Domains,
+    clients: Sequence[ClientPartition],
+    on_file: OnFile | None = None,
+    encoding: TableEncoding | None = None,
 ) -> Federation:
     """Build the federation of a partitioned dataset.
 
-    Features of a frozen encoder are computed when they are first needed; `on_file` receives their progress.
+    Features of a frozen encoder are computed when they are first needed; `on_file` receives their progress. Tables are
+    encoded by `encoding`, or by one that is fitted to the sums of the clients.
     """
-    height, width, channels = domains.image_shape
-    if config.model.name == "cnn" and min(height, width) < MIN_IMAGE_SIZE:
-        images = f"images of at least {MIN_IMAGE_SIZE} pixels, but {domains.name} has {height}x{width}"
-        raise InputError(f"cnn needs {images}: use resnet18")
-    pixels = config.local.batch_size * height * width * channels
-    check_memory(3 * 4 * pixels, f"local.batch_size={config.local.batch_size} of {height}x{width} pixels")  # at least
-    normalisation = Normalisation.from_model(config.model, channels)
-    builder = make_image_builder(config.model, len(domains.classes), channels, config.run.seed, height)
-    make_split: Callable[[Split], Examples] = partial(ImageExamples, normalisation=normalisation)
-    features = None
-    if builder.frozen is not None:
-        cache = FeatureCache(config.model, builder.frozen, normalisation, domains.image_shape, config.run.workers)
-        features = DatasetFeatures(domains, cache, on_file)
-        make_split = partial(FeatureExamples, features=features)
+    partition = Partition.from_clients(clients, domains.names)
+    manifest = build_manifest(domains, partition)
+    summaries: LazySummaries | None = None
+    if domains.columns:
+        check_scaling(config)
+        summaries = partial(summarise_rows, domains, config.data.scale)
+        if encoding is None:
+            shares = {name: part.rows.astype(np.int64) for name, part in partition.by_domain.items()}
+            encoding = TableEncoding.fit(summaries(shares), config.data.scale)
+        domains = encode_domains(domains, encoding)
+    features, make_split = None, cast(Callable[[Split], Examples], ArrayExamples)
+    if domains.has_images:
+        height, _, channels = domains.image_shape
+        _check_image_size(config, domains)
+        normalisation = Normalisation.from_model(config.model, channels)
+        builder = make_image_builder(config.model, len(domains.classes), channels, config.run.seed, height)
+        card = make_image_card(domains.classes, height, channels, normalisation)
+        make_split = partial(ImageExamples, normalisation=normalisation)
+        if builder.frozen is not None:
+            cache = FeatureCache(config.model, builder.frozen, normalisation, domains.image_shape, config.run.workers)
+            features = DatasetFeatures(domains, cache, on_file)
+            make_split = partial(FeatureExamples, features=features)
+    else:
+        check_array_settings(config, "tables" if encoding is not None else "arrays of floats")
+        builder = make_array_builder(config.model, len(domains.classes), domains.input_shape, config.run.seed)
+        card = make_array_card(domains.classes, domains.input_shape, encoding)
     shared = {
         domain.name: (make_split(domain.test), None if domain.validation is None else make_split(domain.validation))
         for domain in domains
@@ -264,7 +285,6 @@ def build_federation(
         train = PooledExamples(parts) if len(parts) > 1 else parts[0] if parts else None
         return Client(number, client.domain, train, *((None, None) if number in absent else shared[client.domain]))
 
-    partition = Partition.from_clients(clients, domains.names)
     absent = set(partition.absent)
     trained = {name for name, part in partition.by_domain.items() if len(part.rows)}
     unseen = tuple(name for name in domains.names if name not in trained)  # such as a held-out one
@@ -275,13 +295,59 @@ def build_federation(
         domains.name,
         LazyClients(partition, build_client),
         builder,
-        make_image_card(domains.classes, height, channels, normalisation),
-        build_manifest(domains, partition),
+        card,
+        manifest,
         tuple(notes),
         unseen,
         features=features,
         dataset_and_partition=(domains, partition),
+        summaries=summaries,
     )
+
+
+def _check_image_size(config: Config, domains: Domains) -> None:
+    height, width, channels = domains.image_shape
+    if config.model.name == "cnn" and min(height, width) < MIN_IMAGE_SIZE:
+        images = f"images of at least {MIN_IMAGE_SIZE} pixels, but {domains.name} has {height}x{width}"
+        raise InputError(f"cnn needs {images}: use resnet18")
+    pixels = config.local.batch_size * height * width * channels
+    check_memory(3 * 4 * pixels, f"local.batch_size={config.local.batch_size} of {height}x{width} pixels")  # at least
+
+
+def summarise_rows(domains: Domains, scale: Scale, rows: Mapping[str, Indices]) -> tuple[ColumnSummary, ...]:
+    """Summarise the columns of tables: sums over these training rows by domain, where the scaling needs any."""
+    if scale != "federation" or not rows:
+        return domains.columns
+    splits = (domains[name].train.take(part) for name, part in rows.items())
+    return merge_columns(
+        {
+            name: sum_columns(domains.columns, split.pixels(np.arange(len(split))))
+            for name, split in zip(rows, splits, strict=True)
+        }
+    )
+
+
+def check_scaling(config: Config) -> None:
+    """Refuse statistics of rows that differential privacy does not protect."""
+    scale, privacy = config.data.scale, config.privacy
+    if privacy.noise and (scale == "federation" or (scale == "client" and privacy.unit == "example")):
+        fix = "none" if privacy.unit == "example" else "client, or none"
+        reason = "scales by exact sums over rows, which privacy.noise does not protect"
+        raise InputError(f"data.scale={scale} {reason}: set data.scale={fix}")
+
+
+def check_array_settings(config: Config, kind: str) -> None:
+    """Refuse settings of images for tables and arrays of floats."""
+    model = config.model
+    for setting, is_set in (
+        (f"local.augment={','.join(config.local.augment)}", bool(config.local.augment)),
+        ("attack.kind=backdoor", config.attack.kind == "backdoor"),
+        ("model.freeze=true", model.freeze),
+        ("model.mean", model.mean is not None),
+        (f"model.native_size={str(model.native_size).lower()}", model.native_size is not None),
+    ):
+        if is_set:
+            raise InputError(f"{setting} is for images, and {config.data.name} holds {kind}: leave it out")
 
 
 def make_image_card(
@@ -290,6 +356,14 @@ def make_image_card(
     """Describe the images that a model takes, for its file."""
     images = {"classes": list(classes), "image_size": image_size, "channels": channels}
     return {**images, "mean": list(normalisation.mean), "std": list(normalisation.std)}
+
+
+def make_array_card(
+    classes: Sequence[str], shape: Sequence[int], encoding: TableEncoding | None = None
+) -> dict[str, Any]:
+    """Describe the inputs that a model takes, for its file: their shape, and how the columns of tables are encoded."""
+    table = {} if encoding is None else {"table": encoding.to_card()}
+    return {"classes": list(classes), "shape": list(shape), **table}
 
 
 def build_roster(manifest: dict[str, Any], config: Config, notes: Iterable[str] = ()) -> SiteRoster:

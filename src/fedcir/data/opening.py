@@ -15,7 +15,9 @@ from fedcir.config import DataConfig
 from fedcir.data.cache import prepare_images
 from fedcir.data.decoding import Decoding, OnFile
 from fedcir.data.domains import Domains, Images, Split, stratified_sample
+from fedcir.data.encoding import Columns
 from fedcir.data.sources.arrays import Arrays
+from fedcir.data.sources.csv import Csv, build_domains, read_site_table, read_tables
 from fedcir.data.sources.folders import Folders, list_site_folder
 from fedcir.data.sources.hub import Hub
 from fedcir.data.sources.minidigits import MiniDigits
@@ -41,6 +43,7 @@ SOURCES: dict[str, type[DatasetSource]] = {
     "folders": Folders,
     "table": Table,
     "arrays": Arrays,
+    "csv": Csv,
     "hub": Hub,
     "pacs": Pacs,
     "office-caltech-10": OfficeCaltech10,
@@ -94,6 +97,8 @@ def find_dataset(data: DataConfig) -> tuple[DatasetSource, Path]:
             hint = f"; `fedcir data prepare {data.name} --data-root {root}` fetches it" if source.downloads else ""
             message = f"there is no folder {root}{hint}"
         raise InputError(f"data.root: {message}", public="its data-root is not a folder")
+    if source.root == "path" and not root.exists():
+        raise InputError(f"data.root: there is no file or folder {root}", public="its data-root does not exist")
     return source, root
 
 
@@ -105,7 +110,13 @@ def open_dataset(
     Test images are drawn with `test_seed`, or with `seed` if it is not given; everything else is drawn with `seed`.
     """
     source, root = find_dataset(data)
-    if source.has_image_files:
+    check_settings(data, source)
+    if source.is_table:
+        domains = build_domains(data.name, read_tables(root, data), data, seed if test_seed is None else test_seed)
+        domains = _select_array_classes(domains, selected_classes(data))
+        if to_train and root.is_file() and len(domains) == 1:
+            raise InputError(f"{root} has one site in its column {data.site!r}, {domains.names[0]!r}: it needs two")
+    elif source.has_image_files:
         name = Path(data.name.partition(".py:")[0]).stem if ".py" in data.name else data.name
         index = source.list_images(root, data)
         if source.published is not None:
@@ -116,9 +127,11 @@ def open_dataset(
         domains = _open_images(name, root, index, data, seed if test_seed is None else test_seed, on_file)
     else:
         domains = _select_array_classes(source.load_arrays(root), selected_classes(data))
-        if data.image_size is not None:
+        if not domains.has_images:
+            check_settings(data, source, "arrays of floats")
+        elif data.image_size is not None:
             domains = _resize(domains, data.image_size)
-        if data.channels not in (None, domains.image_shape[-1]):
+        if domains.has_images and data.channels not in (None, domains.image_shape[-1]):
             own = domains.image_shape[-1]
             raise InputError(
                 f"data.channels is {data.channels}, but the arrays of {data.name} have {own}: leave it out"
@@ -126,7 +139,7 @@ def open_dataset(
     if not to_train:
         return domains
     check_classes(domains, f"in any domain of {data.name}")
-    if not source.has_image_files:  # copies among image files are left out before they are split
+    if not (source.has_image_files or source.is_table):  # copies among image files are left out before they are split
         domains = drop_copies(hash_arrays(domains), "test")
     domains = _set_aside(domains, data, seed)
     if data.train_per_domain is not None:
@@ -141,6 +154,31 @@ def open_site(
     index = list_site_images(root, domain, data)
     index = index._replace(pictures=select_classes(index.pictures, classes or None, root, missing=True))
     return _set_aside(_open_images("folders", root, index, data, seed, on_file, classes), data, seed)
+
+
+def open_site_table(
+    root: Path, domain: str, data: DataConfig, seed: int, classes: Sequence[str] = (), columns: Columns | None = None
+) -> Domains:
+    """Open a site's own table, split like a domain of `csv`; `columns` are those that the run has agreed on."""
+    check_settings(data, Csv())
+    table = read_site_table(root, domain, data)
+    return _set_aside(build_domains("csv", [table], data, seed, classes, columns), data, seed)
+
+
+IMAGE_SETTINGS = ("image_size", "channels", "lists", "table")
+TABLE_SETTINGS = ("target", "group", "ignore", "categorical", "missing", "scale")
+
+
+def check_settings(data: DataConfig, source: DatasetSource, kind: str = "tables") -> None:
+    """Refuse settings of images for other data, and settings of tables for images."""
+    has_images = not source.is_table and kind == "tables"
+    refused = TABLE_SETTINGS if has_images else IMAGE_SETTINGS
+    for name in refused:
+        if getattr(data, name) != getattr(DataConfig, name):
+            owner = "tables (csv)" if has_images else "images"
+            raise InputError(
+                f"data.{name} is for {owner}, and {data.name} holds {'images' if has_images else kind}: leave it out"
+            )
 
 
 def list_site_images(root: Path, domain: str, data: DataConfig) -> ImageIndex:

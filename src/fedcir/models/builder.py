@@ -4,9 +4,12 @@ Every part has a seed of its own, so that all methods with one seed start from t
 """
 
 import copy
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +26,7 @@ from fedcir.models.classifier import (
     NormalisedEncoder,
     ProjectedEncoder,
 )
-from fedcir.models.networks import CNN, ResNet18, StagedEncoder
+from fedcir.models.networks import CNN, MLP, Flat, ResNet18, StagedEncoder
 from fedcir.models.pretrained import (
     ConcatenatedEncoder,
     FrozenEncoder,
@@ -121,37 +124,54 @@ def make_image_builder(
     return NetworkBuilder(num_classes, width, model.latent or width, seed, make_encoder, features, network)
 
 
+def make_array_builder(model: ModelConfig, num_classes: int, shape: Sequence[int], seed: int) -> NetworkBuilder:
+    """Make the builder of a configured encoder on inputs of any shape, such as the features of a table."""
+    if model.name in BACKBONES and len(shape) != 3:
+        raise InputError(f"{model.name} takes images, but the inputs are of the shape {list(shape)}: use mlp or linear")
+    if model.name in BUILTIN_MODELS:
+        return _make_builtin_builder(model, num_classes, shape, seed)
+    if set(model.names) <= set(PRETRAINED_SIZES):
+        raise InputError(f"{model.name} takes images, but the inputs are of the shape {list(shape)}: use mlp or linear")
+    example = torch.zeros(2, *shape)
+    with seeded_init(seed, "init", "encoder"):
+        encoder = build_foreign_encoder(model, example)
+    return make_module_builder(encoder, example, num_classes, model.latent, seed, "inputs")
+
+
 def _make_whole_builder(
     model: ModelConfig, num_classes: int, channels: int, seed: int, image_size: int
 ) -> NetworkBuilder:
     """Make the builder in which the whole encoder trains."""
     if model.name in BUILTIN_MODELS:
-        return _make_builtin_builder(model, num_classes, channels, seed)
+        return _make_builtin_builder(model, num_classes, (channels, image_size, image_size), seed)
     example = torch.zeros(2, channels, image_size, image_size)
     with seeded_init(seed, "init", "encoder"):
         encoder = build_foreign_encoder(model, example)
     return make_module_builder(encoder, example, num_classes, model.latent, seed, "images")
 
 
-def _make_builtin_builder(model: ModelConfig, num_classes: int, channels: int, seed: int) -> NetworkBuilder:
-    backbone = BACKBONES[model.name]
-    arguments = {} if model.width is None else {"width": model.width}
+def _make_builtin_builder(model: ModelConfig, num_classes: int, shape: Sequence[int], seed: int) -> NetworkBuilder:
+    width = {} if model.width is None else {"width": model.width}
+    example = torch.zeros(1, *shape)
+    if model.name in BACKBONES:
+        make: Callable[[], Any] = partial(BACKBONES[model.name], channels=shape[0], norm=model.norm, **width)
+        example = torch.zeros(1, shape[0], 32, 32)
+    else:
+        make = partial(MLP, math.prod(shape), **width) if model.name == "mlp" else partial(Flat, math.prod(shape))
     weights = None if model.weights is None else read_weights(Path(model.weights))
 
     def make_encoder() -> nn.Module:
-        encoder = backbone(channels=channels, norm=model.norm, **arguments)
+        encoder: nn.Module = make()
         if weights is not None:
             load_weights(encoder, weights, str(model.weights))
         return encoder
 
     with torch.device("meta"):
-        drawn = backbone(channels=channels, norm=model.norm, **arguments)
+        drawn = make()
     count = sum(parameter.numel() for parameter in drawn.parameters())
     check_memory(3 * 4 * count, f"model.width: {model.name} of {count:,} weights")  # each has a gradient and a momentum
     features = drawn.features
-    return NetworkBuilder(
-        num_classes, features, model.latent or features, seed, make_encoder, torch.zeros(1, channels, 32, 32)
-    )
+    return NetworkBuilder(num_classes, features, model.latent or features, seed, make_encoder, example)
 
 
 def make_module_builder(

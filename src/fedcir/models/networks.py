@@ -1,4 +1,4 @@
-"""Convolutional encoders (CNN, ResNet18), the ends of their stages, and matmul convolutions for small feature maps."""
+"""Encoders of images and of vectors, the ends of stages, and matmul convolutions for small feature maps."""
 
 import copy
 import math
@@ -110,6 +110,30 @@ class ResNet18(nn.Module):
         x = self.stem(F.max_pool2d(F.relu(self.bn1(self.conv1(x)), inplace=True), 3, 2, 1))
         x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
         return torch.flatten(F.adaptive_avg_pool2d(x, 1), 1)
+
+
+class MLP(nn.Module):
+    """Two linear layers, each with a ReLU, on flattened inputs. (B, ...) -> (B, width)."""
+
+    def __init__(self, inputs: int, width: int = 64) -> None:
+        super().__init__()
+        self.features = width
+        self.hidden = nn.Linear(inputs, width)
+        self.last = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.last(F.relu(self.hidden(torch.flatten(x, 1)))))
+
+
+class Flat(nn.Module):
+    """Flattened inputs as they are: the head on them is logistic regression. (B, ...) -> (B, inputs)."""
+
+    def __init__(self, inputs: int) -> None:
+        super().__init__()
+        self.features = inputs
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.flatten(x, 1)
 
 
 POOLS = (nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d)  # they follow the last stage

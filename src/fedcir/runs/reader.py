@@ -20,7 +20,7 @@ from fedcir.config import Config, ModelConfig
 from fedcir.data.federation import Client
 from fedcir.errors import InputError, suggest_name
 from fedcir.files import RESTORE_HINT
-from fedcir.models.builder import NetworkBuilder, make_image_builder
+from fedcir.models.builder import NetworkBuilder, make_array_builder, make_image_builder
 from fedcir.models.closed_form import fit_site_count
 from fedcir.models.tensors import HEAD, batchnorm_names, find_mismatch, find_non_finite
 from fedcir.runtime.resume import use_saved_algorithm, use_saved_model
@@ -188,7 +188,7 @@ class Run:
     def builder(self, arrays: Tensors, encoder: nn.Module | None = None) -> NetworkBuilder:
         """NetworkBuilder to build the network of these tensors: on images, or with the caller's encoder."""
         classes, seed = len(self.card["classes"]), self.config.run.seed
-        if "channels" in self.card:
+        if "channels" in self.card or "shape" in self.card:
             if encoder is not None:
                 raise InputError(f"{self.path} has an encoder of its own, {self.config.model.name}: leave encoder out")
             model = build_dataclass(ModelConfig, self.card["model"], "model")
@@ -197,6 +197,8 @@ class Run:
                 saved = f"{self.path}/model.safetensors is of {model.name}"
                 raise InputError(f"{saved}, not of {configured}; {REWRITE_HINT}")
             model = use_saved_model(model, self.path, self.trust_code)
+            if "shape" in self.card:
+                return make_array_builder(model, classes, self.card["shape"], seed)
             return make_image_builder(model, classes, self.card["channels"], seed, self.card["image_size"]).whole()
         if encoder is None:
             fix = "pass one like it, as in run.model(encoder=...)"

@@ -1,6 +1,7 @@
 """Formats of the files in a run folder: the fields that are read, their checks, and how records are written."""
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from safetensors.torch import save
 from fedcir import files
 from fedcir.config import MAX_IMAGE_SIZE, PATH_SETTINGS, Config, ModelConfig
 from fedcir.data.domains import HashKind
+from fedcir.data.encoding import read_encoding
 from fedcir.data.splits import ImageHashes
 from fedcir.errors import InputError
 from fedcir.tensor_files import compute_tensor_checksum
@@ -123,9 +125,13 @@ class Card(TypedDict):
     channels: NotRequired[int]
     mean: NotRequired[list[float]]
     std: NotRequired[list[float]]
+    shape: NotRequired[list[int]]
+    table: NotRequired[dict[str, object]]
     saved: NotRequired[SavedModel]
 
 
+MAX_INPUTS = 100_000_000
+"""Most numbers of an input that is no image."""
 IMAGES = ("image_size", "channels", "mean", "std")
 """Fields of a model on images; runs of fedcir.train have none of them."""
 
@@ -135,6 +141,8 @@ def check_card(card: Mapping[str, Any]) -> None:
     if len(set(card["classes"])) < max(1, len(card["classes"])):
         raise InputError("card.classes must name each class once, and at least one")
     present = [name for name in IMAGES if name in card]
+    if "shape" in card:
+        _check_shape(card)
     if not present:
         return
     if missing := sorted(set(IMAGES) - set(present)):
@@ -146,6 +154,16 @@ def check_card(card: Mapping[str, Any]) -> None:
             raise InputError(f"card.{name} must have a number for each of {card['channels']} channels")
         for value in card[name]:
             between.check(f"card.{name}", value)
+    build_dataclass(ModelConfig, card["model"], "card.model")
+
+
+def _check_shape(card: Mapping[str, Any]) -> None:
+    """Refuse a shape of inputs that no model takes, and an encoding of tables that does not give it."""
+    for size in card["shape"]:
+        Between(1, MAX_INPUTS).check("card.shape", size)
+    Between(1, MAX_INPUTS).check("card.shape", math.prod(card["shape"]))
+    if "table" in card and [len(read_encoding(card["table"]).features)] != card["shape"]:
+        raise InputError("card.table does not give features of card.shape")
     build_dataclass(ModelConfig, card["model"], "card.model")
 
 

@@ -14,7 +14,9 @@ from fedcir.config import MAX_IMAGE_SIZE
 from fedcir.data.domains import Domain, Domains, Split
 from fedcir.data.sources.source import DatasetSource
 from fedcir.errors import InputError
+from fedcir.machine import check_memory
 
+FLOATS = (np.dtype(np.float16), np.dtype(np.float32), np.dtype(np.float64))
 IN_MEMORY = 1_000_000  # bytes up to which an array is read into memory
 
 
@@ -54,13 +56,15 @@ def _check(file: Path, archive: zipfile.ZipFile, part: str) -> None:
         if name not in names:
             raise InputError(f"{file} has no array {name!r}; it has {', '.join(names) or 'none'}")
     x, y = _read_header(archive, f"x_{part}.npy"), _read_header(archive, f"y_{part}.npy")
-    if x.dtype != np.uint8 or len(x.shape) not in (3, 4):
-        raise InputError(f"{file}: x_{part} must be uint8 of (N, H, W, C) or (N, H, W), got {x}")
+    is_image = x.dtype == np.uint8 and len(x.shape) in (3, 4)
+    if not is_image and not (x.dtype in FLOATS and len(x.shape) > 1):
+        kinds = "uint8 of (N, H, W, C) or (N, H, W), or floats of any shape (N, ...)"
+        raise InputError(f"{file}: x_{part} must be {kinds}, got {x}")
     if not np.issubdtype(y.dtype, np.integer) or y.shape != x.shape[:1]:
         raise InputError(f"{file}: y_{part} must be {x.shape[0]} whole numbers, got {y}")
     if x.bytes == 0:
-        raise InputError(f"{file}: x_{part} holds no image, its shape is {list(x.shape)}")
-    if max(x.shape[1:]) > MAX_IMAGE_SIZE:
+        raise InputError(f"{file}: x_{part} holds no {'image' if is_image else 'number'}, its shape is {list(x.shape)}")
+    if is_image and max(x.shape[1:]) > MAX_IMAGE_SIZE:
         shape = f"images of {list(x.shape[1:])}"
         raise InputError(f"{file}: x_{part} holds {shape}: a side has at most {MAX_IMAGE_SIZE:,} pixels")
     folder = tempfile.gettempdir()
@@ -98,6 +102,12 @@ def _split(file: Path, archive: zipfile.ZipFile, part: str) -> Split:
     if y.min() < 0 or y.max() > np.iinfo(np.int64).max:
         wrong = y.min() if y.min() < 0 else y.max()
         raise InputError(f"{file}: y_{part} holds the label {wrong}: number labels from 0")
+    if x.dtype != np.uint8:
+        check_memory(0 if x.dtype == np.float32 else 4 * x.size, f"{file}: x_{part} in single precision")
+        values = np.ascontiguousarray(x, dtype=np.float32)
+        if not np.isfinite(values).all():
+            raise InputError(f"{file}: x_{part} holds numbers that are not finite, or too large for single precision")
+        return Split(values, y.astype(np.int64, copy=False), f"{file.stem}/{part}/")
     images = x if x.ndim == 4 else x[..., None]
     return Split(images, y.astype(np.int64, copy=False), f"{file.stem}/{part}/")
 
@@ -107,16 +117,20 @@ class Arrays(DatasetSource):
     where = "DIR/<domain>.npz of x_train, y_train, x_test, y_test"
 
     def load_arrays(self, root: Path) -> Domains:
-        """Load images, uint8 of (N, H, W, C) or (N, H, W) and one size, and labels, whole numbers from 0."""
+        """Load images, uint8 of (N, H, W, C) or (N, H, W), or floats (N, ...), of one shape, and labels from 0."""
         files = sorted(root.glob("*.npz"))
         if not files:
             raise InputError(f"data.root: {root} holds no <domain>.npz file")
         domains = tuple(Domain(file.stem, *_read(file)) for file in files)
-        shape = domains[0].train.images.shape[1:]
+        shape, dtype = domains[0].train.images.shape[1:], domains[0].train.images.dtype
         for file, domain in zip(files, domains, strict=True):
+            if any(split.images.dtype != dtype for split in domain.splits):
+                raise InputError(f"{file} holds other numbers than {files[0].name}, {dtype}: images or floats in all")
             if other := next((s.images.shape[1:] for s in domain.splits if s.images.shape[1:] != shape), None):
                 shapes = f"{list(other)}, but {files[0].name} of {list(shape)}"
-                raise InputError(f"{file} holds images of the shape {shapes}: make them equal")
+                raise InputError(
+                    f"{file} holds {'images' if dtype == np.uint8 else 'inputs'} of the shape {shapes}: make them equal"
+                )
         labels = np.unique(np.concatenate([split.labels for domain in domains for split in domain.splits]))
         if len(gaps := np.flatnonzero(labels != np.arange(len(labels)))):
             count = f"no image in {root} has the label {gaps[0]}, but one has {labels[-1]}"

@@ -160,8 +160,10 @@ class DatasetSource:
     size: ClassVar[str] = "any"
     where: ClassVar[str] = "your own file"
     """How to get the dataset."""
-    root: ClassVar[Literal["folder", "name", "nothing"]] = "folder"
-    """What data.root has to be."""
+    root: ClassVar[Literal["folder", "path", "name", "nothing"]] = "folder"
+    """What data.root has to be; a path is a folder or a file."""
+    is_table: ClassVar[bool] = False
+    """Whether the dataset consists of CSV tables of numbers and categories."""
     published: ClassVar[Published | None] = None
     classes: ClassVar[tuple[str, ...]] = ALL_CLASSES
     """Classes that are used unless data.classes selects others."""

@@ -8,7 +8,7 @@ import csv
 import io
 import os
 import posixpath
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import NamedTuple
 
@@ -94,34 +94,62 @@ def read_rows(path: Path, needed: Sequence[str], names: Sequence[str] | None = N
 
     Cells are found by the names of their columns, or by those of COLUMNS that `names` (data.columns) replace.
     """
+    header, rows = open_rows(path, {*needed, *COLUMNS, *(names or ())})
+    columns = _locate_columns(path, header, needed, names)
+    empty = True
+    for line, cells in rows:
+        values = {meaning: unescape_cell(cells[column]) for meaning, column in columns.items()}
+        if lacking := next((meaning for meaning in needed if not values[meaning]), None):
+            raise InputError(f"{path}, line {line} has no {lacking}: fill it in, or remove the line")
+        empty = False
+        yield TableRow(line, values)
+    if empty:
+        raise InputError(f"{path} has no rows")
+
+
+def open_rows(path: Path, expected: Set[str] = frozenset()) -> tuple[list[str], Iterator[tuple[int, list[str]]]]:
+    """Read the first line of a CSV file, and iterate over the line and the cells of each row that is not empty.
+
+    The delimiter is the one that finds most of the `expected` columns in the first line, or else most columns.
+    """
     try:
         text = read_text(path, MAX_TABLE_BYTES)
     except (OSError, ValueError) as error:
-        raise InputError(f"cannot read {path} as UTF-8: {error}") from error
-    expected, first = {*needed, *COLUMNS, *(names or ())}, text.partition("\n")[0]
-    # The delimiter is the one that finds most columns in the first line.
-    delimiter = max(DELIMITERS, key=lambda char: len(expected & {cell.strip('" \r') for cell in first.split(char)}))
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
-    empty = True
+        raise InputError(f"cannot read {path} as UTF-8: {error}", public="its table cannot be read") from error
+    first = text.partition("\n")[0]
+
+    def count_columns(delimiter: str) -> int:
+        cells = first.split(delimiter)
+        return len(expected & {cell.strip('" \r') for cell in cells}) if expected else len(cells)
+
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=max(DELIMITERS, key=count_columns), strict=True)
+
+    def report(error: csv.Error) -> InputError:
+        return InputError(
+            f"{path}, line {reader.line_num} is not part of a table: {error}", public="its table cannot be read"
+        )
+
     try:
         header = [cell.strip() for cell in next(reader, [])]
-        columns = _locate_columns(path, header, needed, names)
-        for cells in reader:
-            if not any(cell.strip() for cell in cells):
-                continue
-            if len(cells) != len(header):
-                sizes = f"{len(cells)} cells, but there are {len(header)} columns"
-                fix = "fix it, or put quotes around a cell that holds a delimiter"
-                raise InputError(f"{path}, line {reader.line_num} has {sizes}: {fix}")
-            values = {meaning: unescape_cell(cells[column].strip()) for meaning, column in columns.items()}
-            if lacking := next((meaning for meaning in needed if not values[meaning]), None):
-                raise InputError(f"{path}, line {reader.line_num} has no {lacking}: fill it in, or remove the line")
-            empty = False
-            yield TableRow(reader.line_num, values)
     except csv.Error as error:
-        raise InputError(f"{path}, line {reader.line_num} is not part of a table: {error}") from error
-    if empty:
-        raise InputError(f"{path} has no rows")
+        raise report(error) from error
+
+    def iterate() -> Iterator[tuple[int, list[str]]]:
+        try:
+            for cells in reader:
+                if not any(cell.strip() for cell in cells):
+                    continue
+                if len(cells) != len(header):
+                    sizes = f"{len(cells)} cells, but there are {len(header)} columns"
+                    fix = "fix it, or put quotes around a cell that holds a delimiter"
+                    raise InputError(
+                        f"{path}, line {reader.line_num} has {sizes}: {fix}", public="its table has a ragged row"
+                    )
+                yield reader.line_num, [cell.strip() for cell in cells]
+        except csv.Error as error:
+            raise report(error) from error
+
+    return header, iterate()
 
 
 def _locate_columns(
