@@ -50,10 +50,10 @@ def test_a_file_without_a_dataset_is_refused(folder: Path) -> None:
         get_source("pasc")
 
 
-def test_every_dataset_lists_images_or_loads_arrays() -> None:
+def test_every_dataset_lists_images_loads_arrays_or_is_a_table() -> None:
     for name in SOURCES:
         source = get_source(name)
-        assert source.has_image_files != ("load_arrays" in vars(type(source)))
+        assert [source.has_image_files, "load_arrays" in vars(type(source)), source.is_table].count(True) == 1, name
 
 
 def test_minidigits_conforms() -> None:
