@@ -15,7 +15,7 @@ import numpy as np
 
 from fedcir.config import config_from_tables
 from fedcir.experiments.sweep import Job, sweep
-from fedcir.reporting.method_table import format_percent
+from fedcir.reporting.methods import format_percent
 from fedcir.reporting.page import to_markdown
 from fedcir.rng import numpy_rng
 from fedcir.runs.statistics import Estimate

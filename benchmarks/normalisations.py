@@ -26,7 +26,7 @@ from fedcir.config import Config, config_from_tables
 from fedcir.data.federation import Federation, open_federation
 from fedcir.models.networks import CNN, StandardisedConv
 from fedcir.models.normalisation import InstanceNorm
-from fedcir.reporting.method_table import format_percent
+from fedcir.reporting.methods import format_percent
 from fedcir.reporting.page import to_markdown
 from fedcir.runs.statistics import Estimate
 from fedcir.runtime.simulation import open_rounds

@@ -107,7 +107,7 @@ def test_a_report_and_a_diagnosis_of_runs_are_values(compared: tuple[Comparison,
     page = fedcir.report(runs, out=tmp_path / "page.html", samples=12)
     assert (page.path.read_text().startswith("<!"), page.notes) == (True, ())
     diagnosed = fedcir.diagnose(runs, samples=12, out=tmp_path / "two.png")
-    assert [result.name for result in diagnosed.found] == ["fedavg-0", "fedprox-0"]
+    assert [result.name for result in diagnosed.diagnoses] == ["fedavg-0", "fedprox-0"]
     assert diagnosed.verdict
     assert (tmp_path / "two.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(fedcir.InputError, match="leave dataset out"):
@@ -119,7 +119,7 @@ def test_a_diagnosis_of_data_needs_no_run_and_no_picture(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     diagnosed = fedcir.diagnose(dataset="arrays", data_root=data_root, samples=12, out=None)
-    assert (diagnosed.found[0].domains, diagnosed.picture) == (["ink", "pen", "wax"], None)
+    assert (diagnosed.diagnoses[0].domains, diagnosed.picture) == (["ink", "pen", "wax"], None)
     assert diagnosed.to_rows()[0]["verdict"] == diagnosed.verdict
     assert not list(tmp_path.iterdir())
 

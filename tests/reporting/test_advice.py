@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedcir.config import Config
-from fedcir.reporting.advice import advice, count_seeds_needed, describe_losses, measure_rise, take
+from fedcir.reporting.methods import advice, choose_method, count_seeds_needed, describe_losses, measure_rise
 from fedcir.runs.reader import Run
 from fedcir.runs.statistics import CostToTarget, Estimate, MethodResult
 from fedcir.types import RoundRecord
@@ -157,7 +157,7 @@ def test_what_moves_all_data_is_never_taken(tmp_path: Path) -> None:
     ceiling = replace(method("centralized", 90, 40.0, 1.0), pools=True)
     assert "Use fedavg" in told(tmp_path, [ceiling, method("fedavg", 50), method("fedcir", 49, -1.0, 0.5)])
     assert told(tmp_path / "alone", [ceiling]) == ""
-    assert take([method("fedavg", 50), method("fedcir", 60, 10.0, 1.0)], "fedavg").algorithm == "fedcir"
+    assert choose_method([method("fedavg", 50), method("fedcir", 60, 10.0, 1.0)], "fedavg").algorithm == "fedcir"
 
 
 def test_one_method_alone_is_told_how_to_compare_it(tmp_path: Path) -> None:

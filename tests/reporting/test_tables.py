@@ -1,7 +1,7 @@
 import csv
 from dataclasses import replace
 
-from fedcir.reporting.method_table import comparison_numbers, comparison_rows
+from fedcir.reporting.methods import comparison_numbers, comparison_rows
 from fedcir.reporting.page import join_markdown, to_csv, to_latex, to_markdown, to_text_rows
 from fedcir.runs.statistics import CostToTarget, Estimate, MethodResult
 

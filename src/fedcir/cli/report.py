@@ -209,9 +209,9 @@ def diagnose(
     if json:
         print_json(result.to_rows())
         return
-    for diagnosis in result.found:
+    for diagnosis in result.diagnoses:
         _print_diagnosis(diagnosis)
-    for note in dict.fromkeys(note for diagnosis in result.found for note in diagnosis.all_notes):
+    for note in dict.fromkeys(note for diagnosis in result.diagnoses for note in diagnosis.all_notes):
         print(f"note: {note}")
     for sentence in result.verdict:
         print(sentence)

@@ -209,7 +209,7 @@ def _print_batch(
 
 
 def _print_summary(summary: dict[str, Any]) -> None:
-    from fedcir.reporting.method_table import mark_unseen
+    from fedcir.reporting.methods import mark_unseen
 
     final, best = summary["final"], summary["best"]
     about = f"{summary['algorithm']} on {summary['dataset']}"

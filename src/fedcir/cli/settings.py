@@ -156,7 +156,7 @@ def recommend(
 
 
 def _format_row(trial: "CandidateResult") -> list[str]:
-    from fedcir.reporting.method_table import format_percent
+    from fedcir.reporting.methods import format_percent
 
     difference = ""
     if trial.difference is not None and (half_width := trial.difference.half_width) is not None:

@@ -15,10 +15,9 @@ from fedcir.experiments.recommendation import ONE_MESSAGE
 from fedcir.experiments.sweep import Job
 from fedcir.files import write_file
 from fedcir.machine import count_cores
-from fedcir.reporting.advice import advice
 from fedcir.reporting.charts import convergence_chart
 from fedcir.reporting.drawing import draw_charts
-from fedcir.reporting.method_table import comparison_numbers, comparison_rows
+from fedcir.reporting.methods import advice, comparison_numbers, comparison_rows
 from fedcir.reporting.page import Rows, to_csv, to_latex, to_markdown, to_text_rows
 from fedcir.reporting.run_report import try_report
 from fedcir.runs.reader import Run

@@ -17,8 +17,8 @@ from fedcir.data.federation import Federation
 from fedcir.errors import InputError
 from fedcir.experiments.sweep import Job
 from fedcir.machine import use_threads
-from fedcir.reporting.advice import describe_chance
 from fedcir.reporting.charts import Chart
+from fedcir.reporting.methods import describe_chance
 from fedcir.reporting.page import Rows
 from fedcir.runs.reader import Run
 from fedcir.runs.statistics import Estimate, RunAccuracy, chance_level, is_at_chance, mean_interval

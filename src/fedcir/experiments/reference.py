@@ -115,8 +115,8 @@ def _describe_type(hint: Any) -> tuple[str, tuple[str, ...]]:
         types = [arg for arg in get_args(hint) if arg is not NoneType]
         return _describe_type(types[0]) if len(types) == 1 else (str(hint), ())
     if get_origin(hint) is Literal:
-        *some, last = get_args(hint)
-        return f"{', '.join(map(str, some))} or {last}", get_args(hint)
+        *others, last = get_args(hint)
+        return f"{', '.join(map(str, others))} or {last}", get_args(hint)
     if get_origin(hint) is tuple:
         words, choices = _describe_type(get_args(hint)[0])
         return f"list of {', '.join(choices) or words + 's'}", choices
@@ -152,25 +152,25 @@ class Setting:
         return "".join(f"; {value} for {algorithm}" for algorithm, value in self.made_for.items())
 
 
-def list_settings(which: str | None = None) -> list[Setting]:
+def list_settings(name: str | None = None) -> list[Setting]:
     """List all settings, those of a section, or the setting of this name."""
-    if which is None:
+    if name is None:
         return [setting for section in SECTIONS for setting in _list_section(section)]
-    section, _, name = which.strip("[]").partition(".")
+    section, _, field = name.strip("[]").partition(".")
     if section not in SECTIONS:
         raise InputError(f"no section [{section}]; {suggest_name(section, SECTIONS)}")
     settings = {setting.name.partition(".")[2]: setting for setting in _list_section(section)}
-    if not name:
+    if not field:
         return list(settings.values())
-    if section == "algorithm" and name != "name":
-        methods = [m for m in list_algorithms() if name in {f.name for f in dataclasses.fields(find_algorithm(m))}]
+    if section == "algorithm" and field != "name":
+        methods = [m for m in list_algorithms() if field in {f.name for f in dataclasses.fields(find_algorithm(m))}]
         if not methods:
-            raise InputError(f"no method has a field {name!r}: `fedcir algorithms NAME` lists a method's fields")
+            raise InputError(f"no method has a field {field!r}: `fedcir algorithms NAME` lists a method's fields")
         explains = f"`fedcir algorithms {methods[0]}` explains it"
-        raise InputError(f"algorithm.{name} is a field of {', '.join(methods)}: {explains}")
-    if name not in settings:
-        raise InputError(f"[{section}] has no field {name!r}; {suggest_name(name, settings)}")
-    return [settings[name]]
+        raise InputError(f"algorithm.{field} is a field of {', '.join(methods)}: {explains}")
+    if field not in settings:
+        raise InputError(f"[{section}] has no field {field!r}; {suggest_name(field, settings)}")
+    return [settings[field]]
 
 
 def _list_section(section: str) -> list[Setting]:

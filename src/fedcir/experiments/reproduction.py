@@ -287,8 +287,8 @@ def _write_report(
         )
     rows = [["run", "test accuracy (%)"]]
     rows += [[run.path.name, f"{100 * run.final['accuracy_mean']:.2f}"] for run in runs]
-    again = "The folder settings holds one file for each run. To repeat a run: `fedcir run FILE.toml`."
-    run_list = Section("Runs", (Sentences((again,)), Table("After the last round, mean over domains", rows)))
+    instructions = "The folder settings holds one file for each run. To repeat a run: `fedcir run FILE.toml`."
+    run_list = Section("Runs", (Sentences((instructions,)), Table("After the last round, mean over domains", rows)))
     lead = to_sentence(f"{title} ({datasets}; {len(runs)} run{'' if len(runs) == 1 else 's'})")
     write_file(path, render_page(f"{id}: {datasets}", lead, [section, run_list], results.algorithms))
     return ()

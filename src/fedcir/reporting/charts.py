@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,9 +10,6 @@ from numpy.typing import NDArray
 from fedcir.runs.reader import Run
 from fedcir.runs.statistics import Estimate, Interval
 from fedcir.types import RoundRecord
-
-if TYPE_CHECKING:
-    pass
 
 Values = tuple[float, ...]
 Measure = Callable[[RoundRecord], float | None]

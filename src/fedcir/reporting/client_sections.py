@@ -11,7 +11,7 @@ from fedcir.analysis.findings import describe_alignment, describe_shift
 from fedcir.inference.evaluation import wilson_interval
 from fedcir.reporting.charts import Bars, Chart, Heatmap, Lines, Series
 from fedcir.reporting.diagnosis_report import build_distance_matrix, build_recall, build_scatters
-from fedcir.reporting.method_table import domain_cell, domain_header, domains_of, format_percent, mark_unseen
+from fedcir.reporting.methods import domain_cell, domain_header, domains_of, format_percent, mark_unseen
 from fedcir.reporting.page import Figure, Section, Sentences, Table, to_sentence
 from fedcir.reporting.sections import Study
 from fedcir.runs.statistics import Estimate, Interval, MeanInterval, MethodResult, half_width

@@ -18,7 +18,7 @@ from fedcir.files import check_output_file
 from fedcir.inference.evaluation import DomainPredictions
 from fedcir.reporting.charts import Bars, Chart, Heatmap, Scatter, Series
 from fedcir.reporting.drawing import OMITTED_METADATA, draw_charts
-from fedcir.reporting.method_table import mark_unseen
+from fedcir.reporting.methods import mark_unseen
 from fedcir.runs.reader import check_same_data, find_runs, load_run
 from fedcir.types import OnProgress, ignore_progress
 
@@ -30,14 +30,14 @@ PROJECTIONS = ("pca", "tsne", "umap")
 class Diagnosed:
     """Diagnosis of a dataset or a run, or of two runs, and the picture that was written."""
 
-    found: Sequence[Diagnosis]
+    diagnoses: Sequence[Diagnosis]
     verdict: Sequence[str]
     """Summary in sentences."""
     picture: Path | None
 
     def to_rows(self) -> list[dict[str, Any]]:
         """Convert to JSON-like dictionaries, one for each dataset or run."""
-        rows = [{**diagnosis.to_json(), "verdict": verdict(diagnosis)} for diagnosis in self.found]
+        rows = [{**diagnosis.to_json(), "verdict": verdict(diagnosis)} for diagnosis in self.diagnoses]
         rows[0]["verdict"] = self.verdict
         return rows
 

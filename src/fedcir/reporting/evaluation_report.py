@@ -28,7 +28,7 @@ from fedcir.inference.evaluation import DomainPredictions, Evaluation, collect_p
 from fedcir.inference.model import UNCALIBRATED, AlgorithmChoice, TrainedModel, has_client_parts, open_model
 from fedcir.machine import use_threads
 from fedcir.reporting.charts import Bars, Chart, Heatmap, Lines, Series
-from fedcir.reporting.method_table import mark_unseen
+from fedcir.reporting.methods import mark_unseen
 from fedcir.reporting.page import Figure, Rows, Section, Sentences, Table, render_page, to_sentence
 from fedcir.runs.evaluation_data import SplitName, open_run_data, select_images
 from fedcir.runs.reader import Run, RunSource, to_run
@@ -266,9 +266,9 @@ def _build_calibration(evaluation: Evaluation) -> Section:
 
 
 def _build_classes(evaluation: Evaluation) -> Section:
-    classes, whole = evaluation.classes, evaluation.all
+    classes, all_images = evaluation.classes, evaluation.all
     rows = [["class", "images", "recall (%, 95 %)"]]
-    for name, counts, recall in zip(classes, whole.confusion, whole.recall, strict=True):
+    for name, counts, recall in zip(classes, all_images.confusion, all_images.recall, strict=True):
         rows.append([name, f"{counts.sum():,}", "" if recall is None else _format_percent(recall)])
     table = Table("Recall of each class, with Wilson intervals", rows)
     if len(classes) > MAX_CLASSES:
@@ -277,7 +277,7 @@ def _build_classes(evaluation: Evaluation) -> Section:
     cells = tuple(tuple(None if recall is None else 100 * recall.value for recall in row) for row in recalls)
     names = tuple(_mark(domain) for domain in evaluation)
     charts: dict[str, Chart] = {"by class and domain": Heatmap("recall (%)", classes, names, cells, 0.0, 100.0)}
-    for domain in (whole, *evaluation):
+    for domain in (all_images, *evaluation):
         charts[f"confusion, {_mark(domain)}"] = Heatmap.from_counts(domain.confusion, classes, classes)
     note = "In a confusion matrix, rows are true classes and columns are predictions."
     return Section("Classes", (table, Figure("Class by class", charts, note)))

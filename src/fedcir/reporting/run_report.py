@@ -9,7 +9,7 @@ from fedcir.analysis.diagnosis import Diagnosis, diagnose_run
 from fedcir.errors import InputError
 from fedcir.files import check_output_file, write_file
 from fedcir.reporting import client_sections, sections
-from fedcir.reporting.advice import advice
+from fedcir.reporting.methods import advice
 from fedcir.reporting.page import Section, Sentences, render_page, to_sentence
 from fedcir.reporting.sections import Study, open_study
 from fedcir.runs.reader import RunSource, find_runs, get_run_path

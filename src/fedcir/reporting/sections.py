@@ -13,7 +13,7 @@ from fedcir.config import PATH_SETTINGS, config_to_tables, dump_toml
 from fedcir.errors import InputError
 from fedcir.inference.model_card import guarantee_of
 from fedcir.reporting.charts import Chart, Lines, Measure, accuracy, accuracy_unseen, plot_runs, risk
-from fedcir.reporting.method_table import (
+from fedcir.reporting.methods import (
     UNSEEN,
     domain_header,
     domains_of,
@@ -251,13 +251,13 @@ def build_training(study: Study, methods: Sequence[MethodResult]) -> Section:
     figures: list[Figure] = []
     has_unseen = any(method.unseen for method in methods)
     averaged = "domains trained on" if has_unseen else "domains"
-    read = "Hover, touch or use the arrow keys to read values."
+    hint = "Hover, touch or use the arrow keys to read values."
     if len(study.seeds) > 1:
-        read += " Bands reach from the lowest seed to the highest; they appear while at most four methods are shown."
+        hint += " Bands reach from the lowest seed to the highest; they appear while at most four methods are shown."
     accuracies = {
         name: plot(accuracy, "test accuracy (%)", label, spent) for name, (label, spent) in _choose_axes(study).items()
     }
-    add_figure(f"Test accuracy, mean over {averaged}", accuracies, read, pick="against", wide=True)
+    add_figure(f"Test accuracy, mean over {averaged}", accuracies, hint, pick="against", wide=True)
     if has_unseen:
         unseen = {"": plot(accuracy_unseen, "test accuracy (%)")}
         add_figure(f"Test accuracy, mean over domains {UNSEEN}", unseen)
@@ -301,8 +301,8 @@ def build_costs(study: Study, methods: Sequence[MethodResult], target: float | N
     goal = [["method", *goal_header(study.baseline, target)]]
     goal += [[method.algorithm, *goal_cells(method, len(study.runs[method.algorithm]))] for method in methods]
     caption = "To reach the target accuracy: all clients together, median over seeds"
-    whole = Table("For the whole run: all clients together, mean over seeds", rows)
-    return Section("Cost", (Table(caption, goal), whole))
+    total = Table("For the whole run: all clients together, mean over seeds", rows)
+    return Section("Cost", (Table(caption, goal), total))
 
 
 def build_settings(study: Study) -> Section:
@@ -322,9 +322,9 @@ def build_settings(study: Study) -> Section:
         seeds = sorted(study.runs[name])
         noun = "seeds" if len(seeds) > 1 else "seed"
         listings.append(Listing(f"{name}: all settings ({noun} {', '.join(map(str, seeds))})", dump_toml(table)))
-    again = (
+    instructions = (
         "To repeat a run, save its settings below as FILE.toml and run `fedcir run FILE.toml --data-root DIR "
         "--seed SEED`. The same versions on the same kind of machine give the same result to the bit.",
         f"Data: {study.dataset}. The manifest.json of each run names every sample and holds a hash of all of them.",
     )
-    return Section("Settings", (Sentences(again), Table("The main settings", rows), *listings))
+    return Section("Settings", (Sentences(instructions), Table("The main settings", rows), *listings))

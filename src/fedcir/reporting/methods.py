@@ -1,18 +1,22 @@
-"""Advice on what to do next with runs: the method to take, more rounds, more seeds, a domain to look at."""
+"""Methods side by side: their results as rows of tables, and advice on what to do next with their runs."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import count, islice
 from math import hypot
 from statistics import fmean
+from typing import Any
 
 from scipy.special import stdtrit
 
 from fedcir.reporting.charts import accuracy, build_curve
+from fedcir.reporting.page import Rows
 from fedcir.runs.reader import Run
-from fedcir.runs.statistics import MIN_SEEDS, MethodResult
+from fedcir.runs.statistics import COVERS, MIN_SEEDS, Estimate, MethodResult
+from fedcir.text import format_bytes, format_flops
 
 Runs = Mapping[str, Mapping[int, Run]]
 
+UNSEEN = "not trained on"
 MIN_EVALUATIONS = 5
 """Evaluated rounds that a trend needs at least."""
 RECENT_EVALUATIONS = 8
@@ -25,6 +29,84 @@ MAX_SEEDS = 12
 """Most seeds to ask for."""
 
 
+def comparison_rows(methods: Sequence[MethodResult], baseline: str, seeds: int, target: float | None = None) -> Rows:
+    """Build a table with a row for each method: accuracies of the last round in per cent."""
+    has_unseen = any(method.unseen for method in methods)
+    means = ["seen mean", "worst", "unseen mean"] if has_unseen else ["mean", "worst"]
+    header = ["method", *domain_header(methods), *means, *goal_header(baseline, target)[:2]]
+    rows = [[*header, f"difference to {baseline} ({COVERS})"] if seeds > 1 else header]
+    for method in methods:
+        row = [method.algorithm, *(domain_cell(methods, method, domain) for domain in domains_of(methods))]
+        estimates = (method.mean, method.worst, method.unseen_mean) if has_unseen else (method.mean, method.worst)
+        row += [*map(format_percent, estimates), *goal_cells(method, seeds)[:2]]
+        rows.append([*row, format_difference(method)] if seeds > 1 else row)
+    return rows
+
+
+def comparison_numbers(methods: Sequence[MethodResult]) -> list[dict[str, Any]]:
+    """Return the same table as numbers by name, accuracies as fractions."""
+    has_unseen = any(method.unseen for method in methods)
+    rows = []
+    for method in methods:
+        estimates = {name: method.domains.get(name) for name in domains_of(methods)}
+        estimates |= {"mean": method.mean, "worst": method.worst}
+        estimates |= {"unseen_mean": method.unseen_mean} if has_unseen else {}
+        row: dict[str, Any] = {"method": method.algorithm}
+        for name, estimate in estimates.items():
+            row |= {name: estimate.mean if estimate else None, f"{name}_std": estimate.std if estimate else None}
+        goal, difference = method.to_target, method.difference
+        row |= {"rounds_to_target": goal.rounds, "bytes_to_target": goal.bytes, "reached": goal.reached}
+        rows.append({**row, "difference": difference.mean if difference else None, "half_width": method.half_width})
+    return rows
+
+
+def domains_of(methods: Sequence[MethodResult]) -> list[str]:
+    return list(dict.fromkeys(domain for method in methods for domain in method.domains))
+
+
+def mark_unseen(name: str, is_unseen: bool) -> str:
+    return f"{name} ({UNSEEN})" if is_unseen else name
+
+
+def domain_header(methods: Sequence[MethodResult]) -> list[str]:
+    """Return the domains, marked if no method trains on them."""
+    unseen = set.intersection(*(set(method.unseen) for method in methods))
+    return [mark_unseen(domain, domain in unseen) for domain in domains_of(methods)]
+
+
+def domain_cell(methods: Sequence[MethodResult], method: MethodResult, domain: str) -> str:
+    """Format a domain's accuracy, marked if this method does not train on it but another one does."""
+    is_unseen = domain in method.unseen and any(domain not in other.unseen for other in methods)
+    return mark_unseen(format_percent(method.domains.get(domain)), is_unseen)
+
+
+def format_percent(estimate: Estimate | None) -> str:
+    if estimate is None:
+        return ""
+    return f"{100 * estimate.mean:.1f}" + ("" if estimate.std is None else f" ± {100 * estimate.std:.1f}")
+
+
+def format_difference(method: MethodResult) -> str:
+    if method.difference is None or method.half_width is None:
+        return ""
+    return f"{100 * method.difference.mean:+.2f} ± {100 * method.half_width:.2f}"
+
+
+def goal_header(baseline: str, target: float | None) -> list[str]:
+    """Return the names of the columns of the cost to a target."""
+    goal = f"match {baseline}" if target is None else f"reach {100 * target:g} %"
+    return [f"rounds to {goal}", f"data moved to {goal}", f"computation to {goal}"]
+
+
+def goal_cells(method: MethodResult, seeds: int) -> list[str]:
+    """Format the cost to a target, or how many seeds reached it if the median seed did not."""
+    goal = method.to_target
+    if goal.rounds is None or goal.bytes is None:
+        return ["not reached"] * 3 if not goal.reached else [f"{goal.reached} of {seeds} seeds", "", ""]
+    rounds = f"{goal.rounds:g}" if goal.reached == seeds else f"{goal.rounds:g} ({goal.reached} of {seeds} seeds)"
+    return [rounds, format_bytes(goal.bytes), "" if goal.flops is None else format_flops(goal.flops)]
+
+
 def advice(
     runs: Runs, methods: Sequence[MethodResult], baseline: str, name: Callable[[Run], str] = lambda run: run.path.name
 ) -> list[str]:
@@ -33,50 +115,51 @@ def advice(
     if not federated:
         return []
     seeds = sorted({seed for by_seed in runs.values() for seed in by_seed})
-    taken = take(federated, baseline)
-    run = next(iter(runs[taken.algorithm].values()))
+    chosen = choose_method(federated, baseline)
+    run = next(iter(runs[chosen.algorithm].values()))
     return [
         *describe_chance({method.algorithm: method.chance for method in methods if method.at_chance}),
-        *_advise_method(methods, federated, taken, baseline, len(seeds)),
+        *_advise_method(methods, federated, chosen, baseline, len(seeds)),
         *_advise_rounds({method.algorithm: list(runs[method.algorithm].values()) for method in federated}),
         *_advise_seeds(federated, seeds),
-        *_advise_domain(taken, name(run)),
+        *_advise_domain(chosen, name(run)),
     ]
 
 
-def take(federated: Sequence[MethodResult], baseline: str) -> MethodResult:
+def choose_method(federated: Sequence[MethodResult], baseline: str) -> MethodResult:
     """Choose the best method that is significantly better than the baseline, else the baseline."""
     plain = next((method for method in federated if method.algorithm == baseline), federated[0])
     return max((m for m in federated if m.better), key=lambda method: method.mean.mean, default=plain)
 
 
 def _advise_method(
-    methods: Sequence[MethodResult], federated: Sequence[MethodResult], taken: MethodResult, baseline: str, seeds: int
+    methods: Sequence[MethodResult], federated: Sequence[MethodResult], chosen: MethodResult, baseline: str, seeds: int
 ) -> list[str]:
-    name = taken.algorithm
+    name = chosen.algorithm
     is_simple = name.split(" ")[0] == "fedavg"
     if len(federated) == 1:
         only = f"Only {name} was trained. To see whether it helps, run `fedcir compare --algorithms fedavg,{name}`."
         return [] if is_simple or " " in name else [only]
-    if taken.difference is not None:
-        points = f"{100 * taken.difference.mean:.1f} points above {baseline}"
+    if chosen.difference is not None:
+        points = f"{100 * chosen.difference.mean:.1f} points above {baseline}"
         plain = next(method for method in methods if method.algorithm == baseline)
-        return [f"Use {name}: it is {points}, more than chance ({taken.interval}).", *describe_losses(taken, plain)]
+        return [f"Use {name}: it is {points}, more than chance ({chosen.interval}).", *describe_losses(chosen, plain)]
     if seeds >= MIN_SEEDS:
         why = f", and {name} is the simplest" if is_simple else ""
-        return [] if taken.at_chance else [f"Use {name}: no other federated method is better by more than chance{why}."]
+        sentence = f"Use {name}: no other federated method is better by more than chance{why}."
+        return [] if chosen.at_chance else [sentence]
     best = max(federated, key=lambda method: method.mean.mean)
     if best.at_chance:
         return []
-    gain = best.mean.mean - taken.mean.mean
+    gain = best.mean.mean - chosen.mean.mean
     if gain <= 0:
         return [f"No other federated method came out above {name}."]
     first = f"{best.algorithm} came first: {100 * gain:.1f} points above {name}"
-    ceiling = max((m for m in methods if m.pools), key=lambda method: method.mean.mean, default=taken)
-    gap = ceiling.mean.mean - taken.mean.mean
+    ceiling = max((m for m in methods if m.pools), key=lambda method: method.mean.mean, default=chosen)
+    gap = ceiling.mean.mean - chosen.mean.mean
     if gap > gain:
         first += f", which is {100 * gain / gap:.0f} % of the way to {ceiling.algorithm}"
-    return [f"{first}.", *describe_losses(best, taken)]
+    return [f"{first}.", *describe_losses(best, chosen)]
 
 
 def describe_chance(chance: Mapping[str, float | None]) -> list[str]:
