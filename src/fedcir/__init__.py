@@ -61,6 +61,12 @@ if TYPE_CHECKING:  # the public names, for editors, type checkers and `_list_exp
     from fedcir.runtime.run_folder import RunFolder as RunFolder
     from fedcir.runtime.simulation import Result as Result
     from fedcir.runtime.simulation import train as train
+    from fedcir.tasks.classification import Classification as Classification
+    from fedcir.tasks.multilabel import MultiLabel as MultiLabel
+    from fedcir.tasks.regression import Regression as Regression
+    from fedcir.tasks.segmentation import Segmentation as Segmentation
+    from fedcir.tasks.survival import Survival as Survival
+    from fedcir.tasks.task import Task as Task
     from fedcir.types import Aggregator as Aggregator
     from fedcir.types import Losses as Losses
     from fedcir.types import RoundRecord as RoundRecord

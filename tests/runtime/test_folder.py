@@ -51,7 +51,8 @@ def test_config_toml_is_resolved_and_says_which_versions_wrote_it(finished: Path
     about = tables.pop("fedcir")
     assert len(about.pop("checksum")) == 8
     assert about == {"format": 1, "version": fedcir.__version__, "torch": torch.__version__}
-    assert tables.keys() == {"data", "partition", "model", "local", "server", "algorithm", "run", "attack", "privacy"}
+    sections = {"task", "data", "partition", "model", "local", "server", "algorithm", "run", "attack", "privacy"}
+    assert tables.keys() == sections
     assert tables["server"]["active"] == 3
     assert tables["algorithm"]["lambda_reg"] == 0.5
     settings = {"seed": 0, "threads": 1, "device": "cpu", "layout": "channels_last"}

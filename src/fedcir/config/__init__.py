@@ -6,7 +6,7 @@ from fedcir.config.resolve import OPTIONS, Assignments, Choices, ConfigRequest, 
 from fedcir.config.schema import (  # isort: skip
     BUILTIN_MODELS, DEFAULT_ALGORITHM, DEFAULT_COMPARISON, MAX_IMAGE_SIZE, PATH_SETTINGS, PRETRAINED_SIZES, SECTIONS,
     AlgorithmConfig, AttackConfig, Config, DataConfig, LocalConfig, ModelConfig, PartitionConfig, PrivacyConfig,
-    RunConfig, ServerConfig,
+    RunConfig, ServerConfig, TaskConfig,
 )
 from fedcir.config.toml import (  # isort: skip
     config_from_tables, config_to_tables, dump_toml, find_differences, make_paths_absolute, merge_tables,
@@ -18,7 +18,7 @@ __all__ = [
     "BUILTIN_MODELS", "DEFAULT_ALGORITHM", "DEFAULT_COMPARISON", "MAX_IMAGE_SIZE", "OPTIONS", "PATH_SETTINGS",
     "PRETRAINED_SIZES", "SECTIONS", "AlgorithmConfig", "Assignments", "AttackConfig", "Between", "Choices", "Config",
     "ConfigRequest", "DataConfig", "LocalConfig", "ModelConfig", "NumberRange", "PartitionConfig", "PrivacyConfig",
-    "RunConfig", "SearchRange", "ServerConfig", "config_from_tables", "config_to_tables", "dump_toml",
+    "RunConfig", "SearchRange", "ServerConfig", "TaskConfig", "config_from_tables", "config_to_tables", "dump_toml",
     "find_differences", "make_paths_absolute", "merge_tables", "nest_settings", "parse_assignment", "parse_range",
     "read_toml",
 ]

@@ -80,6 +80,12 @@ class DataConfig:
 
 
 @dataclass(frozen=True)
+class TaskConfig:
+    name: str | None = None
+    """classification, multilabel, regression, survival, segmentation, or ./mine.py; by default it follows the data."""
+
+
+@dataclass(frozen=True)
 class PartitionConfig:
     scheme: Literal["domain", "dirichlet", "iid", "csv"] = "domain"
     """domain: one client each; dirichlet: domains divided with label skew; iid: data mixed evenly; csv: see `file`."""
@@ -407,6 +413,7 @@ class Config:
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
     run: RunConfig = field(default_factory=RunConfig)
     attack: AttackConfig = field(default_factory=AttackConfig)
+    task: TaskConfig = field(default_factory=TaskConfig)
 
     def __post_init__(self) -> None:
         if self.model.freeze and self.local.augment:

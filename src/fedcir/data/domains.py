@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fedcir.tasks.classification import Classification
+from fedcir.tasks.task import Task
+
 if TYPE_CHECKING:
     from fedcir.data.encoding import ColumnSummary
 
@@ -18,6 +21,7 @@ Indices = NDArray[np.int64]
 Hashes = NDArray[np.uint64]
 HashKind = Literal["file", "pixels"]
 CHUNK = 1024  # images that are read at once
+CLASSIFICATION = Classification(())
 
 
 class ContentHashes(NamedTuple):
@@ -32,12 +36,14 @@ class Split:
     """Labelled samples whose images are rows of an array that several splits may share."""
 
     images: Images  # (M, H, W, C): often a whole dataset that is mapped from a file
-    labels: Labels  # (N,)
+    labels: Labels  # (N,): classes, or the strata of other tasks, by which samples are divided
     names: Sequence[str] | str
     """Names of all `images`, (M,), the same in every run; or a prefix, which the number of the image follows."""
     rows: Indices | None = None  # of each sample's image, (N,); None if the samples are all images in their order
     groups: Indices | None = None  # of each sample, (N,): no split divides a group. None if there are no groups
     hashes: ContentHashes | None = None  # of all `images`, (M,), where they are known
+    targets: NDArray[Any] | None = None
+    """Targets of all `images` for tasks without classes, (M, ...); None if `labels` are the targets."""
 
     def __post_init__(self) -> None:
         images = len(self.images if self.rows is None else self.rows)
@@ -71,6 +77,14 @@ class Split:
         pixels = np.asarray(self.images[self._select_rows(np.asarray(indices, dtype=np.int64))])
         _release_pages(self.images)
         return pixels
+
+    def select_targets(self, indices: Indices) -> NDArray[Any]:
+        """Return the targets of these samples: class numbers, or what `targets` holds."""
+        if self.targets is None:
+            return self.labels[indices]
+        selected = np.asarray(self.targets[self._select_rows(indices)])
+        _release_pages(self.targets)
+        return selected
 
     def chunks(self) -> Iterator[Images]:
         """Copy all images, at most CHUNK at a time, since a split may be larger than the memory."""
@@ -111,6 +125,11 @@ class Domains:
     content: str = ""  # hash of all files; empty if the source is not files
     notes: tuple[str, ...] = ()  # for the user, such as how many files were left out
     columns: tuple["ColumnSummary", ...] = ()  # of tables whose cells are not encoded yet
+    task: Task = CLASSIFICATION  # the names of a task with classes are `classes`; other tasks have no classes
+
+    def __post_init__(self) -> None:
+        if self.task.has_classes:
+            object.__setattr__(self, "task", replace(self.task, names=self.classes))
 
     def __iter__(self) -> Iterator[Domain]:
         return iter(self.domains)
@@ -168,7 +187,7 @@ def rows_by_group(groups: Indices) -> list[Indices]:
     return np.split(order, np.flatnonzero(np.diff(groups[order])) + 1)
 
 
-def _release_pages(array: Images | Labels) -> None:
+def _release_pages(array: NDArray[Any]) -> None:
     """Release the pages of a memory map that were read, so that they do not count as memory of this process."""
     base: object = array
     while isinstance(base, np.ndarray):  # the base of a view is the array that it shows

@@ -64,11 +64,11 @@ class Examples(Protocol):
     def __len__(self) -> int: ...
 
     def batch(self, positions: Positions, device: torch.device, layout: torch.memory_format) -> tuple[Tensor, Tensor]:
-        """Return inputs and labels at these positions, on the device."""
+        """Return inputs and targets at these positions, on the device."""
         ...
 
     def labels(self) -> Tensor:
-        """Return all labels, (N,), without loading inputs if possible."""
+        """Return all classes, or strata of other tasks, (N,), without loading inputs if possible."""
         ...
 
 
@@ -120,6 +120,12 @@ class Normalisation:
         return cls((0.449,) * channels, (0.226,) * channels)
 
 
+def select_targets(split: Split, positions: Positions) -> Tensor:
+    """Return the targets of these samples as a task takes them: whole numbers as int64, others as float32."""
+    targets = split.select_targets(positions)
+    return torch.from_numpy(targets.astype(np.float32 if targets.dtype.kind == "f" else np.int64, copy=False))
+
+
 class ImageExamples:
     """Samples of a split; a batch is moved to the device as bytes and converted to float there."""
 
@@ -133,7 +139,7 @@ class ImageExamples:
         pixels = torch.from_numpy(self.split.pixels(positions)).to(device).permute(0, 3, 1, 2)  # (B, C, H, W)
         x = pixels.to(torch.float32, memory_format=layout)
         self.normalisation.apply_(x)
-        return x, torch.from_numpy(self.split.labels[positions]).to(device)
+        return x, select_targets(self.split, positions).to(device)
 
     def labels(self) -> Tensor:
         return torch.from_numpy(np.array(self.split.labels))  # a copy, since a memory map may be read-only
@@ -151,8 +157,7 @@ class ArrayExamples:
     def batch(self, positions: Positions, device: torch.device, layout: torch.memory_format) -> tuple[Tensor, Tensor]:
         values = np.ascontiguousarray(self.split.pixels(positions), dtype=np.float32)
         x = torch.from_numpy(values).to(device)
-        labels = torch.from_numpy(self.split.labels[positions]).to(device)
-        return x.contiguous(memory_format=fit_layout(x, layout)), labels
+        return x.contiguous(memory_format=fit_layout(x, layout)), select_targets(self.split, positions).to(device)
 
     def labels(self) -> Tensor:
         return torch.from_numpy(np.array(self.split.labels))
@@ -175,16 +180,16 @@ class PooledExamples:
             part, selected = self.parts[owner], np.flatnonzero(owners == owner)
             x, y = part.batch(positions[selected] - (self._ends[owner] - len(part)), device, layout)
             batches.append((torch.from_numpy(selected).to(device), x, y))
-        _, first, labels = batches[0]
+        _, first, targets = batches[0]
         inputs = first.new_empty((len(positions), *first.shape[1:]))
         inputs = inputs.contiguous(memory_format=fit_layout(first, layout))
-        labels = labels.new_empty(len(positions))
+        targets = targets.new_empty((len(positions), *targets.shape[1:]))
         for rows, x, y in batches:
             if x.shape[1:] != inputs.shape[1:]:
                 shapes = f"{list(inputs.shape[1:])} and {list(x.shape[1:])}"
                 raise InputError(f"clients give inputs of the shapes {shapes}, which cannot be in one batch")
-            inputs[rows], labels[rows] = x, y
-        return inputs, labels
+            inputs[rows], targets[rows] = x, y
+        return inputs, targets
 
     def labels(self) -> Tensor:
         return torch.cat([part.labels() for part in self.parts])

@@ -24,7 +24,7 @@ from fedcir.config import ModelConfig
 from fedcir.data.cache import cache_folder, image_digests, lock_cache
 from fedcir.data.decoding import OnFile
 from fedcir.data.domains import Domains, Images, Indices, Split
-from fedcir.data.examples import Examples, ImageExamples, Normalisation, PooledExamples, Positions
+from fedcir.data.examples import Examples, ImageExamples, Normalisation, PooledExamples, Positions, select_targets
 from fedcir.files import create_file, make_inner_folder, open_append, read_bytes, read_text
 from fedcir.machine import count_cores, use_threads
 from fedcir.models.onnx_encoder import ConversionError, OnnxEncoder, find_onnxruntime
@@ -282,7 +282,7 @@ class FeatureExamples:
     def batch(self, positions: Positions, device: torch.device, layout: torch.memory_format) -> tuple[Tensor, Tensor]:
         values, _ = self.features.loaded
         chosen = torch.from_numpy(np.asarray(values[self._rows[positions]]))  # (B, F)
-        return chosen.to(device), torch.from_numpy(self.split.labels[positions]).to(device)
+        return chosen.to(device), select_targets(self.split, positions).to(device)
 
     def labels(self) -> Tensor:
         return torch.from_numpy(np.array(self.split.labels))  # a copy, since a memory map may be read-only

@@ -172,4 +172,6 @@ def _hash_pixels(domain: Domain) -> str:
         for chunk in split.chunks():
             digest.update(chunk.data)
         digest.update(np.ascontiguousarray(split.labels).data)
+        if split.targets is not None:
+            digest.update(np.ascontiguousarray(split.select_targets(np.arange(len(split)))).data)
     return digest.hexdigest()

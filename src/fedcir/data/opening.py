@@ -267,9 +267,16 @@ def _resize(domains: Domains, size: int) -> Domains:
         )
         return np.stack([np.asarray(plane) for plane in planes], axis=-1)
 
+    def resize_mask(mask: Images) -> Images:
+        return np.asarray(Image.fromarray(mask).resize((size, size), Image.Resampling.NEAREST))
+
     def resize_split(split: Split) -> Split:
-        images = np.stack([resize_image(image) for image in split.pixels(np.arange(len(split)))])
-        return Split(images, split.labels, split.ids)
+        everything = np.arange(len(split))
+        images = np.stack([resize_image(image) for image in split.pixels(everything)])
+        targets = None if split.targets is None else split.select_targets(everything)
+        if targets is not None and targets.ndim == 3:
+            targets = np.stack([resize_mask(mask) for mask in targets])
+        return Split(images, split.labels, split.ids, targets=targets)
 
     return domains.map_splits(resize_split)
 

@@ -264,7 +264,7 @@ def _resolve_encoder(config: Config, node: NodeConfig) -> Config:
 def _get_config_key(config: Config) -> str:
     """JSON of the settings that determine the data and the networks."""
     tables = config_to_tables(config)
-    return json.dumps({name: tables[name] for name in ("data", "partition", "model", "run")})
+    return json.dumps({name: tables[name] for name in ("task", "data", "partition", "model", "run")})
 
 
 def _compute_stamp(config: Config, pictures: ImageList | None, paths: Iterable[Path] = ()) -> str:

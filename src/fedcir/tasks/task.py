@@ -4,12 +4,13 @@ Tasks are found like algorithms: by name, by file (`./mine.py`) or by entry poin
 """
 
 import importlib
+import math
 import pkgutil
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +28,10 @@ Sums = dict[str, float]
 
 @dataclass(frozen=True)
 class Task(ABC):
-    """What is predicted and how it is judged. Fields describe the targets of one dataset; there is no other state."""
+    """What is predicted and how it is judged. Fields describe the targets of one dataset; there is no other state.
+
+    Targets are int64 class numbers (N,) or (N, H, W), or float32 columns (N, T).
+    """
 
     names: tuple[str, ...]
     """Names of the classes, of the labels, or of the columns that are predicted."""
@@ -82,6 +86,10 @@ class Task(ABC):
     def scores(self, sums: Mapping[str, float]) -> dict[str, float]:
         """Metrics by name; NaN where the examples do not define one."""
 
+    def scores_by_name(self, sums: Mapping[str, float]) -> dict[str, dict[str, float]]:
+        """Metrics of each label, class or column by its name; empty if the task has one output."""
+        return {}
+
     def find_sums_fault(self, sums: Mapping[str, float]) -> str | None:
         """Return why the sums of a client cannot be valid; None if they can."""
         if sums.keys() != set(self.sum_names):
@@ -90,6 +98,10 @@ class Task(ABC):
         if not (np.isfinite(list(sums.values())).all() and count > 0 and count % 1 == 0):
             return "its counts are invalid"
         return None
+
+    def fit(self, means: Sequence[float], spreads: Sequence[float]) -> Self:
+        """Return the task fitted to the mean and the standard deviation of each target column over training rows."""
+        return self
 
     @abstractmethod
     def predict(self, outputs: Tensor) -> Tensor:
@@ -131,6 +143,17 @@ def make_task(card: Mapping[str, Any]) -> Task:
     """Make the task that `to_card` described."""
     fields = {name: value for name, value in card.items() if name != "name"}
     return build_dataclass(find_task(str(card["name"])), fields, "task")
+
+
+def average_known(values: Iterable[float]) -> float:
+    """Mean of the numbers that are not NaN; NaN if there are none."""
+    known = [value for value in values if not math.isnan(value)]
+    return sum(known) / len(known) if known else math.nan
+
+
+def divide(total: float, count: float) -> float:
+    """Quotient of two sums; NaN where nothing was counted."""
+    return total / count if count else math.nan
 
 
 def add_sums(parts: Sequence[Mapping[str, float]]) -> Sums:
