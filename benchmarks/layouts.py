@@ -1,4 +1,4 @@
-"""Which memory layout makes a local step faster, by model and image size: the table in runtime/devices.py.
+"""Which memory layout makes a local step faster, by model and image size: the table in runtime/resolution.py.
 
     python benchmarks/layouts.py [--sizes 28,32,64,128]
 
@@ -15,10 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedcir.config import ModelConfig
+from fedcir.machine import retain_freed_memory
 from fedcir.models.builder import make_image_builder
 from fedcir.models.networks import use_matmul_conv
 from fedcir.models.optimizers import SGD
-from fedcir.runtime.devices import retain_freed_memory
 
 BATCH = 32
 

@@ -16,9 +16,9 @@ import torch
 from layouts import BATCH, in_turn
 from torch import nn
 
+from fedcir.machine import retain_freed_memory
 from fedcir.models import networks
 from fedcir.reporting.page import to_markdown
-from fedcir.runtime.devices import retain_freed_memory
 
 CHANNELS = (64, 128, 256, 512)
 SIDES = (1, 2, 4, 8)

@@ -13,8 +13,9 @@ import torch
 from layouts import in_turn, prepared_step
 
 from fedcir.config import ModelConfig
+from fedcir.machine import retain_freed_memory
 from fedcir.reporting.page import to_markdown
-from fedcir.runtime.devices import choose_layout, retain_freed_memory
+from fedcir.runtime.resolution import choose_layout
 
 NORMS = ("batch", "group", "invariant", "standardised")
 CASES = [("cnn", 16, 32), ("resnet18", 16, 64)]  # model, width, pixels

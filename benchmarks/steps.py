@@ -19,10 +19,10 @@ from layouts import BATCH, in_turn, prepared_step, step_of
 from torch import Tensor, nn
 
 from fedcir.config import ModelConfig
+from fedcir.machine import retain_freed_memory
 from fedcir.models.builder import make_image_builder
 from fedcir.models.networks import CNN
 from fedcir.reporting.page import to_markdown
-from fedcir.runtime.devices import retain_freed_memory
 
 aten = torch.ops.aten
 

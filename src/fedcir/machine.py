@@ -1,6 +1,10 @@
-"""CPU cores, free memory and torch threads of this process."""
+"""CPU cores, memory, threads and the end of this process."""
 
+import ctypes
 import os
+import re
+import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -44,3 +48,44 @@ def use_threads(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def retain_freed_memory() -> None:
+    """Make glibc retain the memory of freed tensors instead of returning it to the system in every step.
+
+    This saves a tenth of the step of a small network. Memory left over from opening a dataset is returned first. It
+    does nothing on other C libraries.
+    """
+    try:
+        mallopt, trim = ctypes.CDLL(None).mallopt, ctypes.CDLL(None).malloc_trim
+    except (AttributeError, OSError, TypeError):
+        return
+    trim(0)
+    for option in (-3, -1):  # M_MMAP_THRESHOLD, M_TRIM_THRESHOLD
+        mallopt(option, 1 << 30)
+
+
+def stop_openmp_threads() -> None:
+    """Stop OpenMP's idle threads: a forked process lacks them and would wait for them forever."""
+    if not sys.platform.startswith("linux"):
+        return
+    with open("/proc/self/maps", encoding="utf-8") as file:
+        loaded = {line.split(maxsplit=5)[-1].strip() for line in file if re.search(r"/lib(g|i)?omp[^/]*$", line)}
+    for path in loaded:
+        with suppress(OSError, AttributeError):
+            ctypes.CDLL(path).omp_pause_resource_all(2)  # omp_pause_hard
+
+
+def exit_with_parent(parent: int, signal_number: signal.Signals = signal.SIGKILL) -> None:
+    """Make the system end this process when its parent ends, even by kill -9 (Linux only)."""
+    if not sys.platform.startswith("linux"):
+        return
+    ctypes.CDLL(None).prctl(1, signal_number)  # PR_SET_PDEATHSIG
+    if os.getppid() != parent:  # the parent ended before prctl
+        os._exit(0)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Tell whether an error is a lack of memory, which torch reports only in its message."""
+    messages = ("allocate memory", "not enough memory", "out of memory")
+    return isinstance(error, MemoryError) or any(message in str(error) for message in messages)

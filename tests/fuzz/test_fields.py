@@ -24,7 +24,7 @@ from fedcir.inference.exporting import export
 from fedcir.reporting.evaluation_report import evaluate
 from fedcir.reporting.run_report import report
 from fedcir.runs.reader import load_run
-from fedcir.runtime.devices import pick_device
+from fedcir.runtime.resolution import pick_device
 
 CHECKED = ("summary.json", "calibration.json", "manifest.json", "rounds.jsonl", "config.toml")
 """Files that hold a checksum, which is no hindrance for whoever changes them on purpose."""

@@ -196,7 +196,7 @@ def describe_failure(error: BaseException) -> tuple[str, int]:
 
     if isinstance(error, FedcirError):
         return name_options(str(error), sys.argv[1:]), 2 if isinstance(error, InputError) else 1
-    from fedcir.runtime.devices import is_out_of_memory
+    from fedcir.machine import is_out_of_memory
 
     if is_out_of_memory(error):
         return "not enough memory: lower --workers, --batch-size or --image-size", 2

@@ -5,16 +5,19 @@ agree on a key by X25519 and expand it to a mask by ChaCha20. One adds it to its
 2^128, so that all masks cancel in the total. If a client is lost, the server asks the others again, with fresh masks.
 """
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedcir.errors import InputError
+from fedcir.algorithms.algorithm import Algorithm
+from fedcir.errors import InputError, RunError
 from fedcir.rng import numpy_rng
-from fedcir.types import Groups, Tensors
+from fedcir.types import ClientReply, DroppedReply, Groups, ServerContext, Tensors
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
@@ -137,3 +140,40 @@ def _list_names(groups: Groups) -> list[tuple[str, str, str]]:
     """Group, name and part of each tensor, the high part of a sum before its low part."""
     names = [(group, name.removesuffix("_high")) for group in sorted(groups) for name in sorted(groups[group])]
     return [(group, name, part) for group, name in names if not name.endswith("_low") for part in ("high", "low")]
+
+
+class LostClients(RunError):
+    """Replies of a masked round are missing, so that the masks of the others do not cancel."""
+
+    def __init__(self, round: int, dropped: Mapping[str, str]) -> None:
+        reasons = "; ".join(f"client {client}: {reason}" for client, reason in dropped.items())
+        super().__init__(f"round {round}: too few clients are left to mask their sums ({reasons})")
+        self.dropped = dict(dropped)
+
+
+def sum_masked(
+    algorithm: Algorithm, replies: Sequence[ClientReply], dropped: Mapping[str, str], context: ServerContext
+) -> tuple[list[ClientReply], ServerContext]:
+    """Return the total of masked sums as one reply, and the context with the noise of the total."""
+    if dropped:
+        raise LostClients(context.round, dropped)
+    examples = sum(reply.num_examples for reply in replies)
+    total = replace(replies[0], num_examples=examples, tensors=add_masked(reply.tensors for reply in replies))
+    if context.noise is not None:
+        multiplier = context.noise.multiplier * math.sqrt(len(replies))
+        context = replace(context, noise=replace(context.noise, multiplier=multiplier))
+    if (fault := algorithm.find_reply_fault(total, context)) is not None:
+        raise RunError(f"round {context.round}: the total of the masked sums cannot be used: {fault}")
+    return [total], context
+
+
+def simulate_masks(
+    replies: Iterable[ClientReply | DroppedReply], keys: Tensors, seed: int
+) -> Iterator[ClientReply | DroppedReply]:
+    """Mask the replies of a run on one machine as sites do."""
+    for reply in replies:
+        if isinstance(reply, ClientReply):
+            key = simulated_key(seed, reply.client_id)
+            yield replace(reply, tensors=mask_sums(reply.tensors, reply.client_id, key, keys, b"simulated"))
+        else:
+            yield reply

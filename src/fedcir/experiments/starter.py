@@ -20,7 +20,7 @@ from fedcir.data.opening import find_dataset
 from fedcir.errors import InputError
 from fedcir.experiments.recommendation import ONE_MESSAGE, TOO_FEW_IMAGES
 from fedcir.files import check_output_file, write_file
-from fedcir.runtime.devices import pick_device
+from fedcir.runtime.resolution import pick_device
 from fedcir.types import OnProgress, ignore_progress
 
 PRETRAINED = "efficientnet-lite0"

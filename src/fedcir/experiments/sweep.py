@@ -17,7 +17,7 @@ from fedcir.algorithms import find_algorithm
 from fedcir.config import Config, config_to_tables, dump_toml, make_paths_absolute
 from fedcir.errors import InputError
 from fedcir.files import EVENTS_FILE, hash_file, read_events, write_file
-from fedcir.runtime.devices import exit_with_parent
+from fedcir.machine import exit_with_parent
 from fedcir.runtime.file_formats import find_custom_files
 from fedcir.runtime.run_folder import RunFolder
 from fedcir.types import RoundRecord

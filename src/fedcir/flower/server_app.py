@@ -29,9 +29,8 @@ from fedcir.flower.site_data import AuditLog
 from fedcir.flower.site_manifest import build_manifest, release_keys
 from fedcir.flower.transport import ROUND_TIMEOUT, SITES, WAIT_SECONDS, Clock, GridTransport, NodeRegistry
 from fedcir.flower.wire import TaskHeader
-from fedcir.machine import use_threads
+from fedcir.machine import retain_freed_memory, use_threads
 from fedcir.runs.reader import describe_saved_model
-from fedcir.runtime.devices import retain_freed_memory
 from fedcir.runtime.resume import attach_run_folder
 from fedcir.runtime.rounds import Rounds, run_rounds
 from fedcir.runtime.run_folder import RunFolder

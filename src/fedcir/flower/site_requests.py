@@ -30,9 +30,9 @@ from fedcir.flower.site_data import VERSIONS, AuditLog, LocalSite, NodeConfig, o
 from fedcir.flower.site_manifest import SiteDescription
 from fedcir.flower.site_policy import Policy, PolicyError, PrivacyBudget, read_policy
 from fedcir.flower.wire import TaskHeader, pack_combined, pack_reply, unpack_header, unpack_task
-from fedcir.machine import use_threads
+from fedcir.machine import retain_freed_memory, use_threads
 from fedcir.models.tensors import count_bytes
-from fedcir.runtime.devices import pick_device, retain_freed_memory
+from fedcir.runtime.resolution import pick_device
 from fedcir.runtime.session import make_trainer
 from fedcir.server.accounting import upload_accountant
 from fedcir.tensor_files import pack_groups, unpack_groups

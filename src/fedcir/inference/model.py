@@ -22,11 +22,11 @@ from fedcir.data.examples import Examples, ImageExamples, Normalisation
 from fedcir.data.features import FeatureCache
 from fedcir.data.federation import Client
 from fedcir.errors import InputError, suggest_name
-from fedcir.machine import check_memory
+from fedcir.machine import check_memory, is_out_of_memory
 from fedcir.models.networks import use_standard_conv
 from fedcir.models.pretrained import FrozenEncoder
 from fedcir.runs.reader import Run, RunSource, restore_model, to_run
-from fedcir.runtime.devices import is_out_of_memory, pick_device
+from fedcir.runtime.resolution import pick_device
 from fedcir.runtime.resume import use_saved_model
 from fedcir.runtime.run_folder import RunFolder
 from fedcir.text import to_one_line

@@ -1,20 +1,35 @@
 """Resolve a config against the data and the machine, and build one from the arguments of a Python call."""
 
+import os
 from bisect import bisect_right
+from collections.abc import Callable
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+import torch
+from torch import nn
 
 from fedcir.algorithms import limit_rounds, resolve_algorithm
 from fedcir.algorithms.algorithm import Algorithm
 from fedcir.client.masks import FEWEST
 from fedcir.client.state import has_local_tensors
-from fedcir.config import OPTIONS, AlgorithmConfig, Assignments, Config, ConfigRequest, config_from_tables, merge_tables
+from fedcir.config import (
+    BUILTIN_MODELS,
+    OPTIONS,
+    AlgorithmConfig,
+    Assignments,
+    Config,
+    ConfigRequest,
+    ModelConfig,
+    config_from_tables,
+    merge_tables,
+)
 from fedcir.data.federation import Roster
 from fedcir.errors import InputError
+from fedcir.machine import count_cores
 from fedcir.models.optimizers import find_optimizer
-from fedcir.runtime.devices import choose_layout, find_unsafe_layer, pick_device
 from fedcir.server.accounting import epsilon_after
 from fedcir.server.aggregation import find_aggregator
 from fedcir.validation import build_dataclass
@@ -204,3 +219,59 @@ def config_from_keywords(
 
 def get_hyper_parameters(algorithm: Algorithm) -> dict[str, Any]:
     return {f.name: getattr(algorithm, f.name) for f in fields(algorithm) if f.init}
+
+
+def pick_device(name: str) -> torch.device:
+    if name == "auto":
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    usable = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    kind, colon, number = name.partition(":")
+    count = torch.cuda.device_count() if kind == "cuda" else 1
+    if not usable.get(kind) or (colon and number not in map(str, range(count))):
+        choices = " or ".join(kind for kind, is_usable in usable.items() if is_usable)
+        raise InputError(f"run.device {name!r} is not available here: use {choices}")
+    return torch.device(name)
+
+
+def pick_workers(config: Config, evaluators: int) -> int:
+    """Number of clients to train at a time: run.workers, or one for each core or GPU that has a client."""
+    most = max(config.server.active or 1, evaluators)
+    if not config.run.device.startswith("cpu"):
+        return config.run.workers or min(most, len(list_devices(config.run.device)))
+    if not (hasattr(os, "memfd_create") and hasattr(os, "fork")):  # worker processes need Linux
+        return 1
+    return config.run.workers or max(1, min(count_cores() // config.run.threads, most))
+
+
+def list_devices(name: str) -> list[str]:
+    """Devices of a name: all GPUs for cuda, one for cuda:1."""
+    return [f"cuda:{number}" for number in range(torch.cuda.device_count())] if name == "cuda" else [name]
+
+
+def choose_layout(
+    model: ModelConfig, encoder: Callable[[], nn.Module] | None = None
+) -> Literal["contiguous", "channels_last"]:
+    """Choose the faster memory layout, as measured by benchmarks/layouts.py: channels_last, where it is safe.
+
+    The choice follows a fixed rule instead of a timing, because results depend on it to the last bit.
+    """
+    if model.freeze or (model.name not in BUILTIN_MODELS and encoder is not None and find_unsafe_layer(encoder())):
+        return "contiguous"
+    if model.name == "resnet18" and model.width is not None and model.width < 16:
+        return "contiguous"  # see find_unsafe_layer
+    return "channels_last"
+
+
+def find_unsafe_layer(network: nn.Module) -> str | None:
+    """Describe the first layer that torch must not run in channels_last; None if there is none.
+
+    With few input channels, the gradient of a strided 1x1 convolution writes out of bounds in torch 2.13 on a CPU
+    (oneDNN issue 6035).
+    """
+    for name, layer in network.named_modules():
+        strided = isinstance(layer, nn.Conv2d) and layer.kernel_size == (1, 1) and max(layer.stride) > 1
+        if strided and layer.in_channels < 16:
+            return f"{name}, a strided 1x1 convolution of {layer.in_channels} channels"
+    return None

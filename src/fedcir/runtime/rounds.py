@@ -12,14 +12,13 @@ from fedcir.client.calibration import Calibration
 from fedcir.client.client_requests import RequestKind, handle_request
 from fedcir.client.cost import peak_memory, sum_costs
 from fedcir.client.local_update import LocalTrainer
-from fedcir.client.masks import FEWEST, MASKS
+from fedcir.client.masks import FEWEST, MASKS, LostClients, simulate_masks, sum_masked
 from fedcir.client.prediction import Hits
 from fedcir.client.state import ClientStore
 from fedcir.data.federation import Client
 from fedcir.errors import RunError
 from fedcir.models.tensors import clone, count_bytes, find_non_finite
 from fedcir.runtime.file_formats import find_best, round_to_save
-from fedcir.runtime.masked_rounds import LostClients, simulate_masks, sum_masked
 from fedcir.runtime.session import PRIVACY, Session
 from fedcir.server.replies import EvaluationTotals, ReplyCollector, tally_evaluations
 from fedcir.types import ClientReply, DroppedReply, Groups, RoundRecord, ServerState
@@ -149,7 +148,7 @@ def step_server(
     usable: Iterable[ClientReply] = collector.collect(replies, cohort)
     context = session.context(round)
     if session.config.server.masked:
-        usable, context = sum_masked(session, list(usable), collector.dropped, context)
+        usable, context = sum_masked(session.algorithm, list(usable), collector.dropped, context)
     private = session.private_mean()
     if private is not None:
         usable = private.release(usable, session.evaluation_groups(before))
@@ -174,7 +173,7 @@ def _step_masked(
         broadcast = replace(session.state, shared={**session.state.shared, MASKS: keys})
         replies = transport.train(broadcast, cohort)
         if not session.deployed:
-            replies = simulate_masks(session, replies, keys)
+            replies = simulate_masks(replies, keys, session.config.run.seed)
         try:
             state, collector = step_server(session, _time_replies(replies, seconds), cohort)
         except LostClients as error:

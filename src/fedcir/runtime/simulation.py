@@ -31,9 +31,8 @@ from fedcir.data.decoding import OnFile
 from fedcir.data.federation import Federation, open_federation, pool_clients
 from fedcir.data.torch_datasets import Pairs, federation_from_datasets
 from fedcir.errors import InputError, suggest_name
-from fedcir.machine import use_threads
-from fedcir.runtime.devices import list_devices, pick_workers, retain_freed_memory
-from fedcir.runtime.resolution import config_from_keywords, resolve_config
+from fedcir.machine import retain_freed_memory, use_threads
+from fedcir.runtime.resolution import config_from_keywords, list_devices, pick_workers, resolve_config
 from fedcir.runtime.resume import attach_run_folder
 from fedcir.runtime.rounds import Rounds, SerialTransport, Transport, run_rounds, summarise
 from fedcir.runtime.run_folder import RunFolder

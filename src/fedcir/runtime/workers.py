@@ -29,8 +29,8 @@ from fedcir.client.local_update import LocalTrainer
 from fedcir.client.state import ClientStore
 from fedcir.data.federation import Client
 from fedcir.errors import InputError
+from fedcir.machine import exit_with_parent, is_out_of_memory, stop_openmp_threads
 from fedcir.models.tensors import clone
-from fedcir.runtime.devices import exit_with_parent, is_out_of_memory, stop_openmp_threads
 from fedcir.runtime.rounds import SerialTransport
 from fedcir.text import to_one_line
 from fedcir.types import ClientReply, Groups
