@@ -7,14 +7,13 @@ import typer
 from typer.main import get_command
 
 from fedcir.cli.application import DEBUG, App, catch_signals, escape_output, fail, ignore_signals
-from fedcir.cli.courier import inspect, merge, site
 from fedcir.cli.data import data
-from fedcir.cli.deploy import deploy
 from fedcir.cli.options import option
 from fedcir.cli.predict import export, predict
 from fedcir.cli.report import audit, diagnose, evaluate, forget, report, worth
 from fedcir.cli.run import compare, reproduce, run
 from fedcir.cli.settings import algorithms, init, recommend, settings, tune
+from fedcir.cli.sites import deploy, inspect, merge, site
 
 app = App("Train one classifier across sites whose data look different, without moving the data.")
 
