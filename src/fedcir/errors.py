@@ -8,7 +8,7 @@ class FedcirError(Exception):
     """An error that ends a command with one line, which names the value and the fix."""
 
     def __init__(self, message: str, public: str = "") -> None:
-        super().__init__(_replace_unprintable(message))
+        super().__init__(replace_unprintable(message))
         self.public = public
         """The message without names of files or images, which a site may send to the server; empty if there is none."""
 
@@ -28,6 +28,6 @@ def suggest_name(name: str, choices: Iterable[str]) -> str:
     return f"did you mean {close[0]!r}?" if close else f"choose from {', '.join(names)}"
 
 
-def _replace_unprintable(text: str) -> str:
+def replace_unprintable(text: str) -> str:
     """Return text as one line that a terminal can show."""
     return "".join(c if c.isprintable() else " " if c.isspace() else "\ufffd" for c in text)

@@ -4,14 +4,16 @@ import contextlib
 import re
 from collections.abc import Sequence
 
+from fedcir.errors import replace_unprintable
+
 CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 """Control characters but for tabs and line ends, marks that turn the direction of text, and halves of characters."""
 
 
 def to_one_line(text: object, most: int | None = None) -> str:
-    """Put any text, or the message of an exception, on one line of at most `most` characters."""
-    line = " ".join(str(text).split())
-    return line if most is None or len(line) <= most else f"{line[:most]}..."
+    """Put any text, or the message of an exception, on one printable line of at most `most` characters."""
+    line = " ".join(replace_unprintable(str(text)).split())
+    return line if most is None or len(line) <= most else f"{line[: most - 3]}..."
 
 
 def describe_error(error: BaseException, most: int | None = None) -> str:

@@ -9,7 +9,6 @@ from fedcir.analysis.divergence import (
     distance,
     divergences,
     proxy_a_distance,
-    risks,
 )
 from fedcir.analysis.findings import verdict
 from fedcir.client.cost import cost_to_target as to_target
@@ -27,7 +26,6 @@ __all__ = [
     "distance",
     "divergences",
     "proxy_a_distance",
-    "risks",
     "to_target",
     "verdict",
 ]

@@ -288,11 +288,6 @@ def compute_bound(predictions: Sequence[DomainPredictions], distances: Divergenc
     return Bound(risk, distances.mean_to_mixture)
 
 
-def risks(records: Sequence[RoundRecord]) -> dict[int, dict[str, float]]:
-    """Mean test loss of the global model by evaluated round and client."""
-    return {record.round: record.risk for record in records if record.risk}
-
-
 def average_risk(records: Sequence[RoundRecord]) -> dict[int, float]:
     """Mean risk over clients by round, without domains that no client trains on."""
     return {record.round: record.risk_mean for record in records if record.risk_mean is not None}

@@ -201,8 +201,7 @@ def prepare(
     started = []
     for job in jobs:
         algorithm, folder = _make_algorithm(job.config.algorithm), RunFolder(job.out)
-        if folder.exists and not resume:
-            raise InputError(f"{job.out} already holds a run: resume it, or choose another folder")
+        folder.check_start(resume)
         if folder.exists and not job.is_done:
             check_settings(folder, job.config, algorithm)
             started.append(job)

@@ -68,10 +68,7 @@ def run_local_federation(
         raise InputError(f"timeout must be above 0, got {timeout:g}")
     folder = RunFolder(out)
     check_deployable(config, make_algorithm(config.algorithm))
-    if from_round is not None and not (resume and folder.exists):
-        raise InputError(f"{out} is not resumed, so it cannot go back to round {from_round}: resume it, or start anew")
-    if folder.exists and not resume:
-        raise InputError(f"{out} already holds a run: resume it, or choose another folder")
+    folder.check_start(resume, from_round)
     with folder.lock():  # errors about the folder come before anything is started
         pass
     federation = open_federation(config, on_file)

@@ -197,10 +197,9 @@ def check_deployable(config: Config, algorithm: Algorithm) -> None:
 
 def _load_manifest(folder: RunFolder, resume: bool) -> dict[str, Any] | None:
     """Load the manifest of a run to resume; errors are raised before any waiting for sites."""
+    folder.check_start(resume)
     if not folder.exists:
         return None
-    if not resume:
-        raise InputError(f"{folder.path} already holds a run: resume it, or choose another folder")
     manifest = folder.manifest()
     if "key" not in manifest:
         raise InputError(f"{folder.path} was started on one machine, not across sites: choose another folder")

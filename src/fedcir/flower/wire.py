@@ -25,6 +25,7 @@ from fedcir.client.client_requests import RequestKind
 from fedcir.config import Config, config_from_tables, config_to_tables
 from fedcir.errors import InputError
 from fedcir.flower.flwr_adapter import LATE_CODES
+from fedcir.text import to_one_line
 from fedcir.types import ClientReply, DroppedReply, Groups, Tensors
 
 FORMAT = 3
@@ -136,7 +137,7 @@ def unpack_reply(
         return DroppedReply(client, describe_error(message))
     content = message.content if part is None else _select_part(message.content, part)
     if isinstance(content, str):
-        return DroppedReply(client, to_one_line(content))
+        return DroppedReply(client, to_one_line(content, MAX_LINE))
     try:
         expected = {f"{group}/{name}": tensor for group, bag in template.items() for name, tensor in bag.items()}
         arrays = {name: array.data for name, array in content.array_records.get(ARRAYS, ArrayRecord()).items()}
@@ -153,20 +154,14 @@ def unpack_reply(
             return DroppedReply(client, f"{NUM_EXAMPLES} is missing, or not a whole number")
         return ClientReply(client, int(num_examples), _group_tensors(named, template), metrics)
     except (ValueError, TypeError, AttributeError, OverflowError) as error:
-        return DroppedReply(client, f"its reply cannot be read: {to_one_line(error)}")
+        return DroppedReply(client, f"its reply cannot be read: {to_one_line(error, MAX_LINE)}")
 
 
 def describe_error(message: Message) -> str:
     """Return why a node could not reply, in one line."""
     if message.error.code in LATE_CODES:
         return NO_REPLY
-    return to_one_line(message.error.reason or f"error {message.error.code} without a reason")
-
-
-def to_one_line(text: object) -> str:
-    """Make text of others safe for a log or a terminal: one line, at most 200 characters, no control character."""
-    words = " ".join(str(text).split())[:MAX_LINE]
-    return "".join(letter if letter.isprintable() else "?" for letter in words)
+    return to_one_line(message.error.reason or f"error {message.error.code} without a reason", MAX_LINE)
 
 
 def make_message(content: RecordDict, node: int, kind: str, round: int = 0, ttl: float | None = None) -> Message:

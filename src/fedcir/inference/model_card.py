@@ -132,7 +132,7 @@ def _describe_data(trained: TrainedModel, is_private: bool) -> str:
     rows = ["| domain | clients that train |", "|---|---:|"]
     if not is_private:
         rows = ["| domain | clients that train | training images | test images |", "|---|---:|---:|---:|"]
-    tested = _count_test_images(trained)
+    tested = trained.run.test_images
     for name, numbers in counts.items():
         row = f"| {escape_markdown(name)} | {sum(number > 0 for number in numbers)} |"
         shown = f" {sum(numbers):,} | {f'{tested[name]:,}' if name in tested else ''} |"
@@ -156,7 +156,7 @@ def _describe_method(trained: TrainedModel, is_private: bool) -> str:
 def _describe_accuracy(trained: TrainedModel, tested: dict[str, Any], note: str, is_private: bool) -> str:
     if is_private:
         return "## Accuracy\n\nAccuracies are not given: clients count them on their images without noise."
-    counts, unseen = _count_test_images(trained), tested.get("unseen") or []
+    counts, unseen = trained.run.test_images, tested.get("unseen") or []
     rows = ["| domain | test accuracy (%) | 95 % interval (Wilson) |", "|---|---:|---|"]
     for name, value in tested["accuracy"].items():
         mark, interval = " (not trained on)" if name in unseen else "", ""
@@ -252,14 +252,6 @@ def _describe_use(trained: TrainedModel, file: str, format: str) -> str:
     values = {"size": trained.size, "channels": trained.channels, "mode": "RGB" if trained.channels == 3 else "L"}
     code = CODE[format].format(file=_quote(file), **values)
     return f"## How to use it\n\n```python\n{code}\n```" + ("" if format == "safetensors" else RESIZE)
-
-
-def _count_test_images(trained: TrainedModel) -> dict[str, int]:
-    """Test images by domain, where the run knows."""
-    manifest = trained.run.manifest
-    if "test" in manifest:
-        return {name: len(ids) for name, ids in manifest["test"].items()}
-    return {c["domain"]: int(c["test"]) for c in manifest["clients"] if isinstance(c.get("test"), int)}
 
 
 def _quote(text: str) -> str:

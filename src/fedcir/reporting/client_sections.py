@@ -89,7 +89,7 @@ def _build_accuracy_bars(study: Study, method: MethodResult, domains: Sequence[s
     bars = []
     for position, name in enumerate(domains):
         if (estimate := method.domains.get(name)) is not None:
-            value, std, images = estimate.mean, estimate.std, len(run.manifest.get("test", {}).get(name, ()))
+            value, std, images = estimate.mean, estimate.std, run.test_images.get(name)
             interval = Interval(value, value - (std or 0.0), value + (std or 0.0))
             if std is None and images:
                 interval = wilson_interval(round(value * images), images)

@@ -20,7 +20,6 @@ from fedcir.rng import numpy_rng
 from fedcir.runs.reader import Run
 from fedcir.runtime.run_folder import IMAGE_HASHES, RunFolder
 
-Numbers = NDArray[np.float32]
 Labels = NDArray[np.int64]
 
 SEED = 0

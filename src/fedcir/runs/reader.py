@@ -72,6 +72,14 @@ class Run:
         return final
 
     @property
+    def test_images(self) -> dict[str, int]:
+        """Number of test images by domain; empty if unknown."""
+        if (names := self.manifest.get("test")) is not None:
+            return {domain: len(ids) for domain, ids in names.items()}
+        clients = self.manifest.get("clients", ())  # across sites, the first client of a domain holds its test set
+        return {client["domain"]: client["test"] for client in reversed(clients) if isinstance(client.get("test"), int)}
+
+    @property
     def saved_round(self) -> int:
         """Round of the saved model."""
         return int((self.summary or {}).get("saved", {}).get("round", len(self.records)))

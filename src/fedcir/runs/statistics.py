@@ -116,14 +116,8 @@ class RunAccuracy:
         final = run.final
         accuracy = {name: value for name, value in final["accuracy"].items() if name not in final.get("unseen", ())}
         hits = {} if run.hits is None else {name: hits.correct for name, hits in run.hits.domains.items()}
-        names = run.manifest.get("test")
-        if names is not None:
-            images = {name: len(ids) for name, ids in names.items()}
-        else:  # of a run across sites, whose manifest holds only the number
-            clients = [client for client in run.manifest.get("clients", ()) if isinstance(client.get("test"), int)]
-            images = {client["domain"]: client["test"] for client in reversed(clients)}
-        images |= {name: len(correct) for name, correct in hits.items()}
-        return cls(accuracy, images, hash_test_set(names or {}), hits)
+        images = run.test_images | {name: len(correct) for name, correct in hits.items()}
+        return cls(accuracy, images, hash_test_set(run.manifest.get("test") or {}), hits)
 
     @property
     def mean(self) -> float:

@@ -93,15 +93,12 @@ def attach_run_folder(session: Session, out: Path, resume: bool, from_round: int
     """
     config, roster = session.config, session.roster
     session.folder = folder = RunFolder(out, session.identity)
-    if from_round is not None and not (resume and folder.exists):
-        raise InputError(f"{out} is not resumed, so it cannot go back to round {from_round}: resume it, or start anew")
+    folder.check_start(resume, from_round)
     if not folder.exists:
         if session.releases is not None:
             session.releases.start()
         folder.create(config, roster.manifest, roster.hash_images())
         return
-    if not resume:
-        raise InputError(f"{out} already holds a run: resume it, or choose another folder")
     check_settings(folder, config, session.algorithm)
     check_data(folder, config, roster)
     _check_epsilon(session, folder)

@@ -60,6 +60,14 @@ class RunFolder:
     def finished(self) -> bool:
         return (self.path / "summary.json").is_file()
 
+    def check_start(self, resume: bool, from_round: int | None = None) -> None:
+        """Refuse to begin a run where there is one already, and to go back in one that is not resumed."""
+        if from_round is not None and not (resume and self.exists):
+            cannot = f"is not resumed, so it cannot go back to round {from_round}"
+            raise InputError(f"{self.path} {cannot}: resume it, or start anew")
+        if self.exists and not resume:
+            raise InputError(f"{self.path} already holds a run: resume it, or choose another folder")
+
     def create(self, config: Config, manifest: dict[str, Any], hashes: ImageHashes | None = None) -> None:
         """Write the first files of a run; config.toml comes last, so that its presence means that all are there."""
         from fedcir import __version__
