@@ -34,6 +34,7 @@ class Survival(Task):
 
     metrics_reported = (Metric("concordance", "concordance index"),)
     loss_name = "cox"
+    takes_sums = True
     adds_over_batches = False
 
     @property

@@ -42,6 +42,8 @@ class Task(ABC):
     """Whether every example has exactly one class, as methods with `needs_classes` require."""
     loss_name: ClassVar[str] = "loss"
     """Name of the loss in records."""
+    takes_sums: ClassVar[bool] = False
+    """Whether `fit` is called with the sums over the targets of all training rows."""
     adds_over_batches: ClassVar[bool] = True
     """Whether `metrics` adds over batches of a client; otherwise it is computed on all its examples at once."""
 
@@ -164,4 +166,8 @@ def add_sums(parts: Sequence[Mapping[str, float]]) -> Sums:
 def check_shape(targets: Tensor, shape: Sequence[int], source: str, advice: str) -> None:
     """Raise InputError unless the targets have this shape after the first dimension."""
     if list(targets.shape[1:]) != list(shape):
-        raise InputError(f"{source} gives targets of the shape {list(targets.shape[1:])}: {advice}")
+        raise InputError(f"{source} gives targets of the shape {describe_shape(targets.shape)}: {advice}")
+
+
+def describe_shape(shape: Sequence[int]) -> str:
+    return f"({', '.join(['N', *map(str, shape[1:])])})"
