@@ -250,9 +250,13 @@ def site_key(kind: str, domain: str, client: int) -> int:
     return seed_for(0, *paths[kind]) >> 1 if kind in paths else 0
 
 
-def site_keys(ctx: LocalContext) -> list[int]:
+def list_site_keys(domain: str, client: int) -> list[int]:
     """Keys under which a model may have statistics for a client."""
-    return [site_key(kind, ctx.domain, ctx.client) for kind in ("client", "domain")]
+    return [site_key(kind, domain, client) for kind in ("client", "domain")]
+
+
+def site_keys(ctx: LocalContext) -> list[int]:
+    return list_site_keys(ctx.domain, ctx.client)
 
 
 def select_sums(sums: Tensors, part: str) -> Tensors:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedcir.algorithms.algorithm import PERSONAL
 from fedcir.client.calibration import calibration_sums
+from fedcir.client.head_bank import COALITIONS, pack_head_hits
 from fedcir.client.local_update import LOCAL, LocalTrainer, draw_batches, train_client
 from fedcir.client.prediction import Output, pack_hits, predict
 from fedcir.client.state import ClientStore
@@ -63,7 +64,8 @@ def evaluate_client(
 ) -> ClientReply:
     """Evaluate a model on a client's test set; the reply carries counts, which add over clients.
 
-    After the last round it also carries one bit for each test image, except at a site or under privacy.
+    After the last round it also carries one bit for each test image, except at a site or under privacy. With heads of
+    coalitions in the broadcast it carries a bit for each of them and each test image.
     """
     assert client.test is not None
     ctx = load_for_evaluation(trainer, client, broadcast, client_state, round)
@@ -72,6 +74,8 @@ def evaluate_client(
     tensors: Groups = {}
     if is_last and not trainer.deployed and trainer.privacy.clip is None:
         tensors = pack_hits(correct, labels, trainer.num_classes)
+    if COALITIONS in broadcast:
+        tensors = {**tensors, **pack_head_hits(trainer, client.test, broadcast[COALITIONS], ctx)}
     if client.validation is not None:
         validation, _, _ = _evaluate_examples(trainer, client.validation, ctx)
         metrics |= {f"validation/{name}": value for name, value in validation.items()}

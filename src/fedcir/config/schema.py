@@ -297,6 +297,8 @@ class ServerConfig:
     """The run ends after so many tests in a row without a higher mean accuracy on validation images."""
     masked: bool = False
     """Clients mask their sums (fedcirone), so that the server learns only the total of all of them."""
+    store_sums: bool = False
+    """Store each client's sums (fedcirone) in the run folder, and test all coalitions, for `worth` and `forget`."""
     checkpoint_every: Count = 5
     """Save a checkpoint every N rounds; a run that was killed repeats the rounds after its last one."""
     keep: Literal["last", "best"] = "last"
