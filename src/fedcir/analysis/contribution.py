@@ -18,6 +18,7 @@ from scipy.special import ndtri
 from fedcir.algorithms.fedcirone import FedCiROne, site_keys
 from fedcir.client.head_bank import collect_features
 from fedcir.data.federation import Federation
+from fedcir.data.manifest import count_names
 from fedcir.errors import InputError
 from fedcir.inference.evaluation import wilson_interval
 from fedcir.runs.reader import RestoredModel, Run
@@ -242,8 +243,7 @@ def read_coalitions(run: Run) -> CoalitionHits:
             start = sum(part.shape[1] for part in parts)
             rows[domain] = slice(start, start + tested)
             parts.append(np.unpackbits(bits[domain].numpy(), axis=1, count=tested).astype(np.float32))
-        images = client["train"] if isinstance(client["train"], int) else len(client["train"])
-        sites.append(TestedSite(names[number], domain, images, rows[domain]))
+        sites.append(TestedSite(names[number], domain, count_names(client["train"]), rows[domain]))
     return CoalitionHits.of(sites, np.concatenate(parts, axis=1), len(run.card["classes"]), *widths)
 
 

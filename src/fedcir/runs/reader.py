@@ -193,6 +193,13 @@ class Run:
             algorithm = use_saved_algorithm(name, self.path, self.trust_code)
         return resolve_algorithm(algorithm)[1]
 
+    def make_builder(self, model: ModelConfig) -> NetworkBuilder:
+        """NetworkBuilder of the network as it trained: with a frozen encoder, on its features."""
+        card, classes, seed = self.card, len(self.card["classes"]), self.config.run.seed
+        if "shape" in card:
+            return make_array_builder(model, classes, card["shape"], seed)
+        return make_image_builder(model, classes, card["channels"], seed, card["image_size"])
+
     def builder(self, arrays: Tensors, encoder: nn.Module | None = None) -> NetworkBuilder:
         """NetworkBuilder to build the network of these tensors: on images, or with the caller's encoder."""
         classes, seed = len(self.card["classes"]), self.config.run.seed
@@ -204,10 +211,7 @@ class Run:
             if Path(model.name).name != Path(configured).name:  # trust covers only the model of the settings
                 saved = f"{self.path}/model.safetensors is of {model.name}"
                 raise InputError(f"{saved}, not of {configured}; {REWRITE_HINT}")
-            model = use_saved_model(model, self.path, self.trust_code)
-            if "shape" in self.card:
-                return make_array_builder(model, classes, self.card["shape"], seed)
-            return make_image_builder(model, classes, self.card["channels"], seed, self.card["image_size"]).whole()
+            return self.make_builder(use_saved_model(model, self.path, self.trust_code)).whole()
         if encoder is None:
             fix = "pass one like it, as in run.model(encoder=...)"
             raise InputError(f"{self.path} was trained by fedcir.train with its caller's encoder: {fix}")

@@ -293,7 +293,13 @@ class Session:
         model = self.modules["model"]
         fit_site_count(model, state.shared["model"])
         model.load_state_dict(state.shared["model"])
-        return self.stored_sums.make_heads(self.algorithm, model.encoder, self.context(state.round).domain_of)
+        return self.stored_sums.make_heads(self.algorithm, model.encoder, self._find_domain)
+
+    def _find_domain(self, client: int) -> str:
+        clients = self.roster.manifest["clients"]
+        if client >= len(clients) or clients[client]["id"] != client:  # sites need not hold all partitions
+            return str(next(entry["domain"] for entry in clients if entry["id"] == client))
+        return str(clients[client]["domain"])
 
     def make_trainer(self, device: str | None = None) -> LocalTrainer:
         return make_trainer(self.config, self.algorithm, self.roster.builder, device)
@@ -314,7 +320,7 @@ class Session:
         return ServerContext(
             *(round, server.rounds, classes, batch, server.weighting, norm, rng, clients),
             broadcast=self.state.shared,
-            domain_of=lambda client: str(self.roster.manifest["clients"][client]["domain"]),
+            domain_of=self._find_domain,
             noise=make_noise(self.config.privacy),
             count_steps=self.config.local.count_steps,
             momentum=self.config.local.momentum,
