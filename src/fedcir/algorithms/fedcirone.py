@@ -9,7 +9,7 @@ Learning with Closed-form Classifiers. ICML 2024. https://arxiv.org/abs/2406.011
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 import torch
@@ -19,20 +19,11 @@ from fedcir.algorithms.algorithm import Algorithm, Batch, Replies
 from fedcir.errors import InputError
 from fedcir.models.builder import NetworkBuilder
 from fedcir.models.classifier import Classifier
-from fedcir.models.closed_form import (
-    FeatureSums,
-    LinearHead,
-    RidgePath,
-    StandardisedEncoder,
-    StandardisedHead,
-    add_sums,
-    count_examples,
-    gram_sums,
-    is_gram,
-)
+from fedcir.models.closed_form import FeatureSums, LinearHead, RidgePath, add_sums, count_examples, gram_sums, is_gram
 from fedcir.models.private_sums import RandomProjection, add_noise, are_noised_sums, bound_rows, choose_penalty
+from fedcir.models.site_statistics import SitePool, StandardisedEncoder, StandardisedHead
 from fedcir.rng import seed_for, torch_rng
-from fedcir.types import ClientReply, ExampleNoise, Groups, LocalContext, Modules, ServerContext, ServerState, Tensors
+from fedcir.types import ClientReply, Groups, LocalContext, Modules, ServerContext, ServerState, Tensors
 from fedcir.validation import Between
 
 MARGIN = 0.99
@@ -173,7 +164,7 @@ class FedCiROne(Algorithm):
         logits: Tensor = model.head(model.encoder(x, site_keys(ctx)))
         return logits
 
-    def _fit(self, pool: "SitePool", releases: int) -> StandardisedHead:
+    def _fit(self, pool: SitePool, releases: int) -> StandardisedHead:
         """Fit the head to the standardised sums of all sites, with the best penalty."""
         train, held, pooled, noise = pool.train, pool.held, pool.pooled, pool.noise
         if train is None or pooled is None:
@@ -206,42 +197,6 @@ class FedCiROne(Algorithm):
         if self.head == "lda":
             return path.fit_discriminant(penalty, uniform=self.balance == "labels")
         return path.fit_once(penalty) if once else path.fit(penalty)
-
-
-@dataclass
-class SitePool:
-    """Sums of sites, which are standardised and added up as they come."""
-
-    kind: str
-    features: int
-    noise: ExampleNoise | None
-    balance: str
-    train: FeatureSums | None = None
-    held: FeatureSums | None = None
-    """Over validation examples."""
-    pooled: FeatureSums | None = None
-    """Of training examples as they are."""
-    statistics: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
-    """Mean and spread by the key of a site."""
-
-    def add(self, key: int, site: Groups) -> None:
-        """Standardise the sums of a site by its own statistics, and add them."""
-        features = self.features
-        sums = FeatureSums.from_exact(site["train"], features)
-        if self.noise is not None:
-            sums = replace(sums, counts=sums.counts.clamp_min(0))
-        if not sums.total:
-            return
-        zero, one = torch.zeros(features, dtype=torch.double), torch.ones(features, dtype=torch.double)
-        # Noise exceeds the spread of a projected feature, and a random projection makes spreads alike.
-        spread = sums.spread if self.noise is None else one
-        statistics = self.statistics[key] = (zero, one) if self.kind == "none" else (sums.mean, spread)
-        part = sums.standardise(*statistics) * (1 / sums.total if self.balance == "domains" else 1.0)
-        self.train = part if self.train is None else self.train + part
-        self.pooled = sums if self.pooled is None else self.pooled + sums
-        if "validation" in site:
-            other = FeatureSums.from_exact(site["validation"], features).standardise(*statistics)
-            self.held = other if self.held is None else self.held + other
 
 
 def site_key(kind: str, domain: str, client: int) -> int:

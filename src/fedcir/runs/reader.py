@@ -21,7 +21,7 @@ from fedcir.data.federation import Client
 from fedcir.errors import InputError, suggest_name
 from fedcir.files import RESTORE_HINT
 from fedcir.models.builder import NetworkBuilder, make_array_builder, make_image_builder
-from fedcir.models.closed_form import fit_site_count
+from fedcir.models.site_statistics import fit_site_count
 from fedcir.models.tensors import HEAD, batchnorm_names, find_mismatch, find_non_finite
 from fedcir.runtime.resume import use_saved_algorithm, use_saved_model
 from fedcir.runtime.run_folder import REWRITE_HINT, RunFolder

@@ -29,7 +29,7 @@ from fedcir.data.federation import Roster
 from fedcir.errors import RunError
 from fedcir.files import compute_checksum
 from fedcir.models.builder import NetworkBuilder
-from fedcir.models.closed_form import fit_site_count
+from fedcir.models.site_statistics import fit_site_count
 from fedcir.models.tensors import snapshot
 from fedcir.rng import numpy_rng, secret_rng, torch_rng
 from fedcir.runtime.file_formats import has_stalled, round_to_save

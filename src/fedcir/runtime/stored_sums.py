@@ -13,7 +13,7 @@ from torch import Tensor
 from fedcir import files
 from fedcir.algorithms.fedcirone import FedCiROne, list_site_keys
 from fedcir.client.head_bank import COALITIONS
-from fedcir.models.closed_form import StandardisedEncoder
+from fedcir.models.site_statistics import StandardisedEncoder
 from fedcir.server.coalitions import Message, check_sites, solve_heads, standardise_messages
 from fedcir.tensor_files import pack_groups, unpack_groups
 from fedcir.types import ClientReply, Groups, Tensors, ignore_progress

@@ -14,7 +14,8 @@ from fedcir.algorithms.fedcirone import FedCiROne, select_sums
 from fedcir.client.head_bank import HeadBank
 from fedcir.errors import InputError
 from fedcir.machine import check_memory
-from fedcir.models.closed_form import FeatureSums, LinearHead, RidgePath, StandardisedEncoder
+from fedcir.models.closed_form import FeatureSums, LinearHead, RidgePath
+from fedcir.models.site_statistics import StandardisedEncoder
 from fedcir.types import OnProgress, Tensors
 
 MAX_PLAYERS = 12
