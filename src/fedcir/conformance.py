@@ -17,6 +17,8 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from fedcir.algorithms.algorithm import Algorithm
@@ -24,6 +26,7 @@ from fedcir.config import Config, DataConfig, LocalConfig, ModelConfig, ServerCo
 from fedcir.data.federation import Federation, pool_clients
 from fedcir.data.opening import open_dataset
 from fedcir.data.torch_datasets import federation_from_datasets
+from fedcir.errors import InputError
 from fedcir.machine import use_threads
 from fedcir.models.builder import make_image_builder
 from fedcir.models.networks import CNN
@@ -32,11 +35,17 @@ from fedcir.runtime.resolution import config_from_keywords, get_hyper_parameters
 from fedcir.runtime.rounds import SerialTransport, run_rounds, step_server
 from fedcir.runtime.session import Session, open_session
 from fedcir.runtime.simulation import open_rounds
+from fedcir.tasks.multilabel import MultiLabel
+from fedcir.tasks.regression import Regression
+from fedcir.tasks.segmentation import Segmentation
+from fedcir.tasks.survival import Survival
+from fedcir.tasks.task import Task
 from fedcir.text import describe_error
 from fedcir.types import Aggregator, ClientReply, Groups, ServerState, Tensors
 
 CLASSES = 3
 SIZES = (20, 12, 1, 9)  # a client with one sample among them
+TASKS = (MultiLabel(("a", "b", "c")), Regression(("a",)), Survival(("event", "time")), Segmentation(("a", "b")))
 
 
 class Failure(AssertionError):
@@ -266,6 +275,21 @@ def it_survives_small_clients_and_partial_participation(subject: Subject) -> Non
     _require(not any(record.dropped for record in session.records), "a small client's reply was dropped")
 
 
+def it_trains_on_any_task_or_needs_classes(subject: Subject) -> None:
+    """A method takes labels, numbers, survival times and masks, unless it declares that it computes with classes."""
+    for task in TASKS:
+        try:
+            session = _run(subject.algorithm, task=task, rounds=1, local_steps=1)
+        except Exception as error:
+            fix = "set needs_classes = True if the method computes with classes"
+            refused = isinstance(error, InputError) and subject.algorithm.needs_classes
+            _require(refused, f"{task.name} fails with {describe_error(error)}; {fix}")
+            continue
+        (record,) = session.records
+        _require(not record.dropped, f"{task.name}: {record.dropped}")
+        _require(record.score_mean is not None, f"{task.name} is not evaluated")
+
+
 CHECKS: tuple[Check, ...] = (
     is_a_frozen_dataclass_of_plain_values,
     a_reply_carries_what_is_declared,
@@ -279,6 +303,7 @@ CHECKS: tuple[Check, ...] = (
     integer_buffers_take_the_maximum,
     it_learns,
     it_survives_small_clients_and_partial_participation,
+    it_trains_on_any_task_or_needs_classes,
 )
 
 
@@ -310,7 +335,7 @@ class Absent(SerialTransport):
 
 
 def _make_settings(
-    algorithm: Algorithm, seed: int = 0, sizes: Sequence[int] = SIZES, **options: Any
+    algorithm: Algorithm, seed: int = 0, sizes: Sequence[int] = SIZES, task: Task | int = CLASSES, **options: Any
 ) -> tuple[Config, Federation]:
     settings = {"rounds": 3, "local_steps": 2, "lr": 0.05, **options}
     config, _ = config_from_keywords(
@@ -318,19 +343,26 @@ def _make_settings(
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        encoder = CNN(channels=1, width=2)
-    clients = [(_make_toy(size, seed=i), _make_toy(12, seed=100 + i)) for i, size in enumerate(sizes)]
-    federation = federation_from_datasets(clients, encoder, CLASSES, latent=None, seed=seed)
+        maps = nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.BatchNorm2d(2), nn.ReLU())
+        encoder = maps if isinstance(task, Segmentation) else CNN(channels=1, width=2)
+    clients = [(_make_toy(size, i, task), _make_toy(12, 100 + i, task)) for i, size in enumerate(sizes)]
+    federation = federation_from_datasets(clients, encoder, task, latent=None, seed=seed)
     return config, pool_clients(federation) if algorithm.pools else federation
 
 
-def _make_toy(size: int, seed: int) -> TensorDataset:
-    """Images whose bright row tells the class, on a ground of the client's own brightness."""
+def _make_toy(size: int, seed: int, task: Task | int = CLASSES) -> TensorDataset:
+    """Images whose bright row tells the class, or its number, label, time or pixels, on the client's own ground."""
     rng = torch.Generator().manual_seed(seed)
     labels = torch.arange(size) % CLASSES
     images = 0.3 * torch.randn(size, 1, 8, 8, generator=rng) + 0.2 * (seed % 100)
     images[torch.arange(size), :, labels * 2 + 1] += 2.0
-    return TensorDataset(images, labels)
+    targets: dict[type, Tensor] = {
+        MultiLabel: F.one_hot(labels, CLASSES),
+        Regression: labels,
+        Survival: torch.stack([torch.ones(size), labels + 1], dim=1),
+        Segmentation: (images[:, 0] > 1).long(),
+    }
+    return TensorDataset(images, targets.get(type(task), labels))
 
 
 @contextmanager

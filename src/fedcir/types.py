@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -87,6 +87,7 @@ class LocalContext:
     round: int
     total_rounds: int
     num_classes: int
+    """Width of the head's outputs: the number of classes, where the task has any."""
     batch_size: int
     broadcast: Groups
     rng: torch.Generator
@@ -99,9 +100,11 @@ class LocalContext:
     momentum: float = 0.0
     """Momentum of these steps, which starts at zero."""
     labels: Callable[[], Tensor] = _refuse_labels
-    """Labels of the client's training set, (N,), read when called."""
-    cross_entropy: Callable[[Tensor, Tensor], Tensor] = _cross_entropy
-    """Cross-entropy of logits (B, C) on the client's data, corrected as local.prior or local.balance says."""
+    """Class of each example of the client's training set, (N,), read when called."""
+    loss: Callable[[Tensor, Tensor], Tensor] = _cross_entropy
+    """The task's mean loss of outputs and targets; cross-entropy is corrected as local.prior or local.balance says."""
+    loss_name: str = "ce"
+    """Name of this loss in records."""
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
     """Makes the context in which losses are computed, with the precision of the run."""
     client: int = 0
@@ -113,6 +116,11 @@ class LocalContext:
     noise: ExampleNoise | None = None
     """Noise that `local_summary` must add to what it sums over examples, from `noise_rng`; None without any."""
     noise_rng: np.random.Generator | None = None
+
+    @property
+    def cross_entropy(self) -> Callable[[Tensor, Tensor], Tensor]:
+        """The loss, by its name in methods that need classes."""
+        return self.loss
 
     @property
     def received(self) -> Groups:
@@ -230,6 +238,10 @@ class Metric:
             return ""
         return f"{self.scale * value:.{digits}f}" if self.is_share else f"{value:.{digits + 2}g}"
 
+    def show(self, value: float) -> str:
+        """Format a value with its unit, for a line of text."""
+        return f"{value:.1%}" if self.is_share else f"{value:.4g}"
+
     def find_best(self, values: Iterable[float]) -> float | None:
         return (max if self.higher_is_better else min)(values, default=None)
 
@@ -239,35 +251,73 @@ class Metric:
     def is_better(self, value: float, other: float) -> bool:
         return value > other if self.higher_is_better else value < other
 
+    def to_fields(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Rename scores by their names in files to the fields of RoundRecord."""
+        names = {self.name_in_files(field): field for field in SCORES}
+        return {names.get(name, name): value for name, value in values.items()}
+
+    def name_in_files(self, field: str) -> str:
+        """Name of a field of RoundRecord in files: "accuracy" of `scores`, "accuracy_mean" of `score_mean`."""
+        return self.name + field.removeprefix("scores").removeprefix("score") if field in SCORES else field
+
 
 ACCURACY = Metric("accuracy", "accuracy")
+SCORES = ("scores", "score_mean", "score_weighted", "score_worst", "score_unseen")
+"""Fields of RoundRecord that hold the primary metric, whose name stands for "score" in files."""
+
+
+def _alias_of_classification(field: str) -> property:
+    """Name of a score in records of classification; None in those of other tasks."""
+    return property(lambda record: getattr(record, field) if record.metric == ACCURACY else None)
 
 
 @dataclass(frozen=True)
 class RoundRecord:
-    """One line of rounds.jsonl. Accuracies are fractions, None in a round without evaluation."""
+    """One line of rounds.jsonl. Scores are values of the primary metric, None in a round without evaluation."""
 
     round: int
     losses: dict[str, float]
-    accuracy: dict[str, float] | None
-    accuracy_mean: float | None
-    accuracy_weighted: float | None
-    accuracy_worst: float | None
+    scores: dict[str, float] | None
+    """By domain, where the test examples define one."""
+    score_mean: float | None
+    score_weighted: float | None
+    """Of the test examples of all domains together."""
+    score_worst: float | None
     bytes_down: int
     bytes_up: int
     flops: int
     seconds: dict[str, float]
     dropped: dict[str, str]
     validation: dict[str, float] | None = None
-    """Accuracy by domain on the images that were set aside to pick the best round on."""
+    """Score by domain on the examples that were set aside to pick the best round on."""
     risk: dict[str, float] | None = None
-    """Mean loss by domain on its test images, where a round was evaluated."""
+    """Mean loss by domain on its test examples, where a round was evaluated."""
     unseen: list[str] | None = None
-    """Domains of `accuracy` that no client trains on, if any. The other means and the worst leave them out."""
-    accuracy_unseen: float | None = None
+    """Domains of `scores` that no client trains on, if any. The other means and the worst leave them out."""
+    score_unseen: float | None = None
     """The plain mean over them."""
     epsilon: float | None = None
     """Differential privacy of all rounds so far, at `privacy.delta`; None where no noise is added."""
+    metrics: dict[str, dict[str, float]] | None = None
+    """Further metrics of the task by name and domain."""
+    metric: Metric = ACCURACY
+    """The primary metric, which is accuracy if the task is classification."""
+
+    accuracy = _alias_of_classification("scores")
+    accuracy_mean = _alias_of_classification("score_mean")
+    accuracy_weighted = _alias_of_classification("score_weighted")
+    accuracy_worst = _alias_of_classification("score_worst")
+    accuracy_unseen = _alias_of_classification("score_unseen")
+
+    def to_values(self) -> dict[str, Any]:
+        """Return the fields by their names in files."""
+        return {self.metric.name_in_files(name): value for name, value in asdict(self).items()}
+
+    def describe_scores(self) -> str:
+        """Describe the mean, the worst and the unseen score in a line; empty without evaluation."""
+        title = "acc" if self.metric == ACCURACY else self.metric.title
+        scores = {title: self.score_mean, "worst": self.score_worst, "unseen": self.score_unseen}
+        return ", ".join(f"{name} {self.metric.show(value)}" for name, value in scores.items() if value is not None)
 
     @property
     def risk_mean(self) -> float | None:

@@ -21,6 +21,7 @@ from fedcir.errors import InputError
 from fedcir.models.builder import NetworkBuilder
 from fedcir.runtime.run_folder import RunFolder
 from fedcir.runtime.session import open_session
+from fedcir.tasks.classification import to_task
 from fedcir.types import LocalContext
 
 Tiny = Callable[..., Config]
@@ -125,7 +126,7 @@ def test_without_images_a_share_is_the_score_and_the_temperature_1() -> None:
 
 
 def test_an_image_is_novelty_where_its_features_point_away_from_every_class() -> None:
-    builder = NetworkBuilder(2, 2, 2, 0, torch.nn.Identity)
+    builder = NetworkBuilder(to_task(2), 2, 2, 0, torch.nn.Identity)
     x = torch.tensor([[5.0, 0.0], [1.0, 1.0], [-1.0, -1.0]])
     for method in (FedAvg(), FedCiR()):
         modules = method.build(builder)

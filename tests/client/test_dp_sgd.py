@@ -111,7 +111,7 @@ def test_every_norm_but_batchnorm_goes_with_it(norm: str) -> None:
 
 def test_what_it_does_not_cover_is_refused_in_words(tiny: Tiny) -> None:
     for method in ("fedcir", "fedprox", "scaffold"):
-        with pytest.raises(InputError, match=f"{method} does not minimise a plain cross-entropy of each image"):
+        with pytest.raises(InputError, match=f"{method} does not minimise the plain loss of each example"):
             opened(tiny(method, *ON))
     pooling = tiny("centralized", *ON)
     with pytest.raises(InputError, match="centralized has all data in one place"):

@@ -23,6 +23,7 @@ from fedcir.errors import InputError
 from fedcir.models.optimizers import SGD, RoundOptimizer
 from fedcir.runtime.rounds import SerialTransport, run_rounds
 from fedcir.runtime.session import Session, open_session
+from fedcir.tasks.classification import to_task
 from fedcir.types import LocalContext, Modules
 
 PAGE = Path(__file__).parents[2] / "docs" / "add-an-algorithm.md"
@@ -86,7 +87,7 @@ def test_dp_sgd_refuses_a_method_with_a_local_phase_of_its_own() -> None:
     session, _ = opened(Doubled())
     privacy = PrivacyConfig(unit="example", clip=1.0, noise=1.0)
     with pytest.raises(InputError, match=r"doubled .* privacy.unit=example does not cover: use fedavg"):
-        check_example_privacy(replace(session.config, privacy=privacy), Doubled(), session.modules["model"])
+        check_example_privacy(replace(session.config, privacy=privacy), Doubled(), to_task(3), session.modules["model"])
 
 
 def test_the_sam_of_the_docs_gives_every_guarantee_and_is_sgd_where_rho_is_0() -> None:

@@ -105,7 +105,7 @@ def test_every_method_asks_its_context_for_the_cross_entropy_of_the_clients_own_
     modules = algorithm.build(builder)
     state = algorithm.start(modules, ServerContext(0, 2, 3, 6, "uniform", "average", torch.Generator()))
     received = {**{group: snapshot(module) for group, module in modules.items()}, **state.shared}
-    ctx = LocalContext(1, 2, 3, 6, received, torch.Generator(), labels=lambda: LABELS, cross_entropy=cross_entropy)
+    ctx = LocalContext(1, 2, 3, 6, received, torch.Generator(), labels=lambda: LABELS, loss=cross_entropy)
     algorithm.local_start(modules, ctx)
     algorithm.local_loss(modules, SITE.tensors[0], LABELS, ctx)
     assert [labels is LABELS for labels in settings] == [True]

@@ -115,9 +115,9 @@ def test_a_mutated_reply_of_a_test_is_dropped_in_one_line_or_gives_an_accuracy(s
             replies = [sent(item, (), {}, rng) if item.client_id == BAD else item for item in honest]
             dropped: dict[str, str] = {}
             tests = tally_evaluations(session.roster, replies, dropped)
-            result = tests.accuracies(session.roster.unseen)
-            assert all(0 <= value <= 1 for value in tests.accuracy().values())
-            json.loads(json.dumps({**result, "risk": tests.risk, "dropped": dropped}, allow_nan=False))
+            result = tests.to_fields(session.roster.unseen) | {"metric": None, "dropped": dropped}
+            assert all(0 <= value <= 1 for value in result["scores"].values())
+            json.loads(json.dumps(result, allow_nan=False))
             assert all(reason.isprintable() for reason in dropped.values())
 
         return fault(work)

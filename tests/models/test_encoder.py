@@ -15,7 +15,7 @@ def images(scale: float = 1.0) -> Tensor:
 
 
 def cnn_task(seed: int = 0, **fields: object) -> NetworkBuilder:
-    return make_image_builder(ModelConfig(name="cnn", width=8, **fields), num_classes=5, channels=3, seed=seed)
+    return make_image_builder(ModelConfig(name="cnn", width=8, **fields), task=5, channels=3, seed=seed)
 
 
 @pytest.mark.parametrize("sigma_init", [0.01, 0.1, 1.0])
@@ -104,7 +104,7 @@ def test_latent_sets_the_width_of_z_and_leaves_the_deterministic_encoder_alone()
 def test_a_callers_module_starts_from_its_own_weights_and_is_left_alone() -> None:
     mine = nn.Sequential(nn.Flatten(), nn.Linear(12, 7), nn.BatchNorm1d(7))
     before = {name: tensor.clone() for name, tensor in mine.state_dict().items()}
-    builder = make_module_builder(mine, torch.randn(4, 3, 2, 2), num_classes=3, latent=None, seed=0)
+    builder = make_module_builder(mine, torch.randn(4, 3, 2, 2), task=3, latent=None, seed=0)
     model = builder.classifier()
     nn.init.zeros_(model.encoder[1].weight)
     assert (builder.features, builder.latent) == (7, 7)
@@ -114,7 +114,7 @@ def test_a_callers_module_starts_from_its_own_weights_and_is_left_alone() -> Non
 
 def test_a_callers_module_must_give_one_row_of_features_a_sample() -> None:
     with pytest.raises(InputError, match=r"\(batch, features\), got the shape \[2, 3, 4, 4\]"):
-        make_module_builder(nn.Identity(), torch.zeros(2, 3, 4, 4), num_classes=3, latent=None, seed=0)
+        make_module_builder(nn.Identity(), torch.zeros(2, 3, 4, 4), task=3, latent=None, seed=0)
 
 
 def test_weights_of_a_cnn_load_into_a_cnn(tmp_path: Path) -> None:

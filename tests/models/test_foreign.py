@@ -41,7 +41,7 @@ def mine(tmp_path: Path) -> str:
 
 
 def task_of(name: str, size: int = 16, **fields: Any) -> NetworkBuilder:
-    return make_image_builder(ModelConfig(name=name, **fields), num_classes=5, channels=3, seed=0, image_size=size)
+    return make_image_builder(ModelConfig(name=name, **fields), task=5, channels=3, seed=0, image_size=size)
 
 
 def images(count: int = 2, channels: int = 3, size: int = 16) -> Tensor:

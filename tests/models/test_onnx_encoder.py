@@ -24,7 +24,7 @@ def make_images(size: int) -> Tensor:
 
 def build_frozen(model: ModelConfig, size: int) -> nn.Module:
     pytest.importorskip("efficientnet_lite_pytorch")
-    network = make_image_builder(model, num_classes=3, channels=3, seed=0, image_size=size).frozen
+    network = make_image_builder(model, task=3, channels=3, seed=0, image_size=size).frozen
     assert network is not None
     return network
 

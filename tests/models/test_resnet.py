@@ -38,7 +38,7 @@ def torchvision_shapes() -> dict[str, tuple[int, ...]]:
 def load(path: Path, **fields: object) -> nn.Module:
     """An encoder of width 8 with the weights in this file."""
     config = ModelConfig(**{"name": "resnet18", "width": 8, "weights": str(path), **fields})
-    return make_image_builder(config, num_classes=5, channels=3, seed=0).encoder()
+    return make_image_builder(config, task=5, channels=3, seed=0).encoder()
 
 
 @pytest.fixture

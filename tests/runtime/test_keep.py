@@ -71,7 +71,7 @@ def test_evaluate_gives_the_accuracies_of_the_round_that_was_saved(
     assert run.summary is not None
     result = evaluate(run, device="cpu")
     assert {item.domain: item.accuracy for item in result} == run.summary["best"]["accuracy"]
-    assert run.saved_accuracies == run.summary["best"]
+    assert run.saved_scores == run.summary["best"]
     assert result.temperature is not None
 
 
@@ -79,7 +79,7 @@ def test_evaluate_gives_the_accuracies_of_the_round_that_was_saved(
     ("more", "message"),
     [
         (("data.val_fraction=0",), "data.val_fraction is 0: set data.val_fraction=0.1"),
-        (("privacy.clip=1.0", "privacy.noise=1.0", "model.norm=group"), "accuracies, which have no noise"),
+        (("privacy.clip=1.0", "privacy.noise=1.0", "model.norm=group"), "scores, which have no noise"),
     ],
 )
 def test_without_validation_images_or_with_noise_no_round_can_be_picked(

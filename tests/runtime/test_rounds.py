@@ -72,7 +72,7 @@ def opened(config: Config) -> tuple[Session, SerialTransport]:
         modules=algorithm.build(federation.builder),
         seed=config.run.seed,
         total_rounds=config.server.rounds,
-        num_classes=federation.builder.num_classes,
+        task=federation.builder.task,
         local=config.local,
         device=torch.device("cpu"),
         layout=torch.channels_last,

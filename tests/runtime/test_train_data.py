@@ -73,7 +73,7 @@ X, Y = vectors(12, 0).tensors
         (Y + 0.5, "gives the label 0.5"),
         (Y * torch.nan, "gives the label nan"),
         (torch.eye(3)[Y], r"gives labels of the shape \[3\]: give one class number a sample; .* labels.argmax\(-1\)"),
-        (torch.ones(len(Y), 3), r"gives labels of the shape \[3\]: .* \(multi-label, .*\) are not supported"),
+        (torch.ones(len(Y), 3), r"gives labels of the shape \[3\]: .* need another task, such as multilabel"),
     ],
     ids=["above", "below", "a fraction", "no number", "one-hot", "multi-label"],
 )

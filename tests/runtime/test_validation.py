@@ -125,11 +125,11 @@ def test_of_rounds_alike_the_earliest_is_the_best(
     done = RunFolder(train(tiny("fedavg", "server.rounds=1", "local.steps=1"), tmp_path / "run")).records()[0]
     with open_run(tiny("fedavg")) as (session, _):
         for number, test in enumerate((0.1, 0.2, 0.9, 0.9)):
-            record = replace(done, round=number + 1, accuracy={"ink": test, "pen": test}, accuracy_mean=test)
+            record = replace(done, round=number + 1, scores={"ink": test, "pen": test}, score_mean=test)
             if validation is not None:
                 values = validation[number]
                 aside = {} if values is None else dict(zip(("ink", "pen"), values, strict=True))
-                unseen = {} if values else {"accuracy": None, "accuracy_mean": None}
+                unseen = {} if values else {"scores": None, "score_mean": None}
                 record = replace(record, **unseen, validation=aside or None)
             session.records.append(record)
         message = summarise(session)["best"]

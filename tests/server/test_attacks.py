@@ -25,6 +25,7 @@ from fedcir.server.attacks import (
     backdoor_success,
     tamper_reply,
 )
+from fedcir.tasks.classification import to_task
 from fedcir.types import ClientReply
 
 CPU = torch.device("cpu"), torch.contiguous_format
@@ -62,7 +63,7 @@ def asked(kind: str, count: int = 1) -> AttackConfig:
 
 def bad(kind: str, count: int = 1, seed: int = 0) -> list[Client]:
     clients = [Client(number, "d", Grey(), Grey()) for number in range(20)]
-    made = add_malicious_clients(clients, asked(kind, count), ("model",), 5, seed)
+    made = add_malicious_clients(clients, asked(kind, count), ("model",), to_task(5), seed)
     return [after for before, after in zip(clients, made, strict=True) if after is not before]
 
 

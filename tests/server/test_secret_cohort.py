@@ -41,7 +41,7 @@ def opened(config: Config, kind: type[SerialTransport] = SerialTransport) -> tup
 
 def shown(record: RoundRecord) -> dict[str, object]:
     """What a record holds beside what a model of its own explains: its accuracies, and times."""
-    apart = ("round", "epsilon", "accuracy", "accuracy_mean", "accuracy_weighted", "accuracy_worst", "risk")
+    apart = ("round", "epsilon", "scores", "score_mean", "score_weighted", "score_worst", "risk")
     values = {name: value for name, value in asdict(record).items() if name not in apart}
     return {**values, "seconds": sorted(record.seconds)}
 

@@ -9,8 +9,10 @@ import torch
 from fedcir.client.calibration import BINS, SUMS
 from fedcir.data.federation import SampleCounts
 from fedcir.server.replies import NormFilter, ReplyCollector, find_evaluation_fault, find_training_fault
+from fedcir.tasks.classification import to_task
 from fedcir.types import ClientReply, Groups
 
+TASK = to_task(3)
 SIZES = SampleCounts(train=8, test=4, validation=2)
 TEST = {"correct": 3.0, "count": 4.0, "loss": 0.5}
 ASIDE = {"validation/correct": 2.0, "validation/count": 2.0, "validation/loss": 0.1}
@@ -30,8 +32,8 @@ def trained(**metrics: Any) -> ClientReply:
 def test_what_an_honest_client_tells_is_taken() -> None:
     assert find_training_fault(trained(loss_ce=0.5, loss_align=-3e38), SIZES) is None
     for message in (TEST | ASIDE, TEST | ASIDE | CALIBRATION, TEST | ASIDE | {"loss": float("inf")}):
-        assert find_evaluation_fault(ClientReply(0, 4, {}, message), SIZES) is None
-    assert find_evaluation_fault(ClientReply(0, 4, {}, TEST), SampleCounts(8, 4, 0)) is None
+        assert find_evaluation_fault(ClientReply(0, 4, {}, message), SIZES, TASK) is None
+    assert find_evaluation_fault(ClientReply(0, 4, {}, TEST), SampleCounts(8, 4, 0), TASK) is None
 
 
 def test_a_variance_below_zero_is_refused_and_named() -> None:
@@ -86,7 +88,7 @@ def test_a_client_that_trains_on_nothing_is_refused(number: int) -> None:
     ],
 )
 def test_counts_that_make_no_sense_are_refused(metrics: dict[str, float]) -> None:
-    assert find_evaluation_fault(ClientReply(0, 4, {}, metrics), None) == "its counts are invalid"
+    assert find_evaluation_fault(ClientReply(0, 4, {}, metrics), None, TASK) == "its counts are invalid"
 
 
 @pytest.mark.parametrize("number", [7, 9, 10**18])
@@ -139,15 +141,15 @@ def test_a_metric_of_training_that_is_unknown_or_without_bound_is_refused(
     ],
 )
 def test_a_test_whose_numbers_are_not_those_of_its_images_is_refused(changes: dict[str, float], reason: str) -> None:
-    message = find_evaluation_fault(ClientReply(0, 4, {}, TEST | ASIDE | changes), SIZES)
+    message = find_evaluation_fault(ClientReply(0, 4, {}, TEST | ASIDE | changes), SIZES, TASK)
     assert message is not None
     assert message.startswith(reason)
 
 
 def test_validation_that_was_introduced_must_be_told_and_no_other() -> None:
-    assert find_evaluation_fault(ClientReply(0, 4, {}, TEST), SIZES) == "its counts are invalid"
+    assert find_evaluation_fault(ClientReply(0, 4, {}, TEST), SIZES, TASK) == "its counts are invalid"
     assert (
-        find_evaluation_fault(ClientReply(0, 4, {}, TEST | ASIDE), SampleCounts(8, 4, 0))
+        find_evaluation_fault(ClientReply(0, 4, {}, TEST | ASIDE), SampleCounts(8, 4, 0), TASK)
         == "validation/count is 2, expected 0"
     )
 

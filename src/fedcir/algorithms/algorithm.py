@@ -43,6 +43,8 @@ class Algorithm:
     """The groups that `local_summary` adds to the upload."""
     remembers: ClassVar[tuple[str, ...]] = ()
     """The groups of client state that `local_finish` returns; they are never uploaded."""
+    needs_classes: ClassVar[bool] = False
+    """Whether the method computes with classes, so that it takes no other task than classification."""
     needs_sgd: ClassVar[bool] = False
     """Whether the method computes with the steps of SGD, so that it takes no other `local.optimizer`."""
     uses_total_rounds: ClassVar[bool] = False
@@ -87,8 +89,8 @@ class Algorithm:
 
     def local_loss(self, modules: Modules, x: Tensor, y: Tensor, ctx: LocalContext) -> Losses:
         """Loss that one SGD step minimises on one batch."""
-        loss = ctx.cross_entropy(modules["model"](x), y)
-        return Losses(loss, {"ce": loss})
+        loss = ctx.loss(modules["model"](x), y)
+        return Losses(loss, {ctx.loss_name: loss})
 
     def local_update(
         self, modules: Modules, batches: Iterable[Batch], optimizer: RoundOptimizer, ctx: LocalContext
@@ -143,12 +145,12 @@ class Algorithm:
         return replace(state, round=ctx.round, shared={**state.shared, **means})
 
     def predict(self, modules: Modules, x: Tensor, ctx: LocalContext) -> Tensor:
-        """Logits (or log-probabilities) of a batch, with the networks in evaluation mode.
+        """Outputs of the head for a batch, such as logits or log-probabilities, with networks in evaluation mode.
 
         Of what the server shares, only the groups that `trains` names are received for it.
         """
-        logits: Tensor = modules["model"](x)
-        return logits
+        outputs: Tensor = modules["model"](x)
+        return outputs
 
     def merge(
         self, replies: Replies, ctx: ServerContext, keep: Callable[[ClientReply], Any] = lambda reply: None

@@ -64,7 +64,7 @@ class Ditto(Algorithm):
         """F_k(v) + lambda / 2 ||v - w||^2, where w is the received model."""
         trained = {name: p for name, p in personal.named_parameters() if p.requires_grad}
         distance = proximal(trained.values(), (ctx.broadcast["model"][name] for name in trained))
-        return ctx.cross_entropy(personal(x), y) + self.lambda_personal * distance
+        return ctx.loss(personal(x), y) + self.lambda_personal * distance
 
     def local_finish(self, modules: Modules, data: Iterable[Batch], ctx: LocalContext) -> Groups:
         return {PERSONAL: snapshot(modules[PERSONAL])}

@@ -54,6 +54,7 @@ class FedCiR(Algorithm):
     eval_samples: Annotated[int, Between(0, 10_000)] = 0
     """How many samples of z inference averages the probabilities of; 0 takes z = mu."""
 
+    needs_classes = True
     ranges = {"lambda_reg": "0.1,0.3,0.5,1", "lambda_align": "5e-7,1e-6,5e-5"}
 
     def __post_init__(self) -> None:

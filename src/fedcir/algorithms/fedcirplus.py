@@ -17,4 +17,5 @@ from fedcir.algorithms.algorithm import Algorithm
 class FedCiRPlus(Algorithm):
     """This package's own, after Li et al., 2023 (https://arxiv.org/abs/2308.15786)."""
 
+    needs_classes = True
     defaults = {"model": {"norm": "invariant"}, "local": {"prior": "client"}}

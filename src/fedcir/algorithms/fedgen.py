@@ -59,6 +59,7 @@ class FedGen(Algorithm):
     label_counts: Literal["dataset", "batches"] = "dataset"
     """What clients count labels in: all their training data, or the batches of the round, as the authors' code does."""
 
+    needs_classes = True
     sends = ("label_counts",)
     ranges = {"lambda_kd": "0.5,1", "lambda_reg": "0.5,1"}
 

@@ -27,6 +27,7 @@ class FedLC(Algorithm):
     against: Literal["all", "others"] = "all"
     """The classes in the softmax's denominator: all, or all but the true one, as the paper prints it."""
 
+    needs_classes = True
     ranges = {"tau": "0.3,1,3"}
 
     def local_loss(self, modules: Modules, x: Tensor, y: Tensor, ctx: LocalContext) -> Losses:

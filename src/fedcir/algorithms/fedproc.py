@@ -37,6 +37,7 @@ class FedProc(Algorithm):
     normalised_head: bool = False
     """Whether the classifier gets L2-normalised features, as in the paper."""
 
+    needs_classes = True
     sends = ("prototype_sums",)
     ranges = {"ramp": "linear,constant"}
 

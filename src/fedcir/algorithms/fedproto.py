@@ -33,6 +33,7 @@ class FedProto(Algorithm):
 
     trains = ("prototypes",)
     keeps = ("model",)
+    needs_classes = True
     sends = ("prototypes",)
     ranges = {"lambda_proto": "0.1..4"}
 

@@ -42,6 +42,7 @@ class FedSR(Algorithm):
     eval_samples: Annotated[int, Between(0, 10_000)] = 0
     """How many samples of z inference averages the probabilities of, 20 in the authors' code; 0 takes z = mu."""
 
+    needs_classes = True
     ranges = {"alpha_l2r": "0,1e-3,1e-2", "alpha_cmi": "5e-7,1e-6,5e-5"}
 
     def __post_init__(self) -> None:

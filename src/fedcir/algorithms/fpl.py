@@ -33,6 +33,7 @@ class FPL(Algorithm):
     summed: bool = False
     """Sum that squared distance over dimensions, as the paper's text does, instead of the authors' code's mean."""
 
+    needs_classes = True
     sends = ("prototypes",)
     ranges = {"temperature": "0.02,0.05,0.1"}
 

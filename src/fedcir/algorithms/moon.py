@@ -45,15 +45,16 @@ class Moon(Algorithm):
             modules["last"].load_state_dict(ctx.client_state["last"])
 
     def local_loss(self, modules: Modules, x: Tensor, y: Tensor, ctx: LocalContext) -> Losses:
-        z = modules["model"].encoder(x)  # (B, Z)
-        ce = ctx.cross_entropy(modules["model"].head(z), y)
+        z = modules["model"].encoder(x)  # (B, Z), or maps of features
+        loss = ctx.loss(modules["model"].head(z), y)
         if not self.mu or "last" not in ctx.client_state:
-            return Losses(ce, {"ce": ce})
+            return Losses(loss, {ctx.loss_name: loss})
         with torch.no_grad():
             near, away = modules["global"].encoder(x), modules["last"].encoder(x)
+        z, near, away = (features.flatten(1) for features in (z, near, away))
         similar = torch.stack([F.cosine_similarity(z, near), F.cosine_similarity(z, away)], 1)  # (B, 2)
-        contrast = F.cross_entropy(similar / self.temperature, torch.zeros_like(y))
-        return Losses(ce + self.mu * contrast, {"ce": ce, "contrast": contrast})
+        contrast = F.cross_entropy(similar / self.temperature, torch.zeros(len(z), dtype=torch.int64, device=z.device))
+        return Losses(loss + self.mu * contrast, {ctx.loss_name: loss, "contrast": contrast})
 
     def local_finish(self, modules: Modules, data: Iterable[Batch], ctx: LocalContext) -> Groups:
         return {"last": snapshot(modules["model"])}

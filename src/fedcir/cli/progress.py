@@ -98,7 +98,7 @@ class RunState:
     before: int = 0
     """Rounds before that one."""
     share: float = 0.0
-    accuracy: str = ""
+    scores: str = ""
 
 
 class Display(AbstractContextManager["Display"]):
@@ -138,17 +138,15 @@ class Display(AbstractContextManager["Display"]):
         if run.started is None:  # loading happens once, in the first round, and says nothing of the others
             took = record.seconds["total"] - record.seconds.get("load", 0.0)
             run.started, run.before = time.monotonic() - took, record.round - 1
-        if record.accuracy_mean is not None:
-            unseen = "" if record.accuracy_unseen is None else f", unseen {record.accuracy_unseen:.1%}"
-            run.accuracy = f"acc {record.accuracy_mean:.1%}, worst {record.accuracy_worst:.1%}{unseen}"
+        run.scores = record.describe_scores() or run.scores
         losses = " ".join(f"{loss} {value:.3g}" for loss, value in record.losses.items())
         epsilon = "" if record.epsilon is None else f"epsilon {record.epsilon:.3g}"
         dropped = "; ".join(f"client {client} dropped: {reason}" for client, reason in record.dropped.items())
-        state = "  ".join(filter(None, [losses, run.accuracy, epsilon, dropped]))
+        state = "  ".join(filter(None, [losses, run.scores, epsilon, dropped]))
         run.share = record.round / run.total
         self._bars.update(run.task, completed=record.round, state=state)
         self._advance()
-        if self._lines and not self._many and (self._every or record.accuracy_mean is not None or record.dropped):
+        if self._lines and not self._many and (self._every or record.score_mean is not None or record.dropped):
             left = (time.monotonic() - run.started) / max(1, record.round - run.before) * (run.total - record.round)
             print(f"{name}: round {record.round}/{run.total}  {state}  {_format_clock(left)} left", file=sys.stderr)
 
@@ -158,7 +156,7 @@ class Display(AbstractContextManager["Display"]):
         self._ended += 1
         self._worked += run is not None
         self._advance()
-        result = f"failed: {failure}" if failure else (run and run.accuracy) or "done"
+        result = f"failed: {failure}" if failure else (run and run.scores) or "done"
         if run is not None and self._many:
             self._bars.remove_task(run.task)
             if self._lines:

@@ -69,7 +69,8 @@ def run(
         summary = session.folder.summary() if session.folder is not None else {}
         if session.finished and session.state.round < session.config.server.rounds and not options.quiet:
             tests = f"{session.config.server.patience} tests"
-            print_note(f"ended after round {session.state.round}: no higher validation accuracy in {tests}")
+            metric = session.roster.builder.task.primary.title
+            print_note(f"ended after round {session.state.round}: no better validation {metric} in {tests}")
     print_run(summary, options, out, [] if profiler is None else profiler.rows())
 
 
@@ -210,17 +211,20 @@ def _print_batch(
 
 def _print_summary(summary: dict[str, Any]) -> None:
     from fedcir.reporting.methods import mark_unseen
+    from fedcir.runtime.file_formats import read_metric
 
+    metric = read_metric(summary)
     final, best = summary["final"], summary["best"]
     about = f"{summary['algorithm']} on {summary['dataset']}"
     if final is None:
         print(f"{about}: no round was evaluated")
         return
     unseen = final.get("unseen", [])
-    means = {"accuracy_mean": "seen mean" if unseen else "mean", "accuracy_weighted": "weighted"}
-    means |= {"accuracy_worst": "worst"} | ({"accuracy_unseen": "unseen mean"} if unseen else {})
-    rows = [["", *(mark_unseen(name, name in unseen) for name in final["accuracy"]), *means.values()]]
+    final, best = metric.to_fields(final), metric.to_fields(best)
+    means = {"score_mean": "seen mean" if unseen else "mean", "score_weighted": "weighted"}
+    means |= {"score_worst": "worst"} | ({"score_unseen": "unseen mean"} if unseen else {})
+    rows = [["", *(mark_unseen(name, name in unseen) for name in final["scores"]), *means.values()]]
     for title, scores in ((f"last round, {final['round']}", final), (f"best round, {best['round']}", best)):
-        values = [*(scores["accuracy"].get(name) for name in final["accuracy"]), *(scores.get(name) for name in means)]
-        rows.append([title, *("-" if value is None else f"{100 * value:.1f}" for value in values)])
-    print_table(rows, f"{about}, test accuracy (%); the best round is picked on {best['picked_on']} data")
+        values = [*(scores["scores"].get(name) for name in final["scores"]), *(scores.get(name) for name in means)]
+        rows.append([title, *(metric.format(value) or "-" for value in values)])
+    print_table(rows, f"{about}, test {metric.label}; the best round is picked on {best['picked_on']} data")

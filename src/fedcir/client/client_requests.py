@@ -1,16 +1,14 @@
 """Requests to a client: train or evaluate, with the client's state and the protection of its upload."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from fedcir.algorithms.algorithm import PERSONAL
 from fedcir.client.calibration import calibration_sums
-from fedcir.client.head_bank import COALITIONS, pack_head_hits
 from fedcir.client.local_update import LOCAL, LocalTrainer, draw_batches, train_client
 from fedcir.client.prediction import Output, pack_hits, predict
 from fedcir.client.state import ClientStore
@@ -21,6 +19,7 @@ from fedcir.errors import RunError
 from fedcir.models.normalisation import estimate_statistics
 from fedcir.models.tensors import find_non_finite, is_statistic
 from fedcir.rng import numpy_rng, secret_rng, torch_rng
+from fedcir.tasks.task import add_sums
 from fedcir.types import ClientReply, Groups, LocalContext
 
 RequestKind = Literal["train", "evaluate"]
@@ -62,24 +61,23 @@ def privatise_reply(trainer: LocalTrainer, reply: ClientReply, broadcast: Groups
 def evaluate_client(
     trainer: LocalTrainer, client: Client, broadcast: Groups, client_state: Groups, round: int
 ) -> ClientReply:
-    """Evaluate a model on a client's test set; the reply carries counts, which add over clients.
+    """Evaluate a model on a client's test set; the reply carries sums, which add over clients.
 
-    After the last round it also carries one bit for each test image, except at a site or under privacy. With heads of
-    coalitions in the broadcast it carries a bit for each of them and each test image.
+    With classes, after the last round, it also carries one bit for each test image, except at a site or under privacy.
     """
     assert client.test is not None
     ctx = load_for_evaluation(trainer, client, broadcast, client_state, round)
-    metrics, correct, labels = _evaluate_examples(trainer, client.test, ctx)
+    metrics, hits = _evaluate_examples(trainer, client.test, ctx)
     is_last = round == trainer.total_rounds or trainer.may_stop
     tensors: Groups = {}
-    if is_last and not trainer.deployed and trainer.privacy.clip is None:
-        tensors = pack_hits(correct, labels, trainer.num_classes)
-    if COALITIONS in broadcast:
-        tensors = {**tensors, **pack_head_hits(trainer, client.test, broadcast[COALITIONS], ctx)}
+    if hits and is_last and not trainer.deployed and trainer.privacy.clip is None:
+        correct, labels = map(torch.cat, zip(*hits, strict=True))
+        tensors = pack_hits(correct, labels, trainer.task.outputs)
     if client.validation is not None:
-        validation, _, _ = _evaluate_examples(trainer, client.validation, ctx)
+        validation, _ = _evaluate_examples(trainer, client.validation, ctx)
         metrics |= {f"validation/{name}": value for name, value in validation.items()}
-        if (is_last or trainer.always_calibrates) and not trainer.privacy.noise:  # these sums have no noise
+        calibrates = trainer.task.has_classes and (is_last or trainer.always_calibrates)
+        if calibrates and not trainer.privacy.noise:  # these sums have no noise
             outputs = predict_batches(trainer, client.validation, ctx)
             metrics |= calibration_sums((output.logits, output.novelty, y) for output, y in outputs)
     return ClientReply(client.id, len(client.test), tensors, metrics)
@@ -110,15 +108,19 @@ def load_for_evaluation(
 
 def _evaluate_examples(
     trainer: LocalTrainer, data: Examples, ctx: LocalContext
-) -> tuple[dict[str, float], Tensor, Tensor]:
-    """Return counts and mean loss; for each image whether its class was predicted (N,), and its label (N,)."""
-    correct, labels, loss = [], [], 0.0
-    for output, y in predict_batches(trainer, data, ctx):
-        correct.append(output.logits.argmax(-1) == y)
-        labels.append(y)
-        loss += float(F.cross_entropy(output.logits, y, reduction="sum"))
-    hits = torch.cat(correct)
-    return {"correct": float(hits.sum()), "count": float(len(data)), "loss": loss / len(data)}, hits, torch.cat(labels)
+) -> tuple[dict[str, float], list[tuple[Tensor, Tensor]]]:
+    """Return sums and mean loss; with classes also which were predicted (B,), and the labels (B,), in batches."""
+    task, sums, hits, loss = trainer.task, [], [], 0.0
+    batches: Iterable[tuple[Tensor, Tensor]] = ((output.logits, y) for output, y in predict_batches(trainer, data, ctx))
+    if not task.adds_over_batches:
+        outputs, targets = map(torch.cat, zip(*batches, strict=True))
+        batches = [(outputs, targets)]
+    for outputs, y in batches:
+        sums.append(task.metrics(outputs, y))
+        loss += task.total_loss(outputs, y)
+        if task.has_classes:
+            hits.append((outputs.argmax(-1) == y, y))
+    return {**add_sums(sums), "loss": loss / len(data)}, hits
 
 
 def predict_batches(trainer: LocalTrainer, data: Examples, ctx: LocalContext) -> Iterator[tuple[Output, Tensor]]:

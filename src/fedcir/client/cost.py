@@ -130,8 +130,8 @@ def sum_costs(records: Sequence[RoundRecord]) -> Cost:
 
 
 def cost_to_target(records: Sequence[RoundRecord], target: float) -> Cost | None:
-    """Cost up to the first evaluated round whose mean accuracy reaches the target; None if none does."""
+    """Cost up to the first evaluated round whose mean score reaches the target; None if none does."""
     for number, record in enumerate(records, start=1):
-        if record.accuracy_mean is not None and record.accuracy_mean >= target:
+        if record.score_mean is not None and not record.metric.is_better(target, record.score_mean):
             return sum_costs(records[:number])
     return None

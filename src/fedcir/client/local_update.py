@@ -22,6 +22,7 @@ from fedcir.models.normalisation import find_statistics_layers
 from fedcir.models.optimizers import LocalOptimizer, RoundOptimizer, make_optimizer
 from fedcir.models.tensors import snapshot, to_cpu
 from fedcir.rng import keep_generators, numpy_rng, secret_rng, seed_for, share_generators, torch_rng
+from fedcir.tasks.task import Task
 from fedcir.types import ClientReply, Groups, LocalContext, Modules, Tensors
 
 EVALUATION_BATCH = 256
@@ -45,7 +46,7 @@ class LocalTrainer:
     modules: Modules
     seed: int
     total_rounds: int
-    num_classes: int
+    task: Task
     local: LocalConfig
     device: torch.device
     layout: torch.memory_format
@@ -106,7 +107,7 @@ class LocalTrainer:
         context = LocalContext(
             round=round,
             total_rounds=self.total_rounds,
-            num_classes=self.num_classes,
+            num_classes=self.task.outputs,
             batch_size=self.local.batch_size,
             broadcast=_to_device(broadcast, self.device),
             rng=rng,
@@ -117,6 +118,8 @@ class LocalTrainer:
             autocast=partial(torch.autocast, self.device.type, self.precision, enabled=self.precision != torch.float32),
             client=client.id,
             domain=client.domain,
+            loss=self.task.loss,
+            loss_name=self.task.loss_name,
             validation=(lambda: self.iterate_batches(client.validation)) if self.has_validation else None,
             noise=make_noise(self.privacy),
             noise_rng=secret_rng() if self.deployed else numpy_rng(self.seed, "privacy", round, client.id),
@@ -175,9 +178,9 @@ def _train_client(
     algorithm, modules, local = trainer.algorithm, trainer.modules, trainer.local
     ctx = trainer.load(client, broadcast, client_state, round, torch_rng(trainer.seed, "local", round, client.id))
     if local.prior == "client":
-        ctx = replace(ctx, cross_entropy=partial(balanced_cross_entropy, counts=ctx.class_counts))
+        ctx = replace(ctx, loss=partial(balanced_cross_entropy, counts=ctx.class_counts))
     elif local.balance == "classes":
-        ctx = replace(ctx, cross_entropy=partial(class_weighted_cross_entropy, counts=ctx.class_counts))
+        ctx = replace(ctx, loss=partial(class_weighted_cross_entropy, counts=ctx.class_counts))
     for name, module in modules.items():
         module.train(name in (*algorithm.trains, *algorithm.keeps))
     if trainer.freeze_batchnorm:

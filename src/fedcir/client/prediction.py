@@ -19,9 +19,9 @@ from fedcir.types import Groups, LocalContext, Modules
 
 @dataclass(frozen=True)
 class Output:
-    """Outputs of a method for a batch of images."""
+    """Outputs of a method for a batch of examples."""
 
-    logits: Tensor  # (B, C)
+    logits: Tensor  # (B, C), or the outputs of another task
     z: Tensor | None
     """Representations (B, Z); None where the network has no part called `encoder` that gives them."""
     sigma: Tensor | None

@@ -15,6 +15,7 @@ from fedcir.algorithms.algorithm import Algorithm
 from fedcir.config import Config, PrivacyConfig
 from fedcir.errors import InputError
 from fedcir.models.tensors import batchnorm_names, is_statistic
+from fedcir.tasks.task import Task
 from fedcir.types import ClientReply, ExampleNoise, Groups, LocalContext, Tensors
 
 QUANTILE, RATE = 0.5, 0.2
@@ -122,9 +123,9 @@ def set_private_gradients(
     if len(x):
         buffers = dict(model.named_buffers())
 
-        def example_loss(weights: Tensors, image: Tensor, label: Tensor) -> Tensor:
-            logits = functional_call(model, (weights, buffers), (image.unsqueeze(0),))
-            return ctx.cross_entropy(logits, label.unsqueeze(0))
+        def example_loss(weights: Tensors, image: Tensor, target: Tensor) -> Tensor:
+            outputs = functional_call(model, (weights, buffers), (image.unsqueeze(0),))
+            return ctx.loss(outputs, target.unsqueeze(0))
 
         detached = {name: p.detach() for name, p in parameters.items()}
         gradients = vmap(grad(example_loss), (None, 0, 0), randomness="different")(detached, x, y)
@@ -137,14 +138,19 @@ def set_private_gradients(
         p.grad = torch.empty_like(p).copy_(mean)  # in the memory layout of the weights
 
 
-def check_example_privacy(config: Config, algorithm: Algorithm, model: nn.Module) -> None:
+def check_example_privacy(config: Config, algorithm: Algorithm, task: Task, model: nn.Module) -> None:
     """Refuse methods and settings that privacy.unit=example does not cover."""
     name, local = config.algorithm.name, config.local
     assert config.privacy.clip is not None
     if not algorithm.covers_examples(config.privacy.clip):
         raise InputError(
-            f"{name} does not minimise a plain cross-entropy of each image, or uploads more than its model, "
+            f"{name} does not minimise the plain loss of each example, or uploads more than its model, "
             "which privacy.unit=example does not cover: use fedavg, or set privacy.unit=client"
+        )
+    if task.compares_examples:
+        raise InputError(
+            f"the loss of {task.name} compares examples, which privacy.unit=example cannot clip one by one: "
+            "set privacy.unit=client"
         )
     if local.prior != "none" or local.balance != "none":
         raise InputError(

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict, cast
+from typing import Any, NotRequired, TypedDict
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save
 from fedcir import files
 from fedcir.data.domains import Domain, Domains, Indices
 from fedcir.data.partition import ClientPartition, DomainRows, LazySequence, Partition
+from fedcir.tasks.classification import describe_task
 from fedcir.tensor_files import compute_tensor_checksum
 from fedcir.types import Tensors
 
@@ -79,14 +80,10 @@ def build_manifest(domains: Domains, clients: Sequence[ClientPartition]) -> dict
         "content": domains.content or "-".join(_hash_pixels(domain) for domain in domains),
         "clients": ManifestClients(partition, lambda domain, rows: train[domain].select_names(rows)),
         "test": {domain.name: domain.test.ids for domain in domains},
+        **{name: value for name, value in describe_task(domains.task).items() if name == "task"},
     }
     validation = {domain.name: domain.validation.ids for domain in domains if domain.validation is not None}
     return add_hash({**manifest, "validation": validation} if validation else manifest)
-
-
-def count_names(samples: object) -> int:
-    """Number of samples of a manifest's entry: of their names, or the number that a site gave in their place."""
-    return samples if isinstance(samples, int) else len(cast(list[str], samples))
 
 
 def add_hash(manifest: dict[str, Any]) -> dict[str, Any]:
@@ -122,6 +119,7 @@ def save_manifest(folder: Path, manifest: dict[str, Any]) -> None:
     for part in ("test", "validation"):
         arrays |= {f"{part}/{domain}": _pack_names(names) for domain, names in manifest.get(part, {}).items()}
     about: dict[str, Any] = {key: manifest[key] for key in ("dataset", "content", "hash")}
+    about |= {"task": manifest["task"]} if "task" in manifest else {}
     about |= {"domains": list(partition.domains), "validation": "validation" in manifest}
     about |= {"names": list(partition.names), "arrays": compute_tensor_checksum(None, arrays)}
     files.write_file(folder / ARRAYS_FILE, save(arrays))
@@ -154,7 +152,7 @@ def _unpack(about: dict[str, Any], arrays: Tensors) -> dict[str, Any]:
         names = names_of(domain)
         return [names[row] for row in rows.tolist()]
 
-    manifest = {key: about[key] for key in ("dataset", "content")}
+    manifest: dict[str, Any] = {key: about[key] for key in ("dataset", "content", "task") if key in about}
     manifest["clients"] = ManifestClients(partition, select_names)
     for part in ("test", "validation") if about["validation"] else ("test",):
         keys = {domain: f"{part}/{domain}" for domain in about["domains"] if f"{part}/{domain}" in arrays}

@@ -13,6 +13,8 @@ from fedcir.data.federation import Client, Federation
 from fedcir.data.manifest import add_hash
 from fedcir.errors import InputError
 from fedcir.models.builder import check_features, make_module_builder
+from fedcir.tasks.classification import describe_task, to_task
+from fedcir.tasks.task import Task
 
 Pairs = Mapping[str, tuple[Any, Any]] | Iterable[tuple[Any, Any]]
 """(train, test) pairs of torch Datasets, either of which may be None: one per client, by name or as a list."""
@@ -21,8 +23,8 @@ Pairs = Mapping[str, tuple[Any, Any]] | Iterable[tuple[Any, Any]]
 class TensorExamples:
     """Examples of a TensorDataset."""
 
-    def __init__(self, x: Tensor, y: Tensor, num_classes: int, whose: str) -> None:
-        self.x, self.y = x, _to_class_numbers(y, num_classes, whose)
+    def __init__(self, x: Tensor, y: Tensor, task: Task, whose: str) -> None:
+        self.x, self.y, self.task = x, task.check_targets(y, whose), task
 
     def __len__(self) -> int:
         return len(self.y)
@@ -32,29 +34,30 @@ class TensorExamples:
         return _to_input(self.x[rows].to(device), layout), self.y[rows].to(device)
 
     def labels(self) -> Tensor:
-        return self.y
+        return _to_strata(self.y, self.task)
 
 
 class DatasetExamples:
-    """Examples of any Dataset of (input, label) pairs."""
+    """Examples of any Dataset of (input, target) pairs."""
 
-    def __init__(self, dataset: Any, num_classes: int, whose: str) -> None:
-        self.dataset, self.num_classes, self.whose = dataset, num_classes, whose
+    def __init__(self, dataset: Any, task: Task, whose: str) -> None:
+        self.dataset, self.task, self.whose = dataset, task, whose
         self._labels: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.dataset)
 
     def batch(self, positions: Positions, device: torch.device, layout: torch.memory_format) -> tuple[Tensor, Tensor]:
-        inputs, labels = zip(*(self._get_pair(int(position)) for position in positions), strict=True)
-        y = _to_class_numbers(_stack(labels, "labels", self.whose), self.num_classes, self.whose)
+        inputs, targets = zip(*(self._get_pair(int(position)) for position in positions), strict=True)
+        y = self.task.check_targets(_stack(targets, "labels", self.whose), self.whose)
         return _to_input(_stack(inputs, "inputs", self.whose).to(device), layout), y.to(device)
 
     def labels(self) -> Tensor:
         """Read the labels by iterating over the whole Dataset, once."""
         if self._labels is None:
             values = [self._get_pair(position)[1] for position in range(len(self))]
-            self._labels = _to_class_numbers(_stack(values, "labels", self.whose), self.num_classes, self.whose)
+            targets = self.task.check_targets(_stack(values, "labels", self.whose), self.whose)
+            self._labels = _to_strata(targets, self.task)
         return self._labels
 
     def _get_pair(self, position: int) -> tuple[Any, Any]:
@@ -66,7 +69,7 @@ class DatasetExamples:
         return item[0], item[1]
 
 
-def make_examples(dataset: Any, num_classes: int, whose: str) -> Examples:
+def make_examples(dataset: Any, task: Task, whose: str) -> Examples:
     """Convert a torch Dataset to examples; `whose` describes it in errors."""
     if isinstance(dataset, DataLoader):
         raise InputError(f"{whose} is a DataLoader: give the Dataset that it loads, its .dataset")
@@ -77,26 +80,12 @@ def make_examples(dataset: Any, num_classes: int, whose: str) -> Examples:
     if len(dataset) == 0:
         raise InputError(f"{whose} is empty")
     if type(dataset) is TensorDataset and len(dataset.tensors) == 2:
-        return TensorExamples(*dataset.tensors, num_classes, whose)
-    return DatasetExamples(dataset, num_classes, whose)
+        return TensorExamples(*dataset.tensors, task, whose)
+    return DatasetExamples(dataset, task, whose)
 
 
-def _to_class_numbers(labels: Tensor, num_classes: int, whose: str) -> Tensor:
-    """Convert labels of any number type to integers (N,), and check their range."""
-    if labels.numel() != len(labels):
-        rows = labels.flatten(1).double()
-        is_one_hot = ((rows == 0) | (rows == 1)).all() and (rows.sum(1) == 1).all()
-        advice = "several targets a sample (multi-label, soft labels, masks) are not supported"
-        advice = "these are one-hot, so labels.argmax(-1) gives them" if is_one_hot else advice
-        shape = list(labels.shape[1:])
-        raise InputError(f"{whose} gives labels of the shape {shape}: give one class number a sample; {advice}")
-    flat = labels.reshape(-1)
-    numbers = flat.long()
-    wrong = (flat.double() != numbers) | (numbers < 0) | (numbers >= num_classes)
-    if wrong.any():
-        label, fix = flat[wrong][0].item(), f"labels are whole numbers from 0 to {num_classes - 1}"
-        raise InputError(f"{whose} gives the label {label}: with num_classes={num_classes}, {fix}")
-    return numbers
+def _to_strata(targets: Tensor, task: Task) -> Tensor:
+    return torch.from_numpy(task.strata(targets.cpu().numpy()))
 
 
 def _stack(values: Sequence[Any], noun: str, whose: str) -> Tensor:
@@ -124,16 +113,17 @@ def _to_input(x: Tensor, layout: torch.memory_format) -> Tensor:
 
 
 def federation_from_datasets(
-    pairs: Pairs, encoder: torch.nn.Module, num_classes: int, latent: int | None, seed: int
+    pairs: Pairs, encoder: torch.nn.Module, task: Task | int, latent: int | None, seed: int
 ) -> Federation:
     """Build a federation of the caller's own (train, test) Datasets and encoder."""
+    task = to_task(task)
     if not isinstance(pairs, Iterable):
         raise InputError(f"clients must be a list or dict of (train, test) pairs, got {type(pairs).__name__}")
     if not isinstance(pairs, Mapping):
         pairs = {f"client-{number}": pair for number, pair in enumerate(pairs)}
     if (wrong := next((name for name in pairs if not isinstance(name, str) or not name), None)) is not None:
         raise InputError(f"clients must be named by strings, got {wrong!r}")
-    clients = [_make_client(number, name, pair, num_classes) for number, (name, pair) in enumerate(pairs.items())]
+    clients = [_make_client(number, name, pair, task) for number, (name, pair) in enumerate(pairs.items())]
     if all(client.train is None for client in clients):
         raise InputError("clients must hold at least one (train, test) pair with a train Dataset, got none")
     batches: dict[tuple[torch.Size, torch.dtype], tuple[str, Tensor]] = {}  # two inputs of each shape and type
@@ -143,21 +133,22 @@ def federation_from_datasets(
                 x, _ = examples.batch(np.zeros(1, dtype=np.int64), torch.device("cpu"), torch.contiguous_format)
                 batches.setdefault((x.shape, x.dtype), (f"the {part} Dataset of {client.domain!r}", x[[0, 0]]))
     (first, example), *rest = batches.values()
-    builder = make_module_builder(encoder, example, num_classes, latent, seed, first)
+    builder = make_module_builder(encoder, example, task, latent, seed, first)
     for whose, batch in rest:
         check_features(builder, batch, whose)
-    manifest = add_hash({"clients": [{"id": c.id, "domain": c.domain, "train": len(c.train or ())} for c in clients]})
-    card = {"classes": [str(i) for i in range(num_classes)]}
+    described = [{"id": c.id, "domain": c.domain, "train": len(c.train or ())} for c in clients]
+    card = describe_task(task)
+    manifest = add_hash({"clients": described, **{name: value for name, value in card.items() if name == "task"}})
     unseen = tuple(client.domain for client in clients if client.train is None)
     return Federation("own", tuple(clients), builder, card, manifest, unseen=unseen)
 
 
-def _make_client(number: int, name: str, pair: Any, num_classes: int) -> Client:
+def _make_client(number: int, name: str, pair: Any, task: Task) -> Client:
     if not isinstance(pair, tuple | list) or len(pair) != 2:
         kind = f"{type(pair).__name__} of {len(pair)}" if isinstance(pair, tuple | list) else type(pair).__name__
         raise InputError(f"client {name!r} is of type {kind}: give (train, test), or (train, None) without a test set")
     train, test = (
-        None if dataset is None else make_examples(dataset, num_classes, f"the {part} Dataset of {name!r}")
+        None if dataset is None else make_examples(dataset, task, f"the {part} Dataset of {name!r}")
         for part, dataset in zip(("train", "test"), pair, strict=True)
     )
     if train is None and test is None:

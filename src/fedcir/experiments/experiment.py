@@ -255,7 +255,7 @@ def _measure_speed(config: Config, federation: Federation) -> tuple[float, float
         started = time.perf_counter()
         with torch.inference_mode():
             x, _ = client.test.batch(rows, worker.device, worker.layout)
-            ctx = LocalContext(1, 1, worker.num_classes, len(rows), model, torch.Generator())
+            ctx = LocalContext(1, 1, worker.task.outputs, len(rows), model, torch.Generator())
             algorithm.predict(worker.modules, x, ctx)
         image = (time.perf_counter() - started) / len(rows)
     return step, image

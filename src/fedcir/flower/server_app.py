@@ -211,9 +211,8 @@ def _load_manifest(folder: RunFolder, resume: bool) -> dict[str, Any] | None:
 
 def _describe_round(record: RoundRecord, total: int) -> str:
     parts = [f"round {record.round}/{total}"]
-    if record.accuracy_mean is not None:
-        unseen = "" if record.accuracy_unseen is None else f", unseen {record.accuracy_unseen:.1%}"
-        parts.append(f"acc {record.accuracy_mean:.1%}, worst {record.accuracy_worst:.1%}{unseen}")
+    if scores := record.describe_scores():
+        parts.append(scores)
     if record.epsilon is not None:
         parts.append(f"epsilon {record.epsilon:.3g}")
     parts += [f"client {client} dropped: {reason}" for client, reason in record.dropped.items()]

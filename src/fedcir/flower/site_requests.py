@@ -16,7 +16,6 @@ from torch import nn
 from fedcir.algorithms import make_algorithm
 from fedcir.algorithms.algorithm import Algorithm
 from fedcir.client.client_requests import RequestKind, handle_request
-from fedcir.client.head_bank import COALITIONS
 from fedcir.client.local_update import LocalTrainer
 from fedcir.client.masks import MASKS, mask_sums
 from fedcir.client.state import GENERATIONS, ClientStore
@@ -36,6 +35,8 @@ from fedcir.models.tensors import count_bytes
 from fedcir.runtime.resolution import pick_device
 from fedcir.runtime.session import make_trainer
 from fedcir.server.accounting import upload_accountant
+from fedcir.tasks.classification import choose_task
+from fedcir.tasks.task import Task
 from fedcir.tensor_files import pack_groups, unpack_groups
 from fedcir.types import ClientReply, Groups
 from fedcir.validation import build_dataclass
@@ -54,21 +55,23 @@ def local_update(
     *,
     data: tuple[Any, Any],
     encoder: nn.Module,
-    num_classes: int,
+    num_classes: int | None = None,
+    task: Task | None = None,
     latent: int | None = None,
     algorithm: type[Algorithm] | None = None,
 ) -> Message:
     """Reply to any message of an AlgorithmStrategy, in the train, evaluate and query functions of a ClientApp.
 
-    `data` is this site's (train, test) pair of torch Datasets of (input, label), and `encoder` a module built as on
-    the server. The node is identified by `domain` in its node-config, or by its partition-id. `algorithm` is the class
-    of a method that is not part of fedcir.
+    `data` is this site's (train, test) pair of torch Datasets of (input, target), and `encoder` a module built as on
+    the server, like the `task` or the number of classes. The node is identified by `domain` in its node-config, or by
+    its partition-id. `algorithm` is the class of a method that is not part of fedcir.
     """
 
     def open_datasets(header: TaskHeader, context: Context) -> LocalSite:
         node = NodeConfig(context)
         name = str(node.site) if node.partition < 0 else f"client-{node.partition}"
-        federation = federation_from_datasets({name: data}, encoder, num_classes, latent, header.config.run.seed)
+        predicted = choose_task(task, num_classes)
+        federation = federation_from_datasets({name: data}, encoder, predicted, latent, header.config.run.seed)
         client = federation.clients[0]
         if client.test is None:
             raise InputError(f"{name!r} has no test Dataset, but every site must test: give data=(train, test)")
@@ -157,8 +160,7 @@ class SiteRequest:
             # As far back as a server that is killed may resume from; it may not have received the last round yet.
             generations = GENERATIONS * config.server.checkpoint_every + 1
             store = ClientStore(self.node.state_folder / header.key, generations)
-            tested = (*method.trains, *((COALITIONS,) if config.server.store_sums and COALITIONS in groups else ()))
-            received = groups if part == "train" else {name: groups[name] for name in tested}
+            received = groups if part == "train" else {name: groups[name] for name in method.trains}
             with use_threads(config.run.threads), self._open_trainer(site, config, method) as trainer:
                 if part == "train":
                     _check_noise(config, method, groups, trainer)
@@ -242,7 +244,7 @@ def _check_noise(config: Config, method: Algorithm, groups: Groups, trainer: Loc
     try:
         check_update_privacy(config, method, {name: groups.get(name, {}) for name in method.trains})
         if config.privacy.by_steps:
-            check_example_privacy(config, method, trainer.modules["model"])
+            check_example_privacy(config, method, trainer.task, trainer.modules["model"])
     except InputError as error:
         raise InputError(str(error), public="the run's noise does not cover all that it would upload") from error
 

@@ -26,6 +26,8 @@ from fedcir.runtime.resolution import config_from_keywords
 from fedcir.runtime.rounds import step_server
 from fedcir.runtime.session import Session, open_session
 from fedcir.server.replies import tally_evaluations
+from fedcir.tasks.classification import choose_task, describe_task
+from fedcir.tasks.task import Task
 from fedcir.types import ClientReply, DroppedReply, Groups
 
 log = logging.getLogger("flwr")
@@ -49,7 +51,8 @@ class AlgorithmStrategy(Strategy):
         *,
         encoder: nn.Module,
         example: Tensor,
-        num_classes: int,
+        num_classes: int | None = None,
+        task: Task | None = None,
         sites: int = SITES,
         rounds: int = ServerConfig.rounds,
         local_steps: int = LocalConfig.steps,
@@ -87,11 +90,9 @@ class AlgorithmStrategy(Strategy):
             raise InputError(
                 "server.masked asks again if a site is lost, which Flower's loop cannot: use the ServerApp"
             )
-        if self.config.server.store_sums:
-            raise InputError("server.store_sums needs the run folder of the ServerApp: leave it out")
         with use_threads(self.config.run.threads):
             self._builder = make_module_builder(
-                encoder, example, num_classes, self.config.model.latent, self.config.run.seed
+                encoder, example, choose_task(task, num_classes), self.config.model.latent, self.config.run.seed
             )
         self._started = False
         self._timeout = ROUND_TIMEOUT
@@ -175,17 +176,16 @@ class AlgorithmStrategy(Strategy):
         return self._make_messages(MessageType.EVALUATE, server_round, _unpack_received(arrays), evaluators, config)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """Return test accuracy: the mean over sites, the worst, and that of each site."""
+        """Return the task's primary metric on test data: the mean over sites, the worst, and that of each site."""
         session = self._require_transport().session
         dropped: dict[str, str] = {}
         tests = tally_evaluations(session.roster, self._read(replies, {}), dropped)
         _log_dropped(dropped)
-        accuracies = tests.accuracies(session.roster.unseen)
-        if accuracies["accuracy_mean"] is None:
+        fields, name = tests.to_fields(session.roster.unseen), tests.task.primary.name
+        if fields["score_mean"] is None:
             return None
-        by_domain = {f"accuracy/{domain}": value for domain, value in tests.accuracy().items()}
-        mean, worst = accuracies["accuracy_mean"], accuracies["accuracy_worst"]
-        return MetricRecord({"accuracy": mean, "accuracy-worst": worst, **by_domain})
+        by_domain = {f"{name}/{domain}": value for domain, value in fields["scores"].items()}
+        return MetricRecord({name: fields["score_mean"], f"{name}-worst": fields["score_worst"], **by_domain})
 
     def summary(self) -> None:
         log.info("\t├──> Algorithm: %s", self.algorithm)
@@ -211,8 +211,7 @@ class AlgorithmStrategy(Strategy):
         """Open a session of these clients; without any, one that only serves for the initial weights."""
         placeholder = {"id": 0, "domain": "", "train": 1, "test": 0, "validation": 0}
         manifest = {"clients": clients or [placeholder], "hash": ""}
-        classes = [str(number) for number in range(self._builder.num_classes)]
-        roster = SiteRoster(manifest, self._builder, {"classes": classes})
+        roster = SiteRoster(manifest, self._builder, describe_task(self._builder.task))
         one_client = replace(self.config.server, active=None, min_replies=1)
         config = self.config if clients else replace(self.config, server=one_client)
         with use_threads(config.run.threads):

@@ -11,13 +11,11 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, S
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from flwr.app import ConfigRecord, Message, MessageType, Metadata, RecordDict
 from flwr.serverapp import Grid
 
 from fedcir.client.client_requests import RequestKind
 from fedcir.client.cost import peak_memory
-from fedcir.client.head_bank import COALITIONS
 from fedcir.errors import RunError
 from fedcir.flower.certificates import key_fingerprint
 from fedcir.flower.site_data import AuditLog
@@ -25,6 +23,7 @@ from fedcir.flower.site_manifest import NODE_KEY, SiteDescription, client_name
 from fedcir.flower.wire import (
     CONFIG,
     HEADER,
+    MAX_METRICS,
     NO_REPLY,
     WRONG_SENDER,
     TaskHeader,
@@ -35,6 +34,7 @@ from fedcir.flower.wire import (
     unpack_reply,
 )
 from fedcir.runtime.session import Session
+from fedcir.server.replies import list_evaluation_metrics
 from fedcir.types import ClientReply, DroppedReply, Groups, ServerState
 
 log = logging.getLogger("flwr")
@@ -281,10 +281,7 @@ class GridTransport:
         """Evaluate the state; clients that train on it next are asked for both at once, which halves the messages."""
         coming, following = self.session.next_state, self.session.next_cohort()
         if coming is None or following is None:
-            pending = self.send(MessageType.EVALUATE, state.round, state.shared, cohort)
-            yield from (DroppedReply(client, reason) for client, reason in pending.missing.items())
-            for arrival in self._wait_for_replies(pending):
-                yield self.read(*arrival, self._expect_tests(state, arrival[0]))
+            yield from self.collect(self.send(MessageType.EVALUATE, state.round, state.shared, cohort), {})
             return
         both = self._ahead = self.send(MessageType.TRAIN, coming.round + 1, coming.shared, following, tests=cohort)
         rest = [client for client in cohort if client not in following]
@@ -294,14 +291,6 @@ class GridTransport:
             both.arrived[arrival[0]] = arrival
             yield self.read(*arrival, {}, "evaluate")
         yield from self.collect(pending, {})
-
-    def _expect_tests(self, state: ServerState, client: int) -> Groups:
-        """Groups of a client's evaluation: bits for its test images where it tests heads of coalitions."""
-        if COALITIONS not in state.shared:
-            return {}
-        heads, images = state.shared[COALITIONS], self.session.roster.sizes[client].test
-        count = len(heads["weight"]) + len(heads["projected_weight"])
-        return {COALITIONS: {"bits": torch.zeros(count, -(-images // 8), dtype=torch.uint8)}}
 
     def peak_memory(self) -> int:
         return peak_memory()
@@ -356,7 +345,9 @@ class GridTransport:
             return DroppedReply(client, NO_REPLY)
         if not is_reply_to(message, request):
             return DroppedReply(client, WRONG_SENDER)
-        return unpack_reply(message, client, template, self.session.algorithm.trains, part)
+        session = self.session
+        most = max(MAX_METRICS, 1 + len(list_evaluation_metrics(session.roster.builder.task)))  # and NUM_EXAMPLES
+        return unpack_reply(message, client, template, session.algorithm.trains, part, most)
 
     def _wait_for_replies(self, pending: PendingMessages, clients: Collection[int] | None = None) -> Iterator[Arrival]:
         """Yield replies as they arrive, of all or some clients; None for those that have not come by the deadline."""

@@ -127,7 +127,12 @@ def pack_combined(tested: RecordDict | Error, trained: RecordDict | Error) -> Re
 
 
 def unpack_reply(
-    message: Message, client: int, template: Groups, trained: Iterable[str], part: RequestKind | None = None
+    message: Message,
+    client: int,
+    template: Groups,
+    trained: Iterable[str],
+    part: RequestKind | None = None,
+    most_metrics: int = MAX_METRICS,
 ) -> ClientReply | DroppedReply:
     """Unpack a client's reply if it matches the template; no tensor is loaded before that is checked.
 
@@ -148,7 +153,7 @@ def unpack_reply(
         if fault := fault or _find_misplaced(content, arrays, expected, trained):
             return DroppedReply(client, fault)
         named = {name: _load_tensor(data[name], name) for name in expected}
-        metrics = _read_metrics(content)
+        metrics = _read_metrics(content, most_metrics)
         num_examples = metrics.pop(NUM_EXAMPLES, math.nan)
         if not num_examples.is_integer():
             return DroppedReply(client, f"{NUM_EXAMPLES} is missing, or not a whole number")
@@ -267,11 +272,11 @@ def _to_numpy(tensor: Tensor) -> Any:
     return np.ascontiguousarray(tensor.detach().numpy()).reshape(tensor.shape)  # it makes a scalar a row
 
 
-def _read_metrics(content: RecordDict) -> dict[str, float]:
+def _read_metrics(content: RecordDict, most: int) -> dict[str, float]:
     metrics: dict[str, float] = {}
     for record in content.metric_records.values():
         for name, value in record.items():
-            if isinstance(value, list) or len(name) > MAX_METRICS or len(metrics) >= MAX_METRICS:
-                raise ValueError(f"metrics must be numbers, and at most {MAX_METRICS}")
+            if isinstance(value, list) or len(name) > MAX_METRICS or len(metrics) >= most:
+                raise ValueError(f"metrics must be numbers, and at most {most}")
             metrics[name] = float(value)
     return metrics

@@ -133,7 +133,7 @@ def _list_accuracies(file: _File, domains: Domains | None) -> dict[str, Any]:
     run, site = file.trained.run, file.trained.site
     if run.config.privacy.noise:  # accuracies have no noise
         return {"accuracy": {}, "accuracy_mean": None}
-    tested = run.saved_accuracies
+    tested = run.saved_scores
     if not file.note and site is None:
         return tested
     if domains is None:

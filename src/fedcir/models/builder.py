@@ -36,6 +36,8 @@ from fedcir.models.pretrained import (
     read_weights,
 )
 from fedcir.rng import seeded_init
+from fedcir.tasks.classification import to_task
+from fedcir.tasks.task import Head, Task
 from fedcir.text import describe_error
 
 BACKBONES: dict[str, type[CNN] | type[ResNet18]] = {"cnn": CNN, "resnet18": ResNet18}
@@ -43,7 +45,7 @@ BACKBONES: dict[str, type[CNN] | type[ResNet18]] = {"cnn": CNN, "resnet18": ResN
 
 @dataclass(frozen=True)
 class NetworkBuilder:
-    num_classes: int
+    task: Task
     features: int
     """Width of the encoder's output."""
     latent: int
@@ -54,6 +56,11 @@ class NetworkBuilder:
     """A batch of inputs, to find the encoder's stages; None for a network that only predicts."""
     frozen: nn.Module | None = None
     """Encoder that is not trained, whose features are the inputs; None if the whole encoder is trained."""
+
+    @property
+    def num_classes(self) -> int:
+        """Width of the head's outputs."""
+        return self.task.outputs
 
     def whole(self) -> "NetworkBuilder":
         """Return the builder on images, with a frozen encoder as part of the network."""
@@ -72,39 +79,40 @@ class NetworkBuilder:
             return self.make_encoder()
 
     def classifier(self, projection: int = 0, normalised: bool = False) -> Classifier:
-        """Build a linear head on the features, or on a projection of them to this width; optionally of norm 1."""
+        """Build the task's head on the features, or on a projection of them to this width; optionally of norm 1."""
         encoder = self.encoder()
         if projection:
             with seeded_init(self.seed, "init", "projection"):
                 encoder = ProjectedEncoder(encoder, self.features, projection)
         encoder = NormalisedEncoder(encoder) if normalised else encoder
-        return Classifier(encoder, self._linear("head", projection or self.features, self.num_classes))
+        return Classifier(encoder, self._head(projection or self.features))
 
     def gaussian_classifier(self, sigma_init: float, sigma_floor: float) -> GaussianClassifier:
-        gaussian = self._linear("gaussian", self.features, 2 * self.latent)
+        with seeded_init(self.seed, "init", "gaussian"):
+            gaussian = nn.Linear(self.features, 2 * self.latent)
         encoder = GaussianEncoder(self.encoder(), gaussian, sigma_init, sigma_floor)
-        return GaussianClassifier(encoder, self._linear("head", self.latent, self.num_classes))
+        return GaussianClassifier(encoder, self._head(self.latent))
 
     def generator(self, width: int, noise: int, hidden: int) -> Generator:
         """Build a generator of representations of this width."""
         with seeded_init(self.seed, "init", "generator"):
             return Generator(self.num_classes, width, noise, hidden)
 
-    def _linear(self, part: str, inputs: int, outputs: int) -> nn.Linear:
-        with seeded_init(self.seed, "init", part):
-            return nn.Linear(inputs, outputs)
+    def _head(self, features: int) -> Head:
+        with seeded_init(self.seed, "init", "head"):
+            return self.task.head(features)
 
 
 def make_image_builder(
-    model: ModelConfig, num_classes: int, channels: int, seed: int, image_size: int = 32
+    model: ModelConfig, task: Task | int, channels: int, seed: int, image_size: int = 32
 ) -> NetworkBuilder:
     """Make the builder of a configured encoder on images."""
     if not model.freeze:
-        return _make_whole_builder(model, num_classes, channels, seed, image_size)
+        return _make_whole_builder(model, task, channels, seed, image_size)
     networks = []
     for name in model.names:
         size = PRETRAINED_SIZES[name] if model.native_size or len(model.names) > 1 else image_size
-        whole = _make_whole_builder(replace(model, name=name), num_classes, channels, seed, size)
+        whole = _make_whole_builder(replace(model, name=name), task, channels, seed, size)
         encoder = whole.encoder().eval().requires_grad_(False)
         if model.stages:
             assert whole.example is not None
@@ -121,36 +129,36 @@ def make_image_builder(
             return FrozenEncoder(None, nn.Linear(count, width))
 
     features = torch.zeros(1, count)
-    return NetworkBuilder(num_classes, width, model.latent or width, seed, make_encoder, features, network)
+    return NetworkBuilder(to_task(task), width, model.latent or width, seed, make_encoder, features, network)
 
 
-def make_array_builder(model: ModelConfig, num_classes: int, shape: Sequence[int], seed: int) -> NetworkBuilder:
+def make_array_builder(model: ModelConfig, task: Task | int, shape: Sequence[int], seed: int) -> NetworkBuilder:
     """Make the builder of a configured encoder on inputs of any shape, such as the features of a table."""
     if model.name in BACKBONES and len(shape) != 3:
         raise InputError(f"{model.name} takes images, but the inputs are of the shape {list(shape)}: use mlp or linear")
     if model.name in BUILTIN_MODELS:
-        return _make_builtin_builder(model, num_classes, shape, seed)
+        return _make_builtin_builder(model, task, shape, seed)
     if set(model.names) <= set(PRETRAINED_SIZES):
         raise InputError(f"{model.name} takes images, but the inputs are of the shape {list(shape)}: use mlp or linear")
     example = torch.zeros(2, *shape)
     with seeded_init(seed, "init", "encoder"):
         encoder = build_foreign_encoder(model, example)
-    return make_module_builder(encoder, example, num_classes, model.latent, seed, "inputs")
+    return make_module_builder(encoder, example, task, model.latent, seed, "inputs")
 
 
 def _make_whole_builder(
-    model: ModelConfig, num_classes: int, channels: int, seed: int, image_size: int
+    model: ModelConfig, task: Task | int, channels: int, seed: int, image_size: int
 ) -> NetworkBuilder:
     """Make the builder in which the whole encoder trains."""
     if model.name in BUILTIN_MODELS:
-        return _make_builtin_builder(model, num_classes, (channels, image_size, image_size), seed)
+        return _make_builtin_builder(model, task, (channels, image_size, image_size), seed)
     example = torch.zeros(2, channels, image_size, image_size)
     with seeded_init(seed, "init", "encoder"):
         encoder = build_foreign_encoder(model, example)
-    return make_module_builder(encoder, example, num_classes, model.latent, seed, "images")
+    return make_module_builder(encoder, example, task, model.latent, seed, "images")
 
 
-def _make_builtin_builder(model: ModelConfig, num_classes: int, shape: Sequence[int], seed: int) -> NetworkBuilder:
+def _make_builtin_builder(model: ModelConfig, task: Task | int, shape: Sequence[int], seed: int) -> NetworkBuilder:
     width = {} if model.width is None else {"width": model.width}
     example = torch.zeros(1, *shape)
     if model.name in BACKBONES:
@@ -171,11 +179,11 @@ def _make_builtin_builder(model: ModelConfig, num_classes: int, shape: Sequence[
     count = sum(parameter.numel() for parameter in drawn.parameters())
     check_memory(3 * 4 * count, f"model.width: {model.name} of {count:,} weights")  # each has a gradient and a momentum
     features = drawn.features
-    return NetworkBuilder(num_classes, features, model.latent or features, seed, make_encoder, example)
+    return NetworkBuilder(to_task(task), features, model.latent or features, seed, make_encoder, example)
 
 
 def make_module_builder(
-    encoder: nn.Module, example: Tensor, num_classes: int, latent: int | None, seed: int, whose: str = "the example"
+    encoder: nn.Module, example: Tensor, task: Task | int, latent: int | None, seed: int, whose: str = "the example"
 ) -> NetworkBuilder:
     """Make the builder of the caller's encoder, which starts from its weights, in single precision."""
     if not isinstance(encoder, nn.Module):
@@ -186,13 +194,14 @@ def make_module_builder(
         copied = copy.deepcopy(encoder).to("cpu", torch.float32)
     except Exception as error:
         raise InputError(f"encoder cannot be copied to the CPU: {describe_error(error)}") from error
-    width = _measure_width(copied, example, whose)
-    return NetworkBuilder(num_classes, width, latent or width, seed, lambda: copy.deepcopy(copied), example)
+    task = to_task(task)
+    width = _measure_width(copied, example, whose, task)
+    return NetworkBuilder(task, width, latent or width, seed, lambda: copy.deepcopy(copied), example)
 
 
 def check_features(builder: NetworkBuilder, example: Tensor, whose: str) -> None:
     """Check that the encoder's features on this input have the same width."""
-    width = _measure_width(builder.make_encoder(), example, whose)
+    width = _measure_width(builder.make_encoder(), example, whose, builder.task)
     if width != builder.features:
         raise InputError(
             f"encoder gives {width} features on {whose}, whose inputs are {list(example.shape[1:])}, "
@@ -200,7 +209,7 @@ def check_features(builder: NetworkBuilder, example: Tensor, whose: str) -> None
         )
 
 
-def _measure_width(encoder: nn.Module, example: Tensor, whose: str) -> int:
+def _measure_width(encoder: nn.Module, example: Tensor, whose: str, task: Task | None = None) -> int:
     inputs = f"a batch of {whose}, {str(example.dtype).removeprefix('torch.')}{list(example.shape)}"
     try:
         with torch.no_grad():
@@ -208,13 +217,13 @@ def _measure_width(encoder: nn.Module, example: Tensor, whose: str) -> int:
     except Exception as error:
         fix = "" if example.is_floating_point() else " (whole numbers are passed on as they are: give floats, or bytes)"
         raise InputError(f"encoder fails on {inputs}: {describe_error(error)}{fix}") from error
+    uses_maps = task is not None and task.uses_maps
+    form = "(batch, features, height, width)" if uses_maps else "(batch, features)"
     if not isinstance(features, Tensor):
-        raise InputError(f"encoder must map a batch to (batch, features), got {type(features).__name__} on {inputs}")
-    if features.ndim != 2 or len(features) != len(example):
-        raise InputError(
-            f"encoder must map a batch to (batch, features), got the shape {list(features.shape)} on {inputs}: "
-            "nn.Flatten() at its end may help"
-        )
+        raise InputError(f"encoder must map a batch to {form}, got {type(features).__name__} on {inputs}")
+    if features.ndim != (4 if uses_maps else 2) or len(features) != len(example):
+        fix = "leave out its pooling" if uses_maps else "nn.Flatten() at its end may help"
+        raise InputError(f"encoder must map a batch to {form}, got the shape {list(features.shape)} on {inputs}: {fix}")
     if not features.is_floating_point():
         raise InputError(f"encoder must give floats, got {features.dtype} on {inputs}")
     return features.shape[1]

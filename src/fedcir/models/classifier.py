@@ -1,4 +1,4 @@
-"""Classifiers: a deterministic or a Gaussian encoder under one linear head; generators and class prototypes.
+"""Networks of an encoder, deterministic or Gaussian, under the task's head; generators and class prototypes.
 
 Both are `encoder.*` plus `head.weight` and `head.bias`, so that a server finds every client's head by name.
 """
@@ -12,13 +12,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedcir.losses import log_mean_probability
+from fedcir.tasks.task import Head
 from fedcir.types import Tensors
 
 
 class Classifier(nn.Module):
-    """Features, then one linear layer."""
+    """Features, then the task's head: one linear layer, or a 1x1 convolution of maps."""
 
-    def __init__(self, encoder: nn.Module, head: nn.Linear) -> None:
+    def __init__(self, encoder: nn.Module, head: Head) -> None:
         super().__init__()
         self.encoder, self.head = encoder, head
 
@@ -80,7 +81,7 @@ def sample(mu: Tensor, sigma: Tensor, rng: torch.Generator) -> Tensor:
 class GaussianClassifier(nn.Module):
     """A Gaussian encoder under a linear head. Its forward pass is inference: the head on z = mu."""
 
-    def __init__(self, encoder: GaussianEncoder, head: nn.Linear) -> None:
+    def __init__(self, encoder: GaussianEncoder, head: Head) -> None:
         super().__init__()
         self.encoder, self.head = encoder, head
 

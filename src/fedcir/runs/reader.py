@@ -21,17 +21,20 @@ from fedcir.data.federation import Client
 from fedcir.errors import InputError, suggest_name
 from fedcir.files import RESTORE_HINT
 from fedcir.models.builder import NetworkBuilder, make_array_builder, make_image_builder
-from fedcir.models.site_statistics import fit_site_count
+from fedcir.models.closed_form import fit_site_count
 from fedcir.models.tensors import HEAD, batchnorm_names, find_mismatch, find_non_finite
 from fedcir.runtime.resume import use_saved_algorithm, use_saved_model
 from fedcir.runtime.run_folder import REWRITE_HINT, RunFolder
 from fedcir.runtime.session import make_trainer
+from fedcir.tasks.classification import read_task
+from fedcir.tasks.task import Task
 from fedcir.types import Groups, LocalContext, RoundRecord, ServerState, Tensors
 from fedcir.validation import build_dataclass
 
-NESTED = ("losses", "accuracy", "validation", "risk", "seconds")
+NESTED = ("losses", "scores", "validation", "risk", "seconds")
 """Fields of a record that hold several numbers by name."""
-PLAIN = (*(f.name for f in fields(RoundRecord) if f.name not in (*NESTED, "dropped", "unseen")), "risk_mean")
+OTHER = (*NESTED, "dropped", "unseen", "metrics", "metric")
+PLAIN = (*(f.name for f in fields(RoundRecord) if f.name not in OTHER), "risk_mean")
 
 
 @dataclass(frozen=True)
@@ -57,13 +60,18 @@ class Run:
         return RunFolder(self.path).card()
 
     @cached_property
+    def task(self) -> Task:
+        """What the run predicts. The names of classes are known once it is finished."""
+        return read_task(self.card if self.finished else {"classes": (), **self.manifest})
+
+    @cached_property
     def hits(self) -> Hits | None:
         """Result of the last evaluation for each image; None if not saved, as across sites."""
         return RunFolder(self.path).hits()
 
     @property
     def final(self) -> dict[str, Any]:
-        """Accuracies of the last round."""
+        """Scores of the last round, by their names in summary.json."""
         if self.summary is None:
             raise InputError(f"{self.path} holds no finished run: resume it to finish it")
         if self.summary["final"] is None:
@@ -85,11 +93,17 @@ class Run:
         return int((self.summary or {}).get("saved", {}).get("round", len(self.records)))
 
     @property
-    def saved_accuracies(self) -> dict[str, Any]:
-        """Accuracies of the saved model; empty if no client evaluates."""
+    def saved_scores(self) -> dict[str, Any]:
+        """Scores of the saved model, by their names in summary.json; empty if no client evaluates."""
         summary = self.summary or {}
         key = "best" if summary.get("saved", {}).get("keep") == "best" else "final"
-        return summary.get(key) or {"accuracy": {}, "accuracy_mean": None}
+        name = self.task.primary.name_in_files
+        return summary.get(key) or {name("scores"): {}, name("score_mean"): None}
+
+    @property
+    def saved_accuracies(self) -> dict[str, Any]:
+        """Former name of `saved_scores`, for one version."""
+        return self.saved_scores
 
     @property
     def peak_memory(self) -> int:
@@ -102,8 +116,8 @@ class Run:
         Names are the columns of `to_rows`, such as "bytes_up", "accuracy/photo" or "losses/total". Rounds without the
         value are left out.
         """
-        rows = self.to_rows()
-        columns = rows[0] if rows else (*PLAIN, "dropped", name)  # before the first round the columns are unknown
+        rows, names = self.to_rows(), map(self.task.primary.name_in_files, PLAIN)
+        columns = rows[0] if rows else (*names, "dropped", name)  # before the first round the columns are unknown
         if name not in columns:
             raise InputError(f"there is no number {name!r} in the rounds of {self.path}; {suggest_name(name, columns)}")
         points = [(row["round"], row[name]) for row in rows if row[name] is not None]
@@ -193,16 +207,9 @@ class Run:
             algorithm = use_saved_algorithm(name, self.path, self.trust_code)
         return resolve_algorithm(algorithm)[1]
 
-    def make_builder(self, model: ModelConfig) -> NetworkBuilder:
-        """NetworkBuilder of the network as it trained: with a frozen encoder, on its features."""
-        card, classes, seed = self.card, len(self.card["classes"]), self.config.run.seed
-        if "shape" in card:
-            return make_array_builder(model, classes, card["shape"], seed)
-        return make_image_builder(model, classes, card["channels"], seed, card["image_size"])
-
     def builder(self, arrays: Tensors, encoder: nn.Module | None = None) -> NetworkBuilder:
         """NetworkBuilder to build the network of these tensors: on images, or with the caller's encoder."""
-        classes, seed = len(self.card["classes"]), self.config.run.seed
+        task, seed = read_task(self.card), self.config.run.seed
         if "channels" in self.card or "shape" in self.card:
             if encoder is not None:
                 raise InputError(f"{self.path} has an encoder of its own, {self.config.model.name}: leave encoder out")
@@ -211,7 +218,10 @@ class Run:
             if Path(model.name).name != Path(configured).name:  # trust covers only the model of the settings
                 saved = f"{self.path}/model.safetensors is of {model.name}"
                 raise InputError(f"{saved}, not of {configured}; {REWRITE_HINT}")
-            return self.make_builder(use_saved_model(model, self.path, self.trust_code)).whole()
+            model = use_saved_model(model, self.path, self.trust_code)
+            if "shape" in self.card:
+                return make_array_builder(model, task, self.card["shape"], seed)
+            return make_image_builder(model, task, self.card["channels"], seed, self.card["image_size"]).whole()
         if encoder is None:
             fix = "pass one like it, as in run.model(encoder=...)"
             raise InputError(f"{self.path} was trained by fedcir.train with its caller's encoder: {fix}")
@@ -223,7 +233,7 @@ class Run:
         widest = next((arrays[name] for name in after if name in arrays), None)
         features = 0 if widest is None or widest.ndim != 2 else widest.shape[1]
         latent = features if gaussian is None else len(gaussian) // 2
-        return NetworkBuilder(classes, features, latent, seed, lambda: copy.deepcopy(copied))
+        return NetworkBuilder(task, features, latent, seed, lambda: copy.deepcopy(copied))
 
 
 def describe_saved_model(summary: Mapping[str, Any]) -> str:
@@ -290,9 +300,11 @@ def _differ_by_seed_only(first: Run, second: Run) -> bool:
 
 def _flatten_record(record: RoundRecord) -> dict[str, Any]:
     """Numbers of a record by name, such as `accuracy_mean`, `accuracy/photo` and the number of dropped clients."""
-    row = {name: getattr(record, name) for name in PLAIN}
-    for name in NESTED:
-        row |= {f"{name}/{key}": value for key, value in (getattr(record, name) or {}).items()}
+    to_name = record.metric.name_in_files
+    row = {to_name(name): getattr(record, name) for name in PLAIN}
+    nested = {to_name(name): getattr(record, name) or {} for name in NESTED} | (record.metrics or {})
+    for name, values in nested.items():
+        row |= {f"{name}/{key}": value for key, value in values.items()}
     return {**row, "dropped": len(record.dropped)}
 
 

@@ -269,7 +269,7 @@ def flatten_record(record: RoundRecord) -> dict[str, float]:
     return _flatten_numbers(
         {
             "loss": record.losses,
-            **{name: value for name, value in vars(record).items() if name not in ("round", "losses")},
+            **{name: value for name, value in record.to_values().items() if name not in ("round", "losses", "metric")},
             "seconds": record.seconds["total"],
             "dropped": len(record.dropped),
         }

@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Literal, NotRequired, TypedDict
 
@@ -18,22 +18,23 @@ from fedcir.data.domains import HashKind
 from fedcir.data.encoding import read_encoding
 from fedcir.data.splits import ImageHashes
 from fedcir.errors import InputError
+from fedcir.tasks.classification import read_task
 from fedcir.tensor_files import compute_tensor_checksum
-from fedcir.types import RoundRecord
+from fedcir.types import ACCURACY, Metric, RoundRecord
 from fedcir.validation import Between, build_dataclass, check_type
 
 
 def find_best(records: Sequence[RoundRecord]) -> RoundRecord | None:
-    """First record of the highest mean accuracy, on validation images if there are any; None if none was evaluated."""
-    evaluated = [record for record in records if record.accuracy_mean is not None]
+    """First record of the best mean score, on validation examples if there are any; None if none was evaluated."""
+    evaluated = [record for record in records if record.score_mean is not None]
     has_validation = any(record.validation for record in evaluated)
 
-    def accuracy(record: RoundRecord) -> float:
-        if not has_validation:
-            return record.accuracy_mean or 0.0
-        return sum(record.validation.values()) / len(record.validation) if record.validation else 0.0
+    def quality(record: RoundRecord) -> float:
+        scores = list((record.validation or {}).values()) if has_validation else [record.score_mean or 0.0]
+        sign = 1 if record.metric.higher_is_better else -1
+        return sign * sum(scores) / len(scores) if scores else -math.inf
 
-    return max(evaluated, key=lambda record: (accuracy(record), -record.round), default=None)
+    return max(evaluated, key=lambda record: (quality(record), -record.round), default=None)
 
 
 def round_to_save(records: Sequence[RoundRecord], keep: str) -> int:
@@ -46,19 +47,21 @@ def round_to_save(records: Sequence[RoundRecord], keep: str) -> int:
 
 
 def has_stalled(records: Sequence[RoundRecord], patience: int | None) -> bool:
-    """Whether the last `patience` validations brought no higher mean accuracy."""
+    """Whether the last `patience` validations brought no better mean score."""
     validated = [record for record in records if record.validation]
     best = find_best(validated)
     return patience is not None and best is not None and len(validated) - 1 - validated.index(best) >= patience
 
 
 class Scores(TypedDict):
+    """Scores of a round in summary.json, where the name of the metric stands for "score"."""
+
     round: int
-    accuracy_mean: float | None
-    accuracy_weighted: float | None
-    accuracy_worst: float | None
-    accuracy: dict[str, float]
-    accuracy_unseen: NotRequired[float | None]
+    scores: dict[str, float]
+    score_mean: float | None
+    score_weighted: float | None
+    score_worst: float | None
+    score_unseen: NotRequired[float | None]
 
 
 class Guarantee(TypedDict):
@@ -91,8 +94,8 @@ class Summary(TypedDict):
     dataset: str
     seed: int
     rounds: int
-    final: Scores | None
-    best: Scores | None
+    final: dict[str, object] | None
+    best: dict[str, object] | None
     cost: Cost
     saved: NotRequired[SavedModel]
     """Missing in runs of earlier versions, which saved the model of the last round."""
@@ -102,13 +105,22 @@ class Summary(TypedDict):
 
 
 def check_summary(summary: Mapping[str, Any]) -> None:
-    """Refuse accuracies that are not fractions."""
+    """Refuse scores of wrong types, and those that are no fractions where the metric is a share."""
+    metric = read_metric(summary)
     for part in ("final", "best"):
-        scores = summary[part] or {"accuracy": {}}
-        means = {name: value for name, value in scores.items() if name.startswith("accuracy_")}
-        for name, value in {**means, **scores["accuracy"]}.items():
-            if value is not None:
+        if summary[part] is None:
+            continue
+        scores = check_type(metric.to_fields(summary[part]), Scores, part)
+        means = {name: value for name, value in scores.items() if name.startswith("score_")}
+        for name, value in {**means, **scores["scores"]}.items():
+            if metric.is_share and value is not None:
                 Between(0, 1).check(f"{part}.{name}", value)
+
+
+def read_metric(values: Mapping[str, Any]) -> Metric:
+    """Primary metric of a record or a summary, which runs of classification leave out."""
+    metric: Metric = check_type(values.get("metric", ACCURACY), Metric, "metric")
+    return metric
 
 
 class CardMethod(TypedDict):
@@ -119,6 +131,9 @@ class Card(TypedDict):
     """Fields that are read of the metadata in model.safetensors."""
 
     classes: list[str]
+    """Empty for tasks without classes."""
+    task: NotRequired[dict[str, object]]
+    """Missing for classification."""
     model: dict[str, object]
     algorithm: CardMethod
     image_size: NotRequired[int]
@@ -138,7 +153,8 @@ IMAGES = ("image_size", "channels", "mean", "std")
 
 def check_card(card: Mapping[str, Any]) -> None:
     """Refuse a card whose values have the right types but cannot belong to a model."""
-    if len(set(card["classes"])) < max(1, len(card["classes"])):
+    read_task(card)
+    if len(set(card["classes"])) < max("task" not in card, len(card["classes"])):
         raise InputError("card.classes must name each class once, and at least one")
     present = [name for name in IMAGES if name in card]
     if "shape" in card:
@@ -167,8 +183,8 @@ def _check_shape(card: Mapping[str, Any]) -> None:
     build_dataclass(ModelConfig, card["model"], "card.model")
 
 
-OPTIONAL_FIELDS = ("validation", "risk", "unseen", "accuracy_unseen", "epsilon")
-"""Fields of a record that are left out of rounds.jsonl where they are None."""
+OPTIONAL_FIELDS = ("validation", "risk", "unseen", "score_unseen", "epsilon", "metrics", "metric")
+"""Fields of a record that are left out of rounds.jsonl where they have their default."""
 HASHED_SPLITS = ("train", "validation")
 """Tensors of image_hashes.safetensors: sorted hashes of images, as 64-bit integers."""
 
@@ -186,7 +202,10 @@ def compute_settings_checksum(tables: Mapping[str, Any]) -> str:
 
 def parse_record(line: bytes) -> RoundRecord:
     """Parse a line of rounds.jsonl. Older runs may name the cross-entropy `fl` instead of `ce`."""
-    record: RoundRecord = files.verify_checksum(json.loads(line), RoundRecord, "round")
+    values = check_type(json.loads(line), dict, "round")
+    bare = {name: value for name, value in values.items() if name != files.CHECKSUM_KEY}
+    record: RoundRecord = check_type(read_metric(bare).to_fields(bare), RoundRecord, "round")
+    files.verify_checksum(values, dict, "round")
     return replace(record, losses={"ce" if name == "fl" else name: value for name, value in record.losses.items()})
 
 
@@ -196,8 +215,10 @@ def format_record(record: RoundRecord) -> str:
 
 
 def _record_values(record: RoundRecord) -> dict[str, Any]:
-    """Fields of a record, without optional ones that are None."""
-    return {name: value for name, value in asdict(record).items() if name not in OPTIONAL_FIELDS or value is not None}
+    """Values of a record by their names in files, without optional ones that have their default."""
+    optional = (field for field in fields(record) if field.name in OPTIONAL_FIELDS)
+    omitted = {record.metric.name_in_files(f.name) for f in optional if getattr(record, f.name) == f.default}
+    return {name: value for name, value in record.to_values().items() if name not in omitted}
 
 
 def compute_record_checksum(record: RoundRecord) -> str:

@@ -11,7 +11,7 @@ from fedcir.config import Config, ModelConfig, find_differences
 from fedcir.data.federation import Roster
 from fedcir.errors import InputError
 from fedcir.files import RESTORE_HINT, hash_file
-from fedcir.models.site_statistics import drop_site_statistics
+from fedcir.models.closed_form import drop_site_statistics
 from fedcir.models.tensors import find_mismatch
 from fedcir.plugins import is_file_plugin
 from fedcir.runtime.file_formats import find_custom_files
@@ -170,8 +170,10 @@ def _check_epsilon(session: Session, folder: RunFolder) -> None:
 def _is_summary_stale(folder: RunFolder, session: Session) -> bool:
     """Check whether the summary is damaged or differs from the rounds on record."""
 
+    name = session.roster.builder.task.primary.name
+
     def key(summary: Mapping[str, Any]) -> tuple[Any, ...]:
-        return summary["rounds"], (summary["final"] or {}).get("accuracy"), summary.get("privacy", {}).get("epsilon")
+        return summary["rounds"], (summary["final"] or {}).get(name), summary.get("privacy", {}).get("epsilon")
 
     try:
         return key(folder.summary()) != key(summarise(session))

@@ -11,7 +11,6 @@ import torch
 from fedcir.client.calibration import Calibration
 from fedcir.client.client_requests import RequestKind, handle_request
 from fedcir.client.cost import peak_memory, sum_costs
-from fedcir.client.head_bank import COALITIONS
 from fedcir.client.local_update import LocalTrainer
 from fedcir.client.masks import FEWEST, MASKS, LostClients, simulate_masks, sum_masked
 from fedcir.client.prediction import Hits
@@ -22,7 +21,7 @@ from fedcir.models.tensors import clone, count_bytes, find_non_finite
 from fedcir.runtime.file_formats import find_best, round_to_save
 from fedcir.runtime.session import PRIVACY, Session
 from fedcir.server.replies import EvaluationTotals, ReplyCollector, tally_evaluations
-from fedcir.types import ClientReply, DroppedReply, Groups, RoundRecord, ServerState
+from fedcir.types import ACCURACY, ClientReply, DroppedReply, Groups, RoundRecord, ServerState
 
 
 class Transport(Protocol):
@@ -90,7 +89,7 @@ def run_rounds(session: Session, transport: Transport) -> Rounds:
                 session.peak_memory = max(session.peak_memory, transport.peak_memory())
             session.hits = None if session.deployed else Hits.from_replies(evaluation.tensors, state.round)
             if folder is not None:
-                calibration = None if session.config.privacy.noise else Calibration.of(evaluation.sums, state.round)
+                calibration = None if session.config.privacy.noise else Calibration.of(evaluation.replies, state.round)
                 if calibration is not None and is_best:
                     folder.save_json("calibration.json", calibration.to_json())
                 if session.hits is not None:
@@ -115,8 +114,8 @@ def _save_checkpoint(session: Session, state: ServerState, record: RoundRecord) 
 
 def summarise(session: Session) -> dict[str, Any]:
     """Return the content of summary.json."""
-    evaluated = [record for record in session.records if record.accuracy_mean is not None]
-    best = find_best(evaluated)
+    evaluated = [record for record in session.records if record.score_mean is not None]
+    best, metric = find_best(evaluated), session.roster.builder.task.primary
     picked_on = "validation" if any(record.validation for record in evaluated) else "test"
     cost = asdict(sum_costs(session.records))
     del cost["rounds"]
@@ -125,8 +124,9 @@ def summarise(session: Session) -> dict[str, Any]:
         "dataset": session.config.data.name,
         "seed": session.config.run.seed,
         "rounds": session.state.round,
-        "final": _list_accuracies(evaluated[-1]) if evaluated else None,
-        "best": {**_list_accuracies(best), "picked_on": picked_on} if best is not None else None,
+        **({} if metric == ACCURACY else {"metric": asdict(metric)}),
+        "final": _list_scores(evaluated[-1]) if evaluated else None,
+        "best": {**_list_scores(best), "picked_on": picked_on} if best is not None else None,
         "saved": session.saved,
         "cost": {**cost, "peak_memory": session.peak_memory},
         **({} if session.guarantee is None else {"privacy": session.guarantee}),
@@ -148,8 +148,6 @@ def step_server(
         collector.find_fault = partial(session.algorithm.find_reply_fault, ctx=session.context(round))
     usable: Iterable[ClientReply] = collector.collect(replies, cohort)
     context = session.context(round)
-    if session.stored_sums is not None:
-        usable = session.stored_sums.save(usable, round)
     if session.config.server.masked:
         usable, context = sum_masked(session.algorithm, list(usable), collector.dropped, context)
     private = session.private_mean()
@@ -202,30 +200,23 @@ def _run_round(session: Session, transport: Transport) -> tuple[RoundRecord, Ser
     _add_time(seconds, "server", started, minus=seconds["train"])
     measured = time.perf_counter()
     dropped = {} if session.has_secret_cohort else collector.dropped
-    evaluation = EvaluationTotals()
+    evaluation = EvaluationTotals(session.roster.builder.task)
     if round % server.eval_every == 0 or round == server.rounds:
         session.next_state = state
         trained = replace(state, shared=session.evaluation_groups(state))
-        heads = session.solve_coalitions(state)
-        if heads is not None:
-            trained.shared[COALITIONS] = heads
         replies = transport.evaluate(trained, sorted(session.roster.evaluators))
         evaluation = tally_evaluations(session.roster, replies, dropped)
-        if heads is not None and session.stored_sums is not None:
-            session.stored_sums.save_hits(evaluation.tensors, heads)
     _add_time(seconds, "evaluate", measured)
     bytes_down, bytes_up, flops = _count_cost(session, before, cohort, collector)
     record = RoundRecord(
         round=round,
         losses={} if session.config.privacy.noise else collector.losses(),  # means over clients, without noise
-        **evaluation.accuracies(session.roster.unseen),
+        **evaluation.to_fields(session.roster.unseen),
         bytes_down=bytes_down,
         bytes_up=bytes_up,
         flops=flops,
         seconds=seconds,
         dropped=dropped,
-        validation={domain: correct / count for domain, (correct, count) in evaluation.aside.items()} or None,
-        risk=evaluation.risk or None,
         epsilon=epsilon,
     )
     return record, state, evaluation
@@ -258,16 +249,11 @@ def _time_replies(
         yield reply
 
 
-def _list_accuracies(record: RoundRecord) -> dict[str, Any]:
-    return {
-        "round": record.round,
-        "accuracy_mean": record.accuracy_mean,
-        "accuracy_weighted": record.accuracy_weighted,
-        "accuracy_worst": record.accuracy_worst,
-        **({"accuracy_unseen": record.accuracy_unseen} if record.unseen else {}),
-        "accuracy": record.accuracy,
-        **({"unseen": record.unseen} if record.unseen else {}),
-    }
+def _list_scores(record: RoundRecord) -> dict[str, Any]:
+    unseen, means = bool(record.unseen), ("score_mean", "score_weighted", "score_worst")
+    names = ("round", *means, *["score_unseen"] * unseen, "scores", *["unseen"] * unseen)
+    further = {} if record.metrics is None else {"metrics": record.metrics}
+    return {record.metric.name_in_files(name): getattr(record, name) for name in names} | further
 
 
 def _add_time(seconds: dict[str, float], phase: str, started: float, minus: float = 0.0) -> None:

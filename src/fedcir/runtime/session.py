@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from fedcir.algorithms.algorithm import Algorithm
-from fedcir.algorithms.fedcirone import FedCiROne
 from fedcir.client.cost import step_flops
 from fedcir.client.local_update import LocalTrainer, learning_rate
 from fedcir.client.masks import MASK_KEY, pack_keys, simulated_key
@@ -29,13 +28,11 @@ from fedcir.data.federation import Roster
 from fedcir.errors import RunError
 from fedcir.files import compute_checksum
 from fedcir.models.builder import NetworkBuilder
-from fedcir.models.site_statistics import fit_site_count
 from fedcir.models.tensors import snapshot
 from fedcir.rng import numpy_rng, secret_rng, torch_rng
 from fedcir.runtime.file_formats import has_stalled, round_to_save
 from fedcir.runtime.resolution import resolve_config
 from fedcir.runtime.run_folder import RunFolder
-from fedcir.runtime.stored_sums import StoredSums
 from fedcir.server.accounting import ReleaseCounter, epsilon_after, get_adjacency, sample_cohort, sample_poisson_cohort
 from fedcir.server.aggregation import find_aggregator
 from fedcir.server.replies import NormFilter
@@ -158,8 +155,8 @@ class Session:
             if len(shape) == 3 and "image_size" in self.roster.card:  # the example of built-in networks is smaller
                 shape = torch.Size([shape[0], *(self.roster.card["image_size"],) * 2])
             x = torch.zeros(1, *shape, dtype=example.dtype).expand(local.batch_size, *shape)
-            y = torch.zeros(local.batch_size, dtype=torch.int64)
-            ctx, modules = replace(self._local_context(), labels=lambda: y), copy.deepcopy(self.modules)
+            y, labels = self.roster.builder.task.example_targets(x), torch.zeros(local.batch_size, dtype=torch.int64)
+            ctx, modules = replace(self._local_context(), labels=lambda: labels), copy.deepcopy(self.modules)
             with torch.no_grad():
                 self.algorithm.local_start(modules, ctx)
             self._step_flops[received] = step_flops(self.algorithm, modules, x, y, ctx)
@@ -186,6 +183,8 @@ class Session:
             steps=self.expected_steps,
             lr=learning_rate(local, round, rounds),
             momentum=local.momentum,
+            loss=self.roster.builder.task.loss,
+            loss_name=self.roster.builder.task.loss_name,
             validation=tuple if self.config.data.val_fraction and not self.config.privacy.noise else None,
         )
 
@@ -279,28 +278,6 @@ class Session:
         method = Path(self.config.algorithm.name).stem
         return compute_checksum([settings, method, manifest["hash"], manifest.get("key")])
 
-    @property
-    def stored_sums(self) -> StoredSums | None:
-        """Where the sums of single clients are stored; None if they are not."""
-        has_place = self.config.server.store_sums and self.folder is not None
-        return StoredSums(self.folder.path) if has_place and self.folder is not None else None
-
-    def solve_coalitions(self, state: ServerState) -> Tensors | None:
-        """Solve the heads of all coalitions of clients from their stored sums; None if nobody is to test them."""
-        if self.stored_sums is None or not self.roster.evaluators:
-            return None
-        assert isinstance(self.algorithm, FedCiROne)
-        model = self.modules["model"]
-        fit_site_count(model, state.shared["model"])
-        model.load_state_dict(state.shared["model"])
-        return self.stored_sums.make_heads(self.algorithm, model.encoder, self._find_domain)
-
-    def _find_domain(self, client: int) -> str:
-        clients = self.roster.manifest["clients"]
-        if client >= len(clients) or clients[client]["id"] != client:  # sites need not hold all partitions
-            return str(next(entry["domain"] for entry in clients if entry["id"] == client))
-        return str(clients[client]["domain"])
-
     def make_trainer(self, device: str | None = None) -> LocalTrainer:
         return make_trainer(self.config, self.algorithm, self.roster.builder, device)
 
@@ -320,7 +297,7 @@ class Session:
         return ServerContext(
             *(round, server.rounds, classes, batch, server.weighting, norm, rng, clients),
             broadcast=self.state.shared,
-            domain_of=self._find_domain,
+            domain_of=lambda client: str(self.roster.manifest["clients"][client]["domain"]),
             noise=make_noise(self.config.privacy),
             count_steps=self.config.local.count_steps,
             momentum=self.config.local.momentum,
@@ -330,17 +307,16 @@ class Session:
 
 def open_session(config: Config, algorithm: Algorithm, roster: Roster) -> Session:
     """Open a run before its first round: resolve the config and build the networks."""
+    resolved = resolve_config(config, algorithm, roster)
     modules = algorithm.build(roster.builder)
-    session = Session(
-        resolve_config(config, algorithm, roster), algorithm, modules, roster, ServerState(0, {}), notes=roster.notes
-    )
+    session = Session(resolved, algorithm, modules, roster, ServerState(0, {}), notes=roster.notes)
     state = algorithm.start(modules, session.context(0))
     local_names = local_tensor_names(config, algorithm, modules["model"])
     model = {name: tensor for name, tensor in state.shared.get("model", {}).items() if name not in local_names}
     session.state = replace(state, shared={**state.shared, "model": model} if "model" in state.shared else state.shared)
     check_update_privacy(session.config, algorithm, session.evaluation_groups(session.state))
     if config.privacy.by_steps:
-        check_example_privacy(session.config, algorithm, modules["model"])
+        check_example_privacy(session.config, algorithm, roster.builder.task, modules["model"])
     rounds, limit = session.config.server.rounds, config.privacy.epsilon
     if limit is not None and rounds < config.server.rounds:
         note = (
@@ -368,7 +344,7 @@ def make_trainer(
         modules=modules,
         seed=config.run.seed,
         total_rounds=config.server.rounds,
-        num_classes=builder.num_classes,
+        task=builder.task,
         local=local,
         device=torch.device(device or config.run.device),
         precision=getattr(torch, config.run.precision),

@@ -1,7 +1,6 @@
 """Training on this machine: open_run() for a config, train() for any Datasets and any encoder."""
 
 import copy
-import operator
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -39,8 +38,9 @@ from fedcir.runtime.run_folder import RunFolder
 from fedcir.runtime.session import Session, open_session
 from fedcir.runtime.workers import ProcessTransport, ThreadTransport
 from fedcir.server.attacks import add_malicious_clients
+from fedcir.tasks.classification import choose_task
+from fedcir.tasks.task import Task
 from fedcir.types import Groups, RoundRecord, Tensors
-from fedcir.validation import Between
 
 
 @contextmanager
@@ -144,8 +144,8 @@ def _prepare_federation(federation: Federation, config: Config, algorithm: Algor
         return pool_clients(federation)
     if config.attack.kind == "none":
         return federation
-    classes, seed = federation.builder.num_classes, config.run.seed
-    clients = add_malicious_clients(federation.clients, config.attack, algorithm.trains, classes, seed)
+    task, seed = federation.builder.task, config.run.seed
+    clients = add_malicious_clients(federation.clients, config.attack, algorithm.trains, task, seed)
     return replace(federation, clients=clients)
 
 
@@ -184,7 +184,8 @@ def train(
     clients: Pairs,
     *,
     encoder: nn.Module,
-    num_classes: int,
+    num_classes: int | None = None,
+    task: Task | None = None,
     algorithm: Algorithm | type[Algorithm] | str | Path = DEFAULT_ALGORITHM,
     rounds: int = ServerConfig.rounds,
     local_steps: int = LocalConfig.steps,
@@ -205,29 +206,28 @@ def train(
     resume: bool = False,
     on_round: Callable[[RoundRecord], bool | None] | None = None,
 ) -> Result:
-    """Train one classifier over clients, each a (train, test) pair of torch Datasets that give (input, label).
+    """Train one model over clients, each a (train, test) pair of torch Datasets that give (input, target).
 
     `clients` is a list of such pairs, or a dict whose keys name them in records, summary and manifest. Either Dataset
     of a pair may be None: a client without a test Dataset only trains, one without a train Dataset is only evaluated.
-    If no client has a test Dataset, accuracies are None. A list of (input, label) pairs is accepted as a Dataset.
+    If no client has a test Dataset, scores are None. A list of (input, target) pairs is accepted as a Dataset.
 
     Floats are converted to single precision, bytes to fractions from 0 to 1; other integers are passed on unchanged,
-    for an nn.Embedding. Labels are integers below `num_classes`, of any number type.
+    for an nn.Embedding. With `num_classes`, targets are integers below it, of any number type; a `task` such as
+    fedcir.MultiLabel(("edema", "nodule")), fedcir.Regression(("age",)) or fedcir.Survival(("event", "time")) says what
+    else is predicted.
 
-    `encoder` maps a batch of inputs to features (batch, width); training starts from a copy of its weights.
-    `algorithm` is a method such as fedcir.FedProx(mu=0.5), its class, its name, or the path of a file that defines
-    one. With `out` the run is saved in that folder, and `resume` continues it there. `on_round` is called with the
-    record of every round and may return False to stop: the model and the summary of that round are saved, and `resume`
-    continues from there. On a CPU `workers` processes train at a time, by default one per core; a convolutional
-    encoder is often faster with `layout="channels_last"`. With `prior="client"` the label shares of each client
-    correct its cross-entropy, which helps where they differ; by default the algorithm decides. `set` holds any other
-    settings of `local`, `server`, `run` and `privacy`: {"local.balance": "classes"}.
+    `encoder` maps a batch of inputs to features (batch, width), or for fedcir.Segmentation to maps of them;
+    training starts from a copy of its weights. `algorithm` is a method such as fedcir.FedProx(mu=0.5), its class,
+    its name, or the path of a file that defines one. With `out` the run is saved in that folder, and `resume`
+    continues it there. `on_round` is called with the record of every round and may return False to stop: the model
+    and the summary of that round are saved, and `resume` continues from there. On a CPU `workers` processes train
+    at a time, by default one per core; a convolutional encoder is often faster with `layout="channels_last"`. With
+    `prior="client"` the label shares of each client correct its cross-entropy, which helps where they differ; by
+    default the algorithm decides. `set` holds any other settings of `local`, `server`, `run` and `privacy`:
+    {"local.balance": "classes"}.
     """
-    try:
-        num_classes = operator.index(num_classes)
-    except TypeError as error:
-        raise InputError(f"num_classes must be a whole number, got {num_classes!r}") from error
-    Between(2, 1_000_000).check("num_classes", num_classes)
+    predicted = choose_task(task, num_classes)
     config, method = config_from_keywords(
         algorithm,
         set,
@@ -246,7 +246,7 @@ def train(
         workers=workers,
         layout=layout,
     )
-    federation = federation_from_datasets(clients, encoder, num_classes, config.model.latent, config.run.seed)
+    federation = federation_from_datasets(clients, encoder, predicted, config.model.latent, config.run.seed)
     config = resolve_config(config, method, federation)
     with open_rounds(config, method, federation, None if out is None else Path(out), resume) as (session, records):
         for record in records:

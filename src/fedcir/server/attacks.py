@@ -18,6 +18,7 @@ from fedcir.data.federation import Client
 from fedcir.errors import InputError
 from fedcir.models.tensors import is_statistic, update_norm
 from fedcir.rng import numpy_rng, torch_rng
+from fedcir.tasks.task import Task
 from fedcir.types import ClientReply, Groups, Tensors
 
 STRENGTHS = {"label-flip": 1.0, "scale": 10.0, "sign-flip": 4.0, "noise": 10.0, "backdoor": 0.5}
@@ -30,7 +31,7 @@ TARGET = 0
 
 
 def add_malicious_clients(
-    clients: Iterable[Client], attack: AttackConfig, trained: tuple[str, ...], num_classes: int, seed: int
+    clients: Iterable[Client], attack: AttackConfig, trained: tuple[str, ...], task: Task, seed: int
 ) -> tuple[Client, ...]:
     """Make some clients malicious, drawn by the seed. `trained` names the groups that they upload."""
     everyone = tuple(clients)
@@ -43,24 +44,23 @@ def add_malicious_clients(
         )
     bad = numpy_rng(seed, "attack").choice(trainers, size=attack.clients, replace=False)
     return tuple(
-        _make_malicious(client, attack, trained, num_classes, seed) if client.id in bad else client
-        for client in everyone
+        _make_malicious(client, attack, trained, task, seed) if client.id in bad else client for client in everyone
     )
 
 
-def _make_malicious(
-    client: Client, attack: AttackConfig, trained: tuple[str, ...], num_classes: int, seed: int
-) -> Client:
+def _make_malicious(client: Client, attack: AttackConfig, trained: tuple[str, ...], task: Task, seed: int) -> Client:
     strength = STRENGTHS[attack.kind] if attack.strength is None else attack.strength
     if attack.kind not in ("label-flip", "backdoor"):
         return replace(
             client, tamper=partial(tamper_reply, kind=attack.kind, strength=strength, groups=trained, seed=seed)
         )
+    if not task.has_classes:
+        raise InputError(f"attack.kind={attack.kind} changes classes, which {task.name} has not: choose another kind")
     assert client.train is not None
     chosen = numpy_rng(seed, "attack", client.id).random(len(client.train)) < strength
     if attack.kind == "backdoor":
         return replace(client, train=PoisonedExamples(client.train, chosen, target_class, patch=True))
-    relabel = partial(next_class, num_classes=num_classes)
+    relabel = partial(next_class, num_classes=task.outputs)
     return replace(client, train=PoisonedExamples(client.train, chosen, relabel, patch=False))
 
 

@@ -13,6 +13,7 @@ from fedcir.client.uploads import decompress_update
 from fedcir.data.federation import Roster, SampleCounts
 from fedcir.errors import RunError
 from fedcir.models.tensors import count_bytes, find_mismatch, find_non_finite, update_norm
+from fedcir.tasks.task import Sums, Task, add_sums
 from fedcir.types import ClientReply, DroppedReply, Groups
 
 MAX_LOSS = float(torch.finfo(torch.float32).max)
@@ -21,9 +22,6 @@ MAX_FLOPS = 1e21
 """FLOPs of a client in a round: a day at 1e16 operations a second."""
 MAX_NAME = 60
 """Characters in the name of a metric."""
-COUNTED = ("correct", "count", "loss")
-TESTED = frozenset([*COUNTED, *(f"validation/{name}" for name in COUNTED), *SUMS])
-"""Names of the metrics that an evaluation reply may carry."""
 
 
 def find_training_fault(reply: ClientReply, sizes: SampleCounts | None) -> str | None:
@@ -40,15 +38,21 @@ def find_training_fault(reply: ClientReply, sizes: SampleCounts | None) -> str |
     return _find_loss_fault(reply.metrics)
 
 
-def find_evaluation_fault(reply: ClientReply, sizes: SampleCounts | None) -> str | None:
+def list_evaluation_metrics(task: Task) -> tuple[str, ...]:
+    """Names of the metrics that an evaluation reply may carry."""
+    sums = (*task.sum_names, "loss")
+    return *sums, *(f"validation/{name}" for name in sums), *(SUMS if task.has_classes else ())
+
+
+def find_evaluation_fault(reply: ClientReply, sizes: SampleCounts | None, task: Task) -> str | None:
     """Return why an evaluation reply cannot be used; None if it can."""
-    metrics = reply.metrics
-    if (unknown := next((name for name in metrics if name not in TESTED), None)) is not None:
-        return f"metric {unknown[:MAX_NAME]!r} is not expected"
+    metrics, expected = reply.metrics, list_evaluation_metrics(task)
+    if unknown := sorted(metrics.keys() - set(expected)):
+        return f"metric {unknown[0][:MAX_NAME]!r} is not expected"
     parts = {"": None if sizes is None else sizes.test}
-    if (sizes is not None and sizes.validation) or not metrics.keys() <= set(COUNTED):
+    if (sizes is not None and sizes.validation) or not metrics.keys() <= {*task.sum_names, "loss"}:
         parts["validation/"] = None if sizes is None else sizes.validation
-    reasons = (_find_count_fault(metrics, part, images) for part, images in parts.items())
+    reasons = (_find_sums_fault(metrics, part, examples, task) for part, examples in parts.items())
     return next(filter(None, reasons), None) or _find_calibration_fault(metrics)
 
 
@@ -66,16 +70,21 @@ def _find_loss_fault(metrics: Mapping[str, float]) -> str | None:
     return None
 
 
-def _find_count_fault(metrics: Mapping[str, float], part: str, images: int | None) -> str | None:
-    """Check the counts of test or validation images. A loss may be infinite or NaN if the model diverged."""
-    correct, count = metrics.get(f"{part}correct", -1.0), metrics.get(f"{part}count", 0.0)
-    if not (0 <= correct <= count < math.inf and count > 0 and correct % 1 == count % 1 == 0):
-        return "its counts are invalid"
-    if images is not None and count != images:
-        return f"{part}count is {count:g}, expected {images}"
-    loss = metrics.get(f"{part}loss", 0.0)
-    if math.isfinite(loss) and not 0 <= loss <= MAX_LOSS:
-        return f"{part}loss is {loss:g}, but must be from 0 to {MAX_LOSS:g}"
+def _select_sums(metrics: Mapping[str, float], part: str, task: Task) -> Sums:
+    """Sums over test or validation examples, with NaN for those that are missing."""
+    return {name: metrics.get(f"{part}{name}", math.nan) for name in task.sum_names}
+
+
+def _find_sums_fault(metrics: Mapping[str, float], part: str, examples: int | None, task: Task) -> str | None:
+    """Check the sums over test or validation examples. A loss may be infinite or NaN if the model diverged."""
+    sums = _select_sums(metrics, part, task)
+    if (fault := task.find_sums_fault(sums)) is not None:
+        return fault
+    if examples is not None and sums["count"] != examples:
+        return f"{part}count is {sums['count']:g}, expected {examples}"
+    loss, least = metrics.get(f"{part}loss", 0.0), 0.0 if task.has_classes else -MAX_LOSS
+    if math.isfinite(loss) and not least <= loss <= MAX_LOSS:
+        return f"{part}loss is {loss:g}, but must be from {least:g} to {MAX_LOSS:g}"
     return None
 
 
@@ -233,53 +242,63 @@ def _sort_replies(replies: Iterable[AnyReply], cohort: Sequence[int]) -> Iterato
 
 @dataclass
 class EvaluationTotals:
-    """Totals of an evaluation by domain, in client order: correct predictions and samples."""
+    """Sums of an evaluation by domain, in client order."""
 
-    counts: dict[str, tuple[int, int]] = field(default_factory=dict)
-    aside: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """Of the validation images."""
+    task: Task
+    sums: dict[str, Sums] = field(default_factory=dict)
+    aside: dict[str, Sums] = field(default_factory=dict)
+    """Over the validation examples."""
     risk: dict[str, float] = field(default_factory=dict)
-    """Mean loss on the test images."""
-    sums: list[Mapping[str, float]] = field(default_factory=list)
+    """Mean loss on the test examples."""
+    replies: list[Mapping[str, float]] = field(default_factory=list)
     """Metrics of each client, with its calibration sums."""
     tensors: dict[str, Groups] = field(default_factory=dict)
     """Tensors of the replies by domain."""
 
-    def accuracy(self) -> dict[str, float]:
-        return {domain: correct / count for domain, (correct, count) in self.counts.items()}
+    def scores(self, sums: Mapping[str, Sums], metric: str | None = None) -> dict[str, float]:
+        """A metric by domain, without the domains whose examples do not define it; by default the primary one."""
+        name = metric or self.task.primary.name
+        values = {domain: self.task.scores(parts)[name] for domain, parts in sums.items()}
+        return {domain: value for domain, value in values.items() if math.isfinite(value)}
 
-    def accuracies(self, unseen: Collection[str]) -> dict[str, Any]:
-        """Accuracy fields of a round's record. Domains that nobody trains on are averaged separately."""
-        by_domain = self.accuracy()
-        seen = {domain: value for domain, value in by_domain.items() if domain not in unseen}
-        apart = [domain for domain in by_domain if domain in unseen]
-        every = sum(self.counts[domain][1] for domain in seen)
+    def to_fields(self, unseen: Collection[str]) -> dict[str, Any]:
+        """Fields of a round's record. Domains that nobody trains on are averaged separately."""
+        scores, primary = self.scores(self.sums), self.task.primary
+        seen = {domain: value for domain, value in scores.items() if domain not in unseen}
+        apart = [domain for domain in scores if domain in unseen]
+        together = {"": add_sums([self.sums[domain] for domain in seen])} if seen else {}
+        further = {metric.name: self.scores(self.sums, metric.name) for metric in self.task.metrics_reported[1:]}
         return {
-            "accuracy": by_domain or None,
-            "accuracy_mean": sum(seen.values()) / len(seen) if seen else None,
-            "accuracy_weighted": sum(self.counts[domain][0] for domain in seen) / every if every else None,
-            "accuracy_worst": min(seen.values(), default=None),
+            "scores": scores or None,
+            "score_mean": sum(seen.values()) / len(seen) if seen else None,
+            "score_weighted": self.scores(together).get(""),
+            "score_worst": primary.find_worst(seen.values()),
             "unseen": apart or None,
-            "accuracy_unseen": sum(by_domain[domain] for domain in apart) / len(apart) if apart else None,
+            "score_unseen": sum(scores[domain] for domain in apart) / len(apart) if apart else None,
+            "validation": self.scores(self.aside) or None,
+            "risk": self.risk or None,
+            "metrics": (further if scores else None) or None,
+            "metric": primary,
         }
 
 
 def tally_evaluations(roster: Roster, replies: Iterable[AnyReply], dropped: dict[str, str]) -> EvaluationTotals:
     """Total the evaluation replies by domain; unusable ones go into `dropped`."""
-    tests, evaluators, sizes = EvaluationTotals(), roster.evaluators, roster.sizes
+    task, evaluators, sizes = roster.builder.task, roster.evaluators, roster.sizes
+    tests = EvaluationTotals(task)
     for reply in _sort_replies(replies, sorted(evaluators)):
         if isinstance(reply, DroppedReply):
             dropped.setdefault(str(reply.client_id), f"evaluation: {reply.reason}")
             continue
-        if (fault := find_evaluation_fault(reply, sizes.get(reply.client_id))) is not None:
+        if (fault := find_evaluation_fault(reply, sizes.get(reply.client_id), task)) is not None:
             dropped.setdefault(str(reply.client_id), f"evaluation: {fault}")
             continue
         domain, metrics = evaluators[reply.client_id], reply.metrics
-        tests.counts[domain] = int(metrics["correct"]), int(metrics["count"])
+        tests.sums[domain] = _select_sums(metrics, "", task)
         if math.isfinite(loss := metrics.get("loss", math.nan)):
             tests.risk[domain] = loss
         if "validation/count" in metrics:
-            tests.aside[domain] = int(metrics["validation/correct"]), int(metrics["validation/count"])
-        tests.sums.append(metrics)
+            tests.aside[domain] = _select_sums(metrics, "validation/", task)
+        tests.replies.append(metrics)
         tests.tensors[domain] = reply.tensors
     return tests

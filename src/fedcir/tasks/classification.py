@@ -1,17 +1,53 @@
 """Classification: one class for each example."""
 
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
 from fedcir.errors import InputError
-from fedcir.tasks.task import Sums, Task
+from fedcir.tasks.task import Sums, Task, make_task
 from fedcir.types import ACCURACY
+from fedcir.validation import Between
+
+
+def to_task(task: Task | int) -> Task:
+    """Return a task, which a number stands for if it is classification with classes of no names."""
+    return Classification(tuple(map(str, range(task)))) if isinstance(task, int) else task
+
+
+def choose_task(task: Task | None, num_classes: int | None) -> Task:
+    """Return the task of a call in Python, which names either a task or a number of classes."""
+    if (task is None) == (num_classes is None):
+        given = "neither" if task is None else "both"
+        raise InputError(f"give either num_classes or task, such as fedcir.Regression(('bmi',)), got {given}")
+    if num_classes is None:
+        if not isinstance(task, Task):
+            raise InputError(f"task must be one such as fedcir.Regression(('bmi',)), got {task!r}")
+        return task
+    try:
+        count = operator.index(num_classes)
+    except TypeError as error:
+        raise InputError(f"num_classes must be a whole number, got {num_classes!r}") from error
+    Between(2, 1_000_000).check("num_classes", count)
+    return to_task(count)
+
+
+def describe_task(task: Task) -> dict[str, Any]:
+    """Describe a task in the metadata of a model; `read_task` is its inverse."""
+    classes = {"classes": list(task.names) if task.has_classes else []}
+    return classes if type(task) is Classification else {**classes, "task": task.to_card()}
+
+
+def read_task(card: Mapping[str, Any]) -> Task:
+    """Read the task of a model's metadata, which is classification unless they name another one."""
+    return make_task(card["task"]) if "task" in card else Classification(tuple(card["classes"]))
 
 
 @dataclass(frozen=True)
@@ -38,6 +74,9 @@ class Classification(Task):
             label, fix = flat[wrong][0].item(), f"labels are whole numbers from 0 to {classes - 1}"
             raise InputError(f"{source} gives the label {label}: with num_classes={classes}, {fix}")
         return numbers
+
+    def example_targets(self, x: Tensor) -> Tensor:
+        return x.new_zeros(len(x), dtype=torch.int64)
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return F.cross_entropy(outputs, targets)

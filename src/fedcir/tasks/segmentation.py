@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedcir.errors import InputError
-from fedcir.tasks.task import Sums, Task, average_known, describe_shape, divide
+from fedcir.tasks.task import Head, Sums, Task, average_known, divide
 from fedcir.types import Metric
 
 
@@ -21,20 +21,24 @@ class Segmentation(Task):
 
     metrics_reported = (Metric("dice", "Dice"), Metric("iou", "IoU"))
     loss_name = "ce"
+    uses_maps = True
 
-    def head(self, features: int) -> nn.Module:
+    def head(self, features: int) -> Head:
         return nn.Conv2d(features, self.outputs, 1)
 
     def check_targets(self, targets: Tensor, source: str) -> Tensor:
         classes = len(self.names)
         if targets.ndim != 3:
-            shape = describe_shape(targets.shape)
-            raise InputError(f"{source} gives targets of the shape {shape}: give a class for each pixel, (N, H, W)")
+            shape = list(targets.shape[1:])
+            raise InputError(f"{source} gives targets of the shape {shape}: give a class number for each pixel, (H, W)")
         low, high = (int(number) for number in torch.aminmax(targets)) if targets.numel() else (0, 0)
         if targets.is_floating_point() or low < 0 or high >= classes:
             value = targets.dtype if targets.is_floating_point() else low if low < 0 else high
             raise InputError(f"{source} gives the class {value}: classes of pixels are 0 to {classes - 1}")
         return targets.long()
+
+    def example_targets(self, x: Tensor) -> Tensor:
+        return x.new_zeros(len(x), *x.shape[-2:], dtype=torch.int64)
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return F.cross_entropy(outputs, targets)

@@ -34,7 +34,7 @@ class Survival(Task):
 
     metrics_reported = (Metric("concordance", "concordance index"),)
     loss_name = "cox"
-    takes_sums = True
+    compares_examples = True
     adds_over_batches = False
 
     @property

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, ClassVar, Self
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -22,6 +23,8 @@ from fedcir.plugins import find_only, find_plugin
 from fedcir.types import Metric
 from fedcir.validation import build_dataclass
 
+Head = nn.Linear | nn.Conv2d
+"""Last layer of a network, which has a weight and a bias."""
 Sums = dict[str, float]
 """Sums over examples by name, which add over batches, clients and sites. "count" is the number of examples."""
 
@@ -42,8 +45,10 @@ class Task(ABC):
     """Whether every example has exactly one class, as methods with `needs_classes` require."""
     loss_name: ClassVar[str] = "loss"
     """Name of the loss in records."""
-    takes_sums: ClassVar[bool] = False
-    """Whether `fit` is called with the sums over the targets of all training rows."""
+    uses_maps: ClassVar[bool] = False
+    """Whether the head takes maps of features (B, F, H, W) instead of vectors (B, F)."""
+    compares_examples: ClassVar[bool] = False
+    """Whether the loss of an example depends on the others of its batch."""
     adds_over_batches: ClassVar[bool] = True
     """Whether `metrics` adds over batches of a client; otherwise it is computed on all its examples at once."""
 
@@ -60,12 +65,16 @@ class Task(ABC):
         """Width of the head's output."""
         return len(self.names)
 
-    def head(self, features: int) -> nn.Module:
+    def head(self, features: int) -> Head:
         return nn.Linear(features, self.outputs)
 
     @abstractmethod
     def check_targets(self, targets: Tensor, source: str) -> Tensor:
         """Return the targets of a dataset in the form of `loss`; raise InputError for values that are out of range."""
+
+    def example_targets(self, x: Tensor) -> Tensor:
+        """Targets of the shape and type of `check_targets` for a batch of inputs, to count operations with."""
+        return x.new_zeros(len(x), len(self.names), dtype=torch.float32)
 
     @abstractmethod
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -166,8 +175,4 @@ def add_sums(parts: Sequence[Mapping[str, float]]) -> Sums:
 def check_shape(targets: Tensor, shape: Sequence[int], source: str, advice: str) -> None:
     """Raise InputError unless the targets have this shape after the first dimension."""
     if list(targets.shape[1:]) != list(shape):
-        raise InputError(f"{source} gives targets of the shape {describe_shape(targets.shape)}: {advice}")
-
-
-def describe_shape(shape: Sequence[int]) -> str:
-    return f"({', '.join(['N', *map(str, shape[1:])])})"
+        raise InputError(f"{source} gives targets of the shape {list(targets.shape[1:])}: {advice}")
