@@ -48,11 +48,11 @@ def train_ours(root: Path, work: Path, options: tuple[str, ...]) -> dict[str, An
     return {**taken, **total, "bytes": moved, "accuracy": summary["final"]["accuracy_mean"]}
 
 
-def describe_flower(rounds: list[dict[str, float]], target: float, cpu: float) -> dict[str, Any]:
+def describe_flower(rounds: list[dict[str, float]], target: float) -> dict[str, Any]:
     """Cost of the first round that reached the target, or of the last one."""
     reached = [at for at in rounds if at["accuracy"] >= target]
     at = reached[0] if reached else rounds[-1] if rounds else {}
-    return {**at, "rounds": len(rounds), "reached": bool(reached), "cpu": cpu}
+    return {**at, "rounds": len(rounds), "reached": bool(reached)}
 
 
 def main() -> None:
@@ -84,9 +84,9 @@ def main() -> None:
                 str(out),
                 str(options.minutes),
             ]
-            cpu = measure(command, {"OMP_NUM_THREADS": "1"})["cpu"]
+            measure(command, {"OMP_NUM_THREADS": "1"})
             rounds = json.loads(out.read_text(encoding="utf-8"))
-            results["Flower, fine-tuning"] = describe_flower(rounds, options.target, cpu)
+            results["Flower, fine-tuning"] = describe_flower(rounds, options.target)
             print("Flower", json.dumps(results["Flower, fine-tuning"]), flush=True)
     if options.json:
         options.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")

@@ -15,7 +15,7 @@ from fedcir import Config, InputError, Predictor, load_run
 from fedcir.algorithms import make_algorithm
 from fedcir.algorithms.fedcirone import FedCiROne, site_key
 from fedcir.data.federation import open_federation
-from fedcir.models.closed_form import StandardisedEncoder
+from fedcir.models.site_statistics import StandardisedEncoder
 from fedcir.runtime.rounds import SerialTransport, run_rounds
 from fedcir.runtime.session import make_trainer, open_session
 from fedcir.runtime.simulation import open_run

@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 import json
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -235,3 +236,39 @@ def test_the_new_run_is_an_ordinary_one(
     printed = fedcir(command, run, *more, *([] if command == "evaluate" else ["-o", tmp_path / "new.png"]))
     assert printed.code == 0, printed.err
     assert "pen" not in printed.out.replace(str(tmp_path), "").replace("open it", "")
+
+
+@pytest.mark.parametrize("standardise", ["domain", "client", "auto"])
+def test_stored_sums_make_the_same_model_when_the_images_are_gone(
+    tiny: Callable[..., Config], train: Train, data_root: Path, tmp_path: Path, standardise: str
+) -> None:
+    root = copy_data(data_root, tmp_path / "data", lambda domain, arrays: None)
+    settings = ("model.freeze=true", "data.val_fraction=0.2", f"algorithm.standardise={standardise}", *SKEWED[:3])
+    run = train(tiny("fedcirone", *settings, "server.store_sums=true", f"data.root={root}"), tmp_path / "run")
+    with_images = forget(run, "4", out=tmp_path / "with")
+    shutil.rmtree(root)
+    without = forget(run, "4", out=tmp_path / "without")
+    assert model_of(without.path) == model_of(with_images.path) != model_of(run)
+    names = ("site", "clients", "images", "images_sha256", "rounds")
+    assert [without.record[name] for name in names] == [with_images.record[name] for name in names]
+    assert (without.before, without.after) == (None, None)
+    assert without.record["after"]["model_sha256"] == with_images.record["after"]["model_sha256"]
+    again = forget(without.path, "2", out=tmp_path / "again")
+    assert model_of(again.path) != model_of(without.path)
+    with pytest.raises(InputError, match="there is no site 'nowhere'"):
+        forget(run, "nowhere", out=tmp_path / "nothing")
+    assert not (tmp_path / "nothing").exists()
+
+
+def test_an_interrupted_withdrawal_leaves_no_folder(tiny: Callable[..., Config], train: Train, tmp_path: Path) -> None:
+    run = train(tiny("fedavg", "server.rounds=2"), tmp_path / "run")
+
+    def interrupt(*progress: object, what: str = "") -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        forget(run, "pen", out=tmp_path / "out", on_work=interrupt)
+    assert not (tmp_path / "out").exists()
+    shutil.copytree(run, tmp_path / "out")  # as a process that was killed leaves it
+    with pytest.raises(InputError, match="delete this one, if a withdrawal that did not end left it there"):
+        forget(run, "pen", out=tmp_path / "out")

@@ -16,7 +16,7 @@ from fedcir.config import Config
 from fedcir.data.domains import Split
 from fedcir.inference.adaptation import SiteEstimate, adapt_model
 from fedcir.inference.model import open_model
-from fedcir.models.closed_form import PRIOR_IMAGES, shrink_statistics
+from fedcir.models.site_statistics import PRIOR_IMAGES, shrink_statistics
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (6, 8, 8, 3), dtype=np.uint8)
 

@@ -12,13 +12,18 @@ from sklearn.linear_model import Ridge
 
 import fedcir
 from fedcir.algorithms import make_algorithm
-from fedcir.analysis import coalitions as solving
-from fedcir.analysis.contribution import Worth
+from fedcir.algorithms.fedcirone import site_keys
+from fedcir.analysis import contribution
+from fedcir.analysis.contribution import CoalitionHits, Worth
+from fedcir.client.head_bank import collect_features
 from fedcir.config import Config
 from fedcir.data.federation import Federation, build_federation
 from fedcir.errors import InputError
+from fedcir.reporting import worth_report
 from fedcir.runs.evaluation_data import open_run_data
-from fedcir.runs.reader import load_run, restore_model
+from fedcir.runs.reader import RestoredModel, load_run, restore_model
+from fedcir.server import coalitions
+from fedcir.server.coalitions import Coalitions, Message, standardise_messages
 from fedcir.types import ignore_progress
 
 ONE = ("server.rounds=1", "model.freeze=true", "data.val_fraction=0.2", "algorithm.standardise=domain")
@@ -42,13 +47,28 @@ def five(train_one: Callable[..., Path]) -> Path:
     return train_one(*SPLIT)
 
 
-def open_coalitions(path: Path) -> tuple[solving.Coalitions, Federation]:
+def restore(path: Path) -> tuple[RestoredModel, Any, Federation]:
     run = load_run(path)
     config, domains, partitions = open_run_data(run)
     federation = build_federation(config, domains, partitions)
-    algorithm: Any = make_algorithm(config.algorithm)
-    restored = restore_model(run, config, algorithm, federation.builder)
-    return solving.collect_messages(restored, algorithm, federation), federation
+    algorithm = make_algorithm(config.algorithm)
+    return restore_model(run, config, algorithm, federation.builder), algorithm, federation
+
+
+def open_coalitions(path: Path) -> tuple[Coalitions, Federation]:
+    restored, algorithm, federation = restore(path)
+    messages = []
+    for client in federation.clients:
+        ctx = restored.load(client)
+        sums = algorithm.local_summary(restored.trainer.modules, restored.trainer.iterate_batches(client.train), ctx)[
+            "sums"
+        ]
+        messages.append(Message(client.domain, sums, site_keys(ctx)))
+    return standardise_messages(algorithm, restored.trainer.modules["model"].encoder, messages), federation
+
+
+def measure(path: Path) -> CoalitionHits:
+    return contribution.measure_coalitions(*restore(path), ignore_progress)
 
 
 def check_all_together(path: Path, worth: Worth) -> None:
@@ -81,7 +101,7 @@ def test_all_together_is_the_model_of_the_run(train_one: Callable[..., Path], se
 
 
 def test_a_site_alone_and_the_others_are_ridge_regressions_on_their_own_standardised_features(one: Path) -> None:
-    coalitions, federation = open_coalitions(one)
+    solved, federation = open_coalitions(one)
     z, targets = [], []
     for client in federation.clients:
         assert client.train is not None
@@ -91,7 +111,7 @@ def test_a_site_alone_and_the_others_are_ridge_regressions_on_their_own_standard
         z.append((features - features.mean(0)) / np.where(spread > 1e-6, spread, 1))
         targets.append(np.eye(3)[y.numpy()])
     for members in ((1,), (0, 2)):
-        path = coalitions.path(members)
+        path = solved.path(members)
         rows, labels = (np.concatenate([part[number] for number in members]) for part in (z, targets))
         ridge = Ridge(alpha=0.1 * len(rows)).fit(rows, labels)
         for head in (path.fit(0.1), path.fit_once(0.1)):
@@ -100,41 +120,63 @@ def test_a_site_alone_and_the_others_are_ridge_regressions_on_their_own_standard
 
 
 def test_models_are_averaged_from_the_heads_of_the_others(five: Path) -> None:
-    coalitions, _ = open_coalitions(five)
-    results = solving.solve_coalitions(coalitions, ignore_progress)
+    solved, federation = open_coalitions(five)
+    results = measure(five)
     heads = []
     for number in range(1, 5):
-        path = coalitions.path((number,))
-        heads.append(path.fit(coalitions.select_penalty(path, (number,))))
-    logits = sum((coalitions.features @ head.weight.float().T + head.bias.float() for head in heads), torch.zeros(3))
-    assert np.array_equal(results.averaged[0], (logits.argmax(1) == coalitions.labels).numpy())
+        path = solved.path((number,))
+        heads.append(path.fit(solved.select_penalty(path, (number,))))
+    restored, _, _ = restore(five)
+    features, labels = [], []
+    for domain in dict.fromkeys(client.domain for client in federation.clients):
+        client = next(client for client in federation.clients if client.domain == domain)
+        assert client.test is not None
+        x, y = collect_features(restored.trainer, client.test, restored.load(client))
+        features.append(x)
+        labels.append(y)
+    z = torch.cat(features)
+    logits = sum((z @ head.weight.float().T + head.bias.float() for head in heads), torch.zeros(3))
+    assert np.array_equal(results.averaged[0], (logits.argmax(1) == torch.cat(labels)).numpy())
 
 
 def test_above_the_limit_a_contribution_is_what_is_lost_without_the_site(
     five: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     exact = fedcir.worth(five)
-    monkeypatch.setattr(solving, "MAX_PLAYERS", 4)
+    for module in (coalitions, contribution, worth_report):
+        monkeypatch.setattr(module, "MAX_PLAYERS", 4)
     worth = fedcir.worth(five)
     assert not worth.is_shapley
     assert any("what the mean loses without the site" in note for note in worth.notes)
     assert [site.gain for site in worth.sites] == [site.gain for site in exact.sites]
-    coalitions, _ = open_coalitions(five)
-    results = solving.solve_coalitions(coalitions, ignore_progress)
+    results = measure(five)
     assert len(results.hits) == 11
     lost = results.hits[0, 1, 2, 3, 4] - results.hits[1, 2, 3, 4]
-    rows = {site.domain: site.rows for site in coalitions.sites}
+    rows = {site.domain: site.rows for site in results.sites}
     assert worth.sites[0].contribution.value == pytest.approx(np.mean([lost[part].mean() for part in rows.values()]))
 
 
 def test_only_coalitions_in_between_use_fewer_directions(five: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     exact = fedcir.worth(five)
-    monkeypatch.setattr(solving, "WORK", 20 * 3**3)
+    monkeypatch.setattr(coalitions, "WORK", 20 * 3**3)
     worth = fedcir.worth(five)
     assert "use the 3 directions of largest variance of the 128 features" in " ".join(worth.notes)
     assert worth.means == exact.means
     total = sum(site.contribution.value for site in worth.sites)
     assert total + 1 / 3 == pytest.approx(worth.means["together"].value)
+
+
+@pytest.mark.parametrize("settings", [(), SPLIT], ids=["domains", "clients"])
+def test_stored_sums_and_one_more_message_give_the_same_worth_as_the_images(
+    train_one: Callable[..., Path], settings: tuple[str, ...]
+) -> None:
+    path = train_one("server.store_sums=true", *settings)
+    root = load_run(path).config.data.root
+    stored, computed = fedcir.worth(path), fedcir.worth(path, data_root=root)
+    assert stored.to_json() == computed.to_json()
+    assert (path / "sums").stat().st_mode & 0o077 == 0
+    plain = train_one(*settings)
+    assert (path / "model.safetensors").read_bytes() == (plain / "model.safetensors").read_bytes()
 
 
 def test_page_and_numbers_lie_in_the_folder_and_name_every_site(one: Path, tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.linear_model import Ridge
 
 from fedcir.errors import InputError
-from fedcir.models.closed_form import FeatureSums, RidgePath, StandardisedEncoder, add_sums, gram_sums
+from fedcir.models.closed_form import FeatureSums, RidgePath, add_sums, gram_sums
+from fedcir.models.site_statistics import StandardisedEncoder
 from fedcir.types import Tensors
 
 CLASSES, FEATURES = 3, 5

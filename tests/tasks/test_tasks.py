@@ -169,14 +169,14 @@ def test_dice_and_iou_leave_out_the_background_and_absent_classes() -> None:
     ("task", "targets", "message"),
     [
         (MultiLabel(("a", "b")), [[0, 1], [0, 2]], "x gives 2 for the label 'b': labels are 0 or 1"),
-        (MultiLabel(("a", "b")), [0, 1], r"x gives targets of the shape \[\]: give 0 or 1 for each of the 2 labels"),
+        (MultiLabel(("a", "b")), [0, 1], r"x gives targets of the shape \(N\): give 0 or 1 for each of the 2 labels"),
         (Regression(("y",)), [[math.nan]], "x gives targets that are not finite"),
-        (Regression(("y",)), [[1, 2]], r"of the shape \[2\]: give 1 number a sample"),
+        (Regression(("y",)), [[1, 2]], r"of the shape \(N, 2\): give 1 number a sample"),
         (Survival(("e", "t")), [[2, 1]], "x gives the event 2: events are 1, or 0 if censored"),
         (Survival(("e", "t")), [[1, -3]], "x gives the time -3: times are 0 or more"),
-        (Survival(("e", "t")), [1, 2], r"x gives targets of the shape \[\]: give the event"),
+        (Survival(("e", "t")), [1, 2], r"x gives targets of the shape \(N\): give the event"),
         (Segmentation(("0", "1")), [[[0, 2]]], "x gives the class 2: classes of pixels are 0 to 1"),
-        (Segmentation(("0", "1")), [0, 1], r"of the shape \[\]: give a class number for each pixel"),
+        (Segmentation(("0", "1")), [0, 1], r"of the shape \(N\): give a class for each pixel"),
     ],
 )
 def test_targets_of_the_wrong_kind_are_refused(task: Task, targets: list[object], message: str) -> None:

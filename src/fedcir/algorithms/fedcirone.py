@@ -19,20 +19,11 @@ from fedcir.algorithms.algorithm import Algorithm, Batch, Replies
 from fedcir.errors import InputError
 from fedcir.models.builder import NetworkBuilder
 from fedcir.models.classifier import Classifier
-from fedcir.models.closed_form import (
-    FeatureSums,
-    LinearHead,
-    RidgePath,
-    StandardisedEncoder,
-    StandardisedHead,
-    add_sums,
-    count_examples,
-    gram_sums,
-    is_gram,
-)
+from fedcir.models.closed_form import FeatureSums, LinearHead, RidgePath, add_sums, count_examples, gram_sums, is_gram
 from fedcir.models.private_sums import RandomProjection, add_noise, are_noised_sums, bound_rows, choose_penalty
+from fedcir.models.site_statistics import SitePool, StandardisedEncoder, StandardisedHead
 from fedcir.rng import seed_for, torch_rng
-from fedcir.types import ClientReply, ExampleNoise, Groups, LocalContext, Modules, ServerContext, ServerState, Tensors
+from fedcir.types import ClientReply, Groups, LocalContext, Modules, ServerContext, ServerState, Tensors
 from fedcir.validation import Between
 
 MARGIN = 0.99
@@ -133,7 +124,9 @@ class FedCiROne(Algorithm):
         chooses = ctx.noise is None and self.balance != "domains"  # sums with noise cannot choose
         automatic: tuple[str, ...] = CANDIDATES if chooses else ("domain",)
         kinds = automatic if self.standardise == "auto" else (self.standardise,)
-        sites: dict[str, dict[int, Groups]] = {kind: {} for kind in kinds}
+        features = state.shared["model"]["head.weight"].shape[1]
+        pools = {kind: SitePool(kind, features, ctx.noise, self.balance) for kind in kinds}
+        partial: dict[str, dict[int, Groups]] = {kind: {} for kind in kinds if kind != "client"}
         tested: set[str] = set()
         releases = 0
         for reply in replies:
@@ -143,17 +136,23 @@ class FedCiROne(Algorithm):
                 tested.add(domain)
                 parts["validation"] = select_sums(sums, "validation")
             releases += 1
-            for kind in kinds:
-                site = sites[kind].setdefault(site_key(kind, domain, reply.client_id), {})
+            for kind, pool in pools.items():
+                key = site_key(kind, domain, reply.client_id)
+                if kind == "client":  # nothing is to be added to its sums, so they need not be held
+                    pool.add(key, parts)
+                    continue
+                site = partial[kind].setdefault(key, {})
                 site |= {part: add_sums(site[part], new) if part in site else new for part, new in parts.items()}
-        if len(kinds) > 1 and len(sites["client"]) == len(sites["domain"]):
-            del sites["client"]  # a client for each domain: the same statistics
-        features = state.shared["model"]["head.weight"].shape[1]
-        if len(sites.get("client", ())) > MAX_SITES:
+        for kind, sites in partial.items():
+            for key, site in sites.items():
+                pools[kind].add(key, site)
+        if len(kinds) > 1 and len(pools["client"].statistics) == len(pools["domain"].statistics):
+            del pools["client"]  # a client for each domain: the same statistics
+        if "client" in pools and len(pools["client"].statistics) > MAX_SITES:
             if self.standardise == "client":
                 raise InputError(f"algorithm.standardise=client takes {MAX_SITES} clients at most: use domain")
-            del sites["client"]
-        fits = [self._fit(kind, of_kind, features, ctx.noise, releases) for kind, of_kind in sites.items()]
+            del pools["client"]
+        fits = [self._fit(pool, releases) for pool in pools.values()]
         best = min(fits, key=lambda fit: fit.error)
         if len(kinds) > 1:
             plain = next(fit for fit in fits if fit.kind == "federation")
@@ -166,29 +165,9 @@ class FedCiROne(Algorithm):
         logits: Tensor = model.head(model.encoder(x, site_keys(ctx)))
         return logits
 
-    def _fit(
-        self, kind: str, sites: dict[int, Groups], features: int, noise: ExampleNoise | None, releases: int
-    ) -> StandardisedHead:
-        """Standardise the sums of each site, add them up, and fit the head with the best penalty."""
-        statistics: dict[int, tuple[Tensor, Tensor]] = {}
-        train, held, pooled = None, None, None
-        for key, site in sites.items():
-            sums = FeatureSums.from_exact(site["train"], features)
-            if noise is not None:
-                sums = replace(sums, counts=sums.counts.clamp_min(0))
-            if not sums.total:
-                continue
-            zero, one = torch.zeros(features, dtype=torch.double), torch.ones(features, dtype=torch.double)
-            # Noise exceeds the spread of a projected feature, and a random projection makes spreads alike.
-            spread = sums.spread if noise is None else one
-            statistics[key] = (zero, one) if kind == "none" else (sums.mean, spread)
-            weight = 1 / sums.total if self.balance == "domains" else 1.0
-            part = sums.standardise(*statistics[key]) * weight
-            train = part if train is None else train + part
-            pooled = sums if pooled is None else pooled + sums
-            if "validation" in site:
-                other = FeatureSums.from_exact(site["validation"], features).standardise(*statistics[key])
-                held = other if held is None else held + other
+    def _fit(self, pool: SitePool, releases: int) -> StandardisedHead:
+        """Fit the head to the standardised sums of all sites, with the best penalty."""
+        train, held, pooled, noise = pool.train, pool.held, pool.pooled, pool.noise
         if train is None or pooled is None:
             raise InputError("no client has an example")
         if self.balance == "domains":
@@ -197,7 +176,7 @@ class FedCiROne(Algorithm):
         if noise is None:
             penalty = self.select_penalty(path, held)
         else:
-            penalty = self.penalty or choose_penalty(noise, releases, features, train.total)
+            penalty = self.penalty or choose_penalty(noise, releases, pool.features, train.total)
         head, error = self.fit_head(path, penalty), path.expected_error(penalty, held)
         if self.head == "ridge":
             # Under Gaussian errors of this variance, output / variance is the log-probability up to a constant.
@@ -205,10 +184,10 @@ class FedCiROne(Algorithm):
             if noise is not None:  # an error that noise made small or negative is no reason for certainty
                 variance = max(variance, NOISED_ERROR * path.label_variance)
             head = LinearHead(head.weight / variance, head.bias / variance)
-        if kind in ("federation", "none"):
-            return StandardisedHead(kind, error, head, next(iter(statistics.values())), {})
+        if pool.kind in ("federation", "none"):
+            return StandardisedHead(pool.kind, error, head, next(iter(pool.statistics.values())), {})
         fallback = pooled.mean, pooled.spread if noise is None else torch.ones_like(pooled.mean)
-        return StandardisedHead(kind, error, head, fallback, statistics)
+        return StandardisedHead(pool.kind, error, head, fallback, pool.statistics)
 
     def select_penalty(self, path: RidgePath, validation: FeatureSums | None) -> float:
         """The penalty of the settings, or the one with the least expected error."""
@@ -227,9 +206,13 @@ def site_key(kind: str, domain: str, client: int) -> int:
     return seed_for(0, *paths[kind]) >> 1 if kind in paths else 0
 
 
-def site_keys(ctx: LocalContext) -> list[int]:
+def list_site_keys(domain: str, client: int) -> list[int]:
     """Keys under which a model may have statistics for a client."""
-    return [site_key(kind, ctx.domain, ctx.client) for kind in ("client", "domain")]
+    return [site_key(kind, domain, client) for kind in ("client", "domain")]
+
+
+def site_keys(ctx: LocalContext) -> list[int]:
+    return list_site_keys(ctx.domain, ctx.client)
 
 
 def select_sums(sums: Tensors, part: str) -> Tensors:

@@ -6,32 +6,42 @@ run where they cannot differ; all others are run again on the data of the remain
 
 import hashlib
 import json
+import os
+import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypedDict
 
 import numpy as np
+import torch
 
 from fedcir.algorithms import make_algorithm
+from fedcir.algorithms.fedcirone import select_sums
 from fedcir.analysis.leakage import SAMPLES, Membership, attack_membership
 from fedcir.client.state import ClientStore, has_local_tensors
 from fedcir.config import Config
+from fedcir.courier.merge import CourierRoster, CourierTransport
 from fedcir.data.decoding import OnFile
 from fedcir.data.domains import Domains
 from fedcir.data.federation import build_federation
+from fedcir.data.manifest import count_names
 from fedcir.data.partition import Partition
-from fedcir.errors import InputError
-from fedcir.files import explain_read_errors, read_bytes, write_file
+from fedcir.errors import InputError, suggest_name
+from fedcir.files import check_output_file, explain_read_errors, read_bytes, write_file
+from fedcir.machine import use_threads
+from fedcir.models.closed_form import class_counts
 from fedcir.runs.evaluation_data import open_run_data
 from fedcir.runs.reader import Run, RunSource, load_run, to_run
-from fedcir.runtime.resume import use_saved_code
+from fedcir.runtime.resume import attach_run_folder, use_saved_code
+from fedcir.runtime.rounds import run_rounds
 from fedcir.runtime.run_folder import RunFolder
-from fedcir.runtime.session import Session
+from fedcir.runtime.session import Session, open_session
 from fedcir.runtime.simulation import open_run
+from fedcir.runtime.stored_sums import StoredSums
 from fedcir.server.accounting import sample_cohort
 from fedcir.signing import Signature, open_key, sign, verify
-from fedcir.types import OnProgress, ignore_progress
+from fedcir.types import ClientReply, OnProgress, ignore_progress
 from fedcir.validation import check_type
 
 FORMAT = 1
@@ -80,42 +90,157 @@ def forget(
 ) -> Withdrawal:
     """Make the run that a site never joined from a finished run, in the folder `out`, equal to the byte.
 
-    `site` is a domain of the run, or the name or number of a client. `out` also gets forget.json: what was removed,
-    hashes of both models, and how well membership of the site's images can be inferred from either, signed with the
-    Ed25519 key of the file `key`, by default forget.key in the folder of the finished run; it is made if it is missing.
+    `site` is a domain of the run, or the name or number of a client. Where the images are at other sites or gone, the
+    model is made from the sums that a run with `server.store_sums` holds. `out` also gets forget.json: what was
+    removed, hashes of both models, and how well membership of the site's images can be inferred from either, signed
+    with the Ed25519 key of the file `key`, by default forget.key in the folder of the finished run; it is made if it is
+    missing.
     """
     folder = Path(out)
     if folder.exists():
-        raise InputError(f"{folder} already exists: choose another folder")
+        was_killed = RunFolder(folder).exists and not (folder / RECORD_FILE).exists()
+        left = ", or delete this one, if a withdrawal that did not end left it there" if was_killed else ""
+        raise InputError(f"{folder} already exists: choose another folder{left}")
     old = to_run(run, trust_code)
     old = replace(old, config=use_saved_code(old.config, old.path, old.trust_code))
-    if "key" in old.manifest:
-        raise InputError(f"{old.path} ran across sites, which keep their images: run or merge again without {site!r}")
+    key_file = old.path / KEY_FILE if key is None else Path(key)
+    if os.path.lexists(key_file):
+        open_key(key_file)
+    else:
+        check_output_file(key_file)
+    has_images = data_root is not None or not ("key" in old.manifest or _is_missing(old.config.data.root))
+    try:
+        if "key" in old.manifest or (not has_images and StoredSums(old.path).list_clients()):
+            removed = _add_up_others(old, site, folder)
+        else:
+            removed = _repeat_rounds(old, site, folder, data_root, on_file, on_work)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    new = load_run(folder)
+    before, after = removed.membership
+    content: dict[str, Any] = {
+        "format": FORMAT,
+        "site": site,
+        "clients": [client["id"] for client in removed.clients],
+        "images": removed.images,
+        "images_sha256": removed.digest,
+        "rounds": {"total": len(new.records), "repeated_from": removed.start + 1},
+        "before": _describe_model(old, before),
+        "after": _describe_model(new, after),
+    }
+    signature = sign(open_key(key_file), PURPOSE, _encode(content))
+    signed = {"record": content, **asdict(signature)}
+    write_file(folder / RECORD_FILE, json.dumps(signed, indent=1, ensure_ascii=False) + "\n")
+    return Withdrawal(folder, content, before, after, signature.fingerprint)
+
+
+@dataclass(frozen=True)
+class _Removed:
+    """What was taken out of a run, and how."""
+
+    clients: Sequence[dict[str, Any]]
+    """Entries of the manifest."""
+    start: int = 0
+    """Last round that was taken over."""
+    membership: tuple[Membership | None, Membership | None] = (None, None)
+    """Membership inference before and after; None if it was not measured."""
+
+    @property
+    def images(self) -> int:
+        return sum(count_names(client["train"]) for client in self.clients)
+
+    @property
+    def digest(self) -> str:
+        """Hash of the names of the site's training images, or of its content where sites do not send names."""
+        trained = [client["train"] for client in self.clients]
+        contents = [client["content"] for client in self.clients if isinstance(client["train"], int)]
+        names = [*contents, *(name for samples in trained if not isinstance(samples, int) for name in samples)]
+        return hashlib.sha256(json.dumps(sorted(names)).encode()).hexdigest()
+
+
+def _is_missing(root: str | None) -> bool:
+    return root is not None and not Path(root).is_dir()
+
+
+def _repeat_rounds(
+    old: Run,
+    site: str,
+    folder: Path,
+    data_root: str | Path | None,
+    on_file: OnFile | None,
+    on_work: OnProgress,
+) -> _Removed:
+    """Run all rounds that a site's absence changes on the data of the other sites."""
     config, domains, partition = open_run_data(old, None if data_root is None else str(data_root))
     clients, rest = partition.find_site(site), partition.exclude([site])
-    signing_key = open_key(old.path / KEY_FILE if key is None else Path(key))
     reduced = _exclude_site(config, site, int((rest.sizes > 0).sum()))
     with open_run(reduced, folder, on_file=on_file) as (session, rounds):
         start = _take_over_rounds(old, config, partition, session)
         for record in rounds:
             on_work(record.round, session.config.server.rounds, what="repeating rounds")
-    new = replace(load_run(folder), trust_code=True)  # its code is that of `old`
-    before, after = _attack_site(old, replace(new, config=reduced), config, domains, partition, clients)
-    samples = [name for client in clients for name in old.manifest["clients"][client]["train"]]
-    content: dict[str, Any] = {
-        "format": FORMAT,
-        "site": site,
-        "clients": clients,
-        "images": len(samples),
-        "images_sha256": hashlib.sha256(json.dumps(sorted(samples)).encode()).hexdigest(),
-        "rounds": {"total": session.state.round, "repeated_from": start + 1},
-        "before": _describe_model(old, before),
-        "after": _describe_model(new, after),
-    }
-    signature = sign(signing_key, PURPOSE, _encode(content))
-    signed = {"record": content, **asdict(signature)}
-    write_file(folder / RECORD_FILE, json.dumps(signed, indent=1, ensure_ascii=False) + "\n")
-    return Withdrawal(folder, content, before, after, signature.fingerprint)
+    new = replace(load_run(folder), trust_code=True, config=reduced)  # its code is that of `old`
+    membership = _attack_site(old, new, config, domains, partition, clients)
+    return _Removed([old.manifest["clients"][client] for client in clients], start, membership)
+
+
+def _add_up_others(old: Run, site: str, folder: Path) -> _Removed:
+    """Make the model of fedcirone from the stored sums of the other sites, without any images."""
+    stored = StoredSums(old.path)
+    if not (present := stored.list_clients()):
+        fix = f"run or merge again without {site!r}; runs with server.store_sums=true can forget a site"
+        raise InputError(f"{old.path} ran across sites, which keep their images, and holds no sums of them: {fix}")
+    clients = list(old.manifest["clients"])
+    removed = [client for client in clients if site in (client["domain"], str(client["id"]), client.get("name"))]
+    rest = [client for client in clients if client not in removed and client["id"] in present]
+    if not removed:
+        domains = sorted({client["domain"] for client in clients})
+        raise InputError(f"there is no site {site!r}; {suggest_name(site, domains)}, or give a client's number")
+    if not rest:
+        raise InputError("no other site has training images: leave one in")
+    is_across = "key" in old.manifest
+    is_renumbered = is_across and all("partition" not in client for client in rest)  # as a run without it numbers them
+    counted = [
+        {
+            "content": "",
+            **client,
+            "id": number if is_renumbered else client["id"],
+            "train": count_names(client["train"]),
+            **{part: client[part] if is_across else 0 for part in ("test", "validation")},
+        }
+        for number, client in enumerate(rest)
+    ]
+    config = old.config if is_across else _exclude_site(old.config, site, len(rest))
+    active = min(config.server.active or len(rest), len(rest))
+    server = replace(config.server, active=active, min_replies=min(config.server.min_replies, active))
+    card = {name: old.card[name] for name in old.card if name not in ("format", "model", "algorithm", "saved")}
+    about = {"dataset": config.data.name, **{name: card.get(name) for name in ("classes", "image_size", "channels")}}
+    manifest = {**about, "clients": counted}
+    digest = hashlib.blake2b(json.dumps(manifest, sort_keys=True).encode(), digest_size=16).hexdigest()
+    if not {"shape", "channels"} & {*card}:
+        raise InputError(f"{old.path} is a run of fedcir.train on your own Datasets: pass the others' to it again")
+    roster = CourierRoster({**manifest, "hash": digest, "key": digest}, old.make_builder(config.model), card)
+    replies = [
+        ClientReply(entry["id"], entry["train"], stored.load(client["id"]), {})
+        for entry, client in zip(counted, rest, strict=True)
+    ]
+    if is_across:
+        _check_classes(replies, card["classes"], site)
+    with RunFolder(folder).lock(), use_threads(config.run.threads):
+        session = open_session(replace(config, server=server), make_algorithm(config.algorithm), roster)
+        session.deployed = is_across
+        attach_run_folder(session, folder, resume=False)
+        for _ in run_rounds(session, CourierTransport(replies)):
+            pass
+    return _Removed(removed)
+
+
+def _check_classes(replies: Sequence[ClientReply], classes: Sequence[str], site: str) -> None:
+    """Refuse a class that no other site has an image of: a run without the site would not have it."""
+    counts = sum(class_counts(select_sums(reply.tensors["sums"], "train"), len(classes)) for reply in replies)
+    for name, count in zip(classes, torch.as_tensor(counts).tolist(), strict=True):
+        if not count:
+            raise InputError(f"only {site!r} has images of {name!r}: start a run of the other sites without this class")
 
 
 def read_record(file: str | Path) -> tuple[dict[str, Any], str]:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fedcir.algorithms.algorithm import PERSONAL
 from fedcir.client.calibration import calibration_sums
+from fedcir.client.head_bank import COALITIONS, pack_head_hits
 from fedcir.client.local_update import LOCAL, LocalTrainer, draw_batches, train_client
 from fedcir.client.prediction import Output, pack_hits, predict
 from fedcir.client.state import ClientStore
@@ -64,6 +65,7 @@ def evaluate_client(
     """Evaluate a model on a client's test set; the reply carries sums, which add over clients.
 
     With classes, after the last round, it also carries one bit for each test image, except at a site or under privacy.
+    With heads of coalitions in the broadcast it carries a bit for each of them and each test image.
     """
     assert client.test is not None
     ctx = load_for_evaluation(trainer, client, broadcast, client_state, round)
@@ -73,6 +75,8 @@ def evaluate_client(
     if hits and is_last and not trainer.deployed and trainer.privacy.clip is None:
         correct, labels = map(torch.cat, zip(*hits, strict=True))
         tensors = pack_hits(correct, labels, trainer.task.outputs)
+    if COALITIONS in broadcast:
+        tensors = {**tensors, **pack_head_hits(trainer, client.test, broadcast[COALITIONS], ctx)}
     if client.validation is not None:
         validation, _ = _evaluate_examples(trainer, client.validation, ctx)
         metrics |= {f"validation/{name}": value for name, value in validation.items()}

@@ -57,11 +57,13 @@ class DataConfig:
     val_fraction: Fraction = 0.0
     """Share of each domain's training images that is set aside, to pick the best round and to calibrate the model."""
     target: str | None = None
-    """Column to predict (csv); num>0 makes two classes of a column of numbers."""
+    """Column to predict, or several with commas (csv); num>0 makes two classes of a column of numbers."""
     site: str = "site"
     """Column that names the site of each row, if all sites are in one file (csv)."""
     group: str | None = None
     """Column whose equal values, such as a patient's rows, stay on one side of every split (csv)."""
+    split: str | None = None
+    """Column that says train, validation or test for each row (csv); by default test rows are drawn."""
     ignore: tuple[str, ...] = ()
     """Columns that are left out, such as names and numbers of patients (csv)."""
     categorical: tuple[str, ...] = ()
@@ -69,7 +71,7 @@ class DataConfig:
     missing: Literal["mean", "drop"] = "mean"
     """A missing number becomes the mean, beside a feature that says so; or its row is dropped (csv)."""
     scale: Literal["federation", "client", "none"] = "federation"
-    """Whose mean and spread scale the numbers of tables: all sites', from their sums; each site's own; or nobody's."""
+    """Whose mean and spread scale the numbers of tables: all sites', from sums; each site's; or none; targets too."""
 
     def __post_init__(self) -> None:
         check_bounds(self, "data")
@@ -295,6 +297,8 @@ class ServerConfig:
     """The run ends after so many tests in a row without a higher mean accuracy on validation images."""
     masked: bool = False
     """Clients mask their sums (fedcirone), so that the server learns only the total of all of them."""
+    store_sums: bool = False
+    """Store each client's sums (fedcirone) in the run folder, and test all coalitions, for `worth` and `forget`."""
     checkpoint_every: Count = 5
     """Save a checkpoint every N rounds; a run that was killed repeats the rounds after its last one."""
     keep: Literal["last", "best"] = "last"

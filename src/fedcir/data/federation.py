@@ -1,6 +1,6 @@
 """The federation: the clients with their data, and the builder of their networks."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
@@ -9,9 +9,10 @@ from typing import Any, NamedTuple, Protocol, cast
 import numpy as np
 
 from fedcir.config import BUILTIN_MODELS, Config
+from fedcir.data.agreement import Agreement, agree, summarise_data
 from fedcir.data.decoding import OnFile
-from fedcir.data.domains import Domains, Indices, Split
-from fedcir.data.encoding import ColumnSummary, Scale, TableEncoding, encode_domains, merge_columns, sum_columns
+from fedcir.data.domains import Domains, Split
+from fedcir.data.encoding import TableEncoding, encode_domains
 from fedcir.data.examples import ArrayExamples, Examples, ImageExamples, Normalisation, PooledExamples
 from fedcir.data.features import DatasetFeatures, FeatureCache, FeatureExamples
 from fedcir.data.manifest import build_manifest
@@ -33,7 +34,6 @@ from fedcir.tasks.classification import describe_task, read_task
 from fedcir.tasks.task import Task
 from fedcir.types import ClientReply, Groups
 
-LazySummaries = Callable[[Mapping[str, Indices]], tuple[ColumnSummary, ...]]
 CACHED_CLIENTS = 256  # clients that stay in memory once they were accessed
 
 
@@ -160,8 +160,6 @@ class Federation:
     features: DatasetFeatures | None = None  # features of a frozen encoder, on which clients train instead of on images
     dataset_and_partition: tuple[Domains, Partition] | None = None
     """Source of the clients' data; None if the caller passed Datasets."""
-    summaries: "LazySummaries | None" = None
-    """Summary of the columns of tables over training rows, by domain; None for other data."""
 
     def load_features(self) -> None:
         """Compute the features that are missing in the cache, before processes are forked."""
@@ -218,7 +216,7 @@ def partition_dataset(
 ) -> tuple[Domains, Partition]:
     """Open the configured dataset and partition it. `test_seed` draws the test images instead of the run's seed."""
     seed, held_out = config.run.seed, config.partition.hold_out
-    domains = open_dataset(config.data, seed, on_file, test_seed=test_seed)
+    domains = open_dataset(config.data, seed, on_file, test_seed=test_seed, task=config.task.name)
     if held_out in domains.names:  # no round is selected on it
         without = tuple(replace(d, validation=None) if d.name == held_out else d for d in domains)
         domains = replace(domains, domains=without)
@@ -244,22 +242,21 @@ def build_federation(
     domains: Domains,
     clients: Sequence[ClientPartition],
     on_file: OnFile | None = None,
-    encoding: TableEncoding | None = None,
+    agreed: Agreement | None = None,
 ) -> Federation:
     """Build the federation of a partitioned dataset.
 
-    Features of a frozen encoder are computed when they are first needed; `on_file` receives their progress. Tables are
-    encoded by `encoding`, or by one that is fitted to the sums of the clients.
+    Features of a frozen encoder are computed when they are first needed; `on_file` receives their progress. The task
+    and the encoding of tables are those that a run has `agreed` on, or fitted to the sums of these clients.
     """
     partition = Partition.from_clients(clients, domains.names)
     manifest = build_manifest(domains, partition)
-    summaries: LazySummaries | None = None
-    if domains.columns:
-        check_scaling(config)
-        summaries = partial(summarise_rows, domains, config.data.scale)
-        if encoding is None:
-            shares = {name: part.rows.astype(np.int64) for name, part in partition.by_domain.items()}
-            encoding = TableEncoding.fit(summaries(shares), config.data.scale)
+    if agreed is None:
+        shares = {name: part.rows.astype(np.int64) for name, part in partition.by_domain.items() if len(part.rows)}
+        agreed = agree({domains.name: summarise_data(config, domains, shares)}, config.data.scale)
+    encoding = agreed.encoding
+    domains = replace(domains, task=agreed.task)
+    if encoding is not None:
         domains = encode_domains(domains, encoding)
     features, make_split = None, cast(Callable[[Split], Examples], ArrayExamples)
     if domains.has_images:
@@ -303,7 +300,6 @@ def build_federation(
         unseen,
         features=features,
         dataset_and_partition=(domains, partition),
-        summaries=summaries,
     )
 
 
@@ -314,28 +310,6 @@ def _check_image_size(config: Config, domains: Domains) -> None:
         raise InputError(f"cnn needs {images}: use resnet18")
     pixels = config.local.batch_size * height * width * channels
     check_memory(3 * 4 * pixels, f"local.batch_size={config.local.batch_size} of {height}x{width} pixels")  # at least
-
-
-def summarise_rows(domains: Domains, scale: Scale, rows: Mapping[str, Indices]) -> tuple[ColumnSummary, ...]:
-    """Summarise the columns of tables: sums over these training rows by domain, where the scaling needs any."""
-    if scale != "federation" or not rows:
-        return domains.columns
-    splits = (domains[name].train.take(part) for name, part in rows.items())
-    return merge_columns(
-        {
-            name: sum_columns(domains.columns, split.pixels(np.arange(len(split))))
-            for name, split in zip(rows, splits, strict=True)
-        }
-    )
-
-
-def check_scaling(config: Config) -> None:
-    """Refuse statistics of rows that differential privacy does not protect."""
-    scale, privacy = config.data.scale, config.privacy
-    if privacy.noise and (scale == "federation" or (scale == "client" and privacy.unit == "example")):
-        fix = "none" if privacy.unit == "example" else "client, or none"
-        reason = "scales by exact sums over rows, which privacy.noise does not protect"
-        raise InputError(f"data.scale={scale} {reason}: set data.scale={fix}")
 
 
 def check_array_settings(config: Config, kind: str) -> None:
@@ -376,7 +350,7 @@ def open_site_federation(
     config: Config, root: Path, domain: str, classes: Sequence[str] = (), on_file: OnFile | None = None
 ) -> Federation:
     """Open a site's own images, as the only client of a federation with these classes."""
-    domains = open_site(root, domain, config.data, config.run.seed, classes, on_file)
+    domains = open_site(root, domain, config.data, config.run.seed, classes, on_file, config.task.name)
     train = domains.domains[0].train
     rows = {} if domain == config.partition.hold_out else {domain: np.arange(len(train))}
     share = limit_samples(

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict
+from typing import Any, NotRequired, TypedDict, cast
 
 import numpy as np
 import torch
@@ -84,6 +84,11 @@ def build_manifest(domains: Domains, clients: Sequence[ClientPartition]) -> dict
     }
     validation = {domain.name: domain.validation.ids for domain in domains if domain.validation is not None}
     return add_hash({**manifest, "validation": validation} if validation else manifest)
+
+
+def count_names(samples: object) -> int:
+    """Number of samples of a manifest's entry: of their names, or the number that a site gave in their place."""
+    return samples if isinstance(samples, int) else len(cast(list[str], samples))
 
 
 def add_hash(manifest: dict[str, Any]) -> dict[str, Any]:

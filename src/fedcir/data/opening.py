@@ -15,13 +15,13 @@ from fedcir.config import DataConfig
 from fedcir.data.cache import prepare_images
 from fedcir.data.decoding import Decoding, OnFile
 from fedcir.data.domains import Domains, Images, Split, stratified_sample
-from fedcir.data.encoding import Columns
 from fedcir.data.sources.arrays import Arrays
-from fedcir.data.sources.csv import Csv, build_domains, read_site_table, read_tables
+from fedcir.data.sources.csv import Csv, build_domains
 from fedcir.data.sources.folders import Folders, list_site_folder
 from fedcir.data.sources.hub import Hub
 from fedcir.data.sources.minidigits import MiniDigits
 from fedcir.data.sources.published import Camelyon17, DomainNet, IWildCam, OfficeCaltech10, Pacs
+from fedcir.data.sources.site_tables import read_site_table, read_tables
 from fedcir.data.sources.source import (
     ALL_CLASSES,
     DatasetSource,
@@ -33,6 +33,7 @@ from fedcir.data.sources.source import (
 )
 from fedcir.data.sources.table import LABELS, Table, list_site_table
 from fedcir.data.splits import drop_copies, hash_arrays, split_items, split_validation
+from fedcir.data.targets import WantedTask, assign_task
 from fedcir.errors import InputError, suggest_name
 from fedcir.machine import check_memory
 from fedcir.plugins import find_plugin, list_entry_points
@@ -103,16 +104,22 @@ def find_dataset(data: DataConfig) -> tuple[DatasetSource, Path]:
 
 
 def open_dataset(
-    data: DataConfig, seed: int, on_file: OnFile | None = None, to_train: bool = True, test_seed: int | None = None
+    data: DataConfig,
+    seed: int,
+    on_file: OnFile | None = None,
+    to_train: bool = True,
+    test_seed: int | None = None,
+    task: WantedTask = None,
 ) -> Domains:
     """Open the configured dataset; with `to_train`, check that it can be trained on and set validation images aside.
 
     Test images are drawn with `test_seed`, or with `seed` if it is not given; everything else is drawn with `seed`.
     """
+    drawn = seed if test_seed is None else test_seed
     source, root = find_dataset(data)
     check_settings(data, source)
     if source.is_table:
-        domains = build_domains(data.name, read_tables(root, data), data, seed if test_seed is None else test_seed)
+        domains = build_domains(data.name, read_tables(root, data), data, drawn, wanted=task)
         domains = _select_array_classes(domains, selected_classes(data))
         if to_train and root.is_file() and len(domains) == 1:
             raise InputError(f"{root} has one site in its column {data.site!r}, {domains.names[0]!r}: it needs two")
@@ -124,9 +131,9 @@ def open_dataset(
         images = select_classes(index.pictures, data.classes, root)
         notes = (*index.notes, *notes_on_spelling(count_labels(images.items)))
         index = index._replace(pictures=images, notes=notes)
-        domains = _open_images(name, root, index, data, seed if test_seed is None else test_seed, on_file)
+        domains = assign_task(_open_images(name, root, index, data, drawn, on_file), task)
     else:
-        domains = _select_array_classes(source.load_arrays(root), selected_classes(data))
+        domains = _select_array_classes(assign_task(source.load_arrays(root), task), selected_classes(data))
         if not domains.has_images:
             check_settings(data, source, "arrays of floats")
         elif data.image_size is not None:
@@ -148,31 +155,45 @@ def open_dataset(
 
 
 def open_site(
-    root: Path, domain: str, data: DataConfig, seed: int, classes: Sequence[str] = (), on_file: OnFile | None = None
+    root: Path,
+    domain: str,
+    data: DataConfig,
+    seed: int,
+    classes: Sequence[str] = (),
+    on_file: OnFile | None = None,
+    task: WantedTask = None,
 ) -> Domains:
     """Open a site's own images, split like a domain of `folders` or `table`; only the agreed classes are used."""
     index = list_site_images(root, domain, data)
     index = index._replace(pictures=select_classes(index.pictures, classes or None, root, missing=True))
-    return _set_aside(_open_images("folders", root, index, data, seed, on_file, classes), data, seed)
+    domains = assign_task(_open_images("folders", root, index, data, seed, on_file, classes), task)
+    return _set_aside(domains, data, seed)
 
 
 def open_site_table(
-    root: Path, domain: str, data: DataConfig, seed: int, classes: Sequence[str] = (), columns: Columns | None = None
+    root: Path,
+    domain: str,
+    data: DataConfig,
+    seed: int,
+    classes: Sequence[str] = (),
+    task: WantedTask = None,
 ) -> Domains:
-    """Open a site's own table, split like a domain of `csv`; `columns` are those that the run has agreed on."""
+    """Open a site's own table, split like a domain of `csv`."""
     check_settings(data, Csv())
     table = read_site_table(root, domain, data)
-    return _set_aside(build_domains("csv", [table], data, seed, classes, columns), data, seed)
+    return _set_aside(build_domains("csv", [table], data, seed, classes, task), data, seed)
 
 
 IMAGE_SETTINGS = ("image_size", "channels", "lists", "table")
-TABLE_SETTINGS = ("target", "group", "ignore", "categorical", "missing", "scale")
+TABLE_SETTINGS = ("target", "group", "split", "ignore", "categorical", "missing", "scale")
 
 
 def check_settings(data: DataConfig, source: DatasetSource, kind: str = "tables") -> None:
     """Refuse settings of images for other data, and settings of tables for images."""
     has_images = not source.is_table and kind == "tables"
-    refused = TABLE_SETTINGS if has_images else IMAGE_SETTINGS
+    refused: tuple[str, ...] = TABLE_SETTINGS if has_images else IMAGE_SETTINGS
+    if not source.has_image_files:  # targets of arrays are scaled too
+        refused = tuple(name for name in refused if name != "scale")
     for name in refused:
         if getattr(data, name) != getattr(DataConfig, name):
             owner = "tables (csv)" if has_images else "images"
@@ -244,6 +265,8 @@ def _check_labels(classes: Sequence[str], labels: set[str], where: str) -> None:
 def _select_array_classes(domains: Domains, classes: Sequence[str]) -> Domains:
     if not classes:
         return domains
+    if not domains.task.has_classes:
+        raise InputError(f"data.classes selects classes, and {domains.task.name} has none: leave it out")
     _check_labels(classes, set(domains.classes), domains.name)
     numbers = sorted(domains.classes.index(label) for label in set(classes))
 
@@ -282,15 +305,17 @@ def _resize(domains: Domains, size: int) -> Domains:
 
 
 def check_classes(domains: Domains, where: str) -> None:
-    """Check that there are two classes, training images of each, and no domain with a single class."""
-    if len(domains.classes) < 2:
-        raise InputError(f"{domains.name} has only one class, {domains.classes[0]!r}: a classifier needs two")
-    counts = np.bincount(np.concatenate([d.train.labels for d in domains]), minlength=len(domains.classes))
-    if not counts.all():
-        raise InputError(f"class {domains.classes[int(np.argmin(counts))]!r} has no training image {where}")
+    """Check that domains have samples, and classes two with training images of each, and no domain with one only."""
+    classes = domains.classes
+    if domains.task.has_classes:
+        if len(classes) < 2:
+            raise InputError(f"{domains.name} has only one class, {classes[0]!r}: a classifier needs two")
+        counts = np.bincount(np.concatenate([d.train.labels for d in domains]), minlength=len(classes))
+        if not counts.all():
+            raise InputError(f"class {classes[int(np.argmin(counts))]!r} has no training image {where}")
     for domain in domains:
         if not len(domain.train) or not len(domain.test):
             raise InputError(f"domain {domain.name!r} has no image left to train or to test on")
-        if len(np.unique(domain.train.labels)) == 1:
-            only = domains.classes[domain.train.labels[0]]
+        if domains.task.has_classes and len(np.unique(domain.train.labels)) == 1:
+            only = classes[domain.train.labels[0]]
             raise InputError(f"domain {domain.name!r} holds only the class {only!r}: add others, or leave it out")

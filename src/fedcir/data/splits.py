@@ -8,13 +8,14 @@ import hashlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedcir.data.cache import PreparedImages
 from fedcir.data.domains import (
+    CLASSIFICATION,
     ContentHashes,
     Domain,
     Domains,
@@ -30,6 +31,7 @@ from fedcir.data.partition import ClientPartition, Partition
 from fedcir.data.sources.source import ImageRecord
 from fedcir.errors import InputError
 from fedcir.rng import numpy_rng
+from fedcir.tasks.task import Task
 
 Mask = NDArray[np.bool_]
 
@@ -125,14 +127,16 @@ def split_items(
     test_fraction: float,
     seed: int,
     classes: Sequence[str] = (),
+    task: Task = CLASSIFICATION,
+    targets: NDArray[Any] | None = None,
 ) -> Domains:
     """Build a dataset of these images, with every domain split into train and test.
 
     Test images are those that the publisher or a folder marked, else a seeded fraction of every class. The classes are
-    those of the images, unless `classes` are given.
+    those of the images, unless `classes` are given. A task without classes takes `targets` of all images (M, ...).
     """
     distinct = drop_duplicates(items, prepared.digests)
-    classes = tuple(classes) or tuple(sorted({item.label for item in items}))
+    classes = () if targets is not None else tuple(classes) or tuple(sorted({item.label for item in items}))
     number = {label: i for i, label in enumerate(classes)}
     rows_of: dict[str, list[int]] = {item.domain: [] for item in items}
     for row in distinct.tolist():
@@ -143,9 +147,12 @@ def split_items(
     domains = []
     for domain, rows in rows_of.items():
         records = [items[row] for row in rows]
-        labels = np.array([number[item.label] for item in records], dtype=np.int64)
+        if targets is None:
+            labels = np.array([number[item.label] for item in records], dtype=np.int64)
+        else:
+            labels = task.strata(targets[rows])
         groups = _number_groups(records)
-        whole = Split(prepared.images, labels, names, np.array(rows, dtype=np.int64), groups, hashes)
+        whole = Split(prepared.images, labels, names, np.array(rows, dtype=np.int64), groups, hashes, targets)
         marked = any(item.part is not None for item in records)
         if marked:
             test = np.flatnonzero([item.part == "test" for item in records])
@@ -168,7 +175,7 @@ def split_items(
         validation_split = whole.take(validation) if len(validation) else None
         domains.append(Domain(domain, whole.take(train), whole.take(test), validation_split))
     notes = _describe_copies(items, prepared.digests, len(distinct))
-    return Domains(name, classes, tuple(domains), prepared.content, notes)
+    return Domains(name, classes, tuple(domains), prepared.content, notes, task=task)
 
 
 def find_copies(contents: Sequence[object]) -> list[list[int]]:

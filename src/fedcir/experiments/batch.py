@@ -246,7 +246,7 @@ class _DataOpener:
         self._by_model: dict[str, Federation] = {}
 
     def open_federation(self, config: Config) -> Federation:
-        key, model = repr((config.data, config.partition, config.run.seed)), repr(config.model)
+        key, model = repr((config.task, config.data, config.partition, config.run.seed)), repr(config.model)
         if self._partition is None or key != self._key:
             self._key, self._partition, self._by_model = key, partition_dataset(config, self._on_file), {}
         if model not in self._by_model:

@@ -16,6 +16,7 @@ from torch import nn
 from fedcir.algorithms import make_algorithm
 from fedcir.algorithms.algorithm import Algorithm
 from fedcir.client.client_requests import RequestKind, handle_request
+from fedcir.client.head_bank import COALITIONS
 from fedcir.client.local_update import LocalTrainer
 from fedcir.client.masks import MASKS, mask_sums
 from fedcir.client.state import GENERATIONS, ClientStore
@@ -160,7 +161,8 @@ class SiteRequest:
             # As far back as a server that is killed may resume from; it may not have received the last round yet.
             generations = GENERATIONS * config.server.checkpoint_every + 1
             store = ClientStore(self.node.state_folder / header.key, generations)
-            received = groups if part == "train" else {name: groups[name] for name in method.trains}
+            tested = (*method.trains, *((COALITIONS,) if config.server.store_sums and COALITIONS in groups else ()))
+            received = groups if part == "train" else {name: groups[name] for name in tested}
             with use_threads(config.run.threads), self._open_trainer(site, config, method) as trainer:
                 if part == "train":
                     _check_noise(config, method, groups, trainer)

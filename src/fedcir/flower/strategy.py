@@ -90,6 +90,8 @@ class AlgorithmStrategy(Strategy):
             raise InputError(
                 "server.masked asks again if a site is lost, which Flower's loop cannot: use the ServerApp"
             )
+        if self.config.server.store_sums:
+            raise InputError("server.store_sums needs the run folder of the ServerApp: leave it out")
         with use_threads(self.config.run.threads):
             self._builder = make_module_builder(
                 encoder, example, choose_task(task, num_classes), self.config.model.latent, self.config.run.seed

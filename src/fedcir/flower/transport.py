@@ -11,11 +11,13 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, S
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from flwr.app import ConfigRecord, Message, MessageType, Metadata, RecordDict
 from flwr.serverapp import Grid
 
 from fedcir.client.client_requests import RequestKind
 from fedcir.client.cost import peak_memory
+from fedcir.client.head_bank import COALITIONS
 from fedcir.errors import RunError
 from fedcir.flower.certificates import key_fingerprint
 from fedcir.flower.site_data import AuditLog
@@ -281,7 +283,10 @@ class GridTransport:
         """Evaluate the state; clients that train on it next are asked for both at once, which halves the messages."""
         coming, following = self.session.next_state, self.session.next_cohort()
         if coming is None or following is None:
-            yield from self.collect(self.send(MessageType.EVALUATE, state.round, state.shared, cohort), {})
+            pending = self.send(MessageType.EVALUATE, state.round, state.shared, cohort)
+            yield from (DroppedReply(client, reason) for client, reason in pending.missing.items())
+            for arrival in self._wait_for_replies(pending):
+                yield self.read(*arrival, self._expect_tests(state, arrival[0]))
             return
         both = self._ahead = self.send(MessageType.TRAIN, coming.round + 1, coming.shared, following, tests=cohort)
         rest = [client for client in cohort if client not in following]
@@ -291,6 +296,14 @@ class GridTransport:
             both.arrived[arrival[0]] = arrival
             yield self.read(*arrival, {}, "evaluate")
         yield from self.collect(pending, {})
+
+    def _expect_tests(self, state: ServerState, client: int) -> Groups:
+        """Groups of a client's evaluation: bits for its test images where it tests heads of coalitions."""
+        if COALITIONS not in state.shared:
+            return {}
+        heads, images = state.shared[COALITIONS], self.session.roster.sizes[client].test
+        count = len(heads["weight"]) + len(heads["projected_weight"])
+        return {COALITIONS: {"bits": torch.zeros(count, -(-images // 8), dtype=torch.uint8)}}
 
     def peak_memory(self) -> int:
         return peak_memory()

@@ -15,8 +15,8 @@ import torch
 from fedcir.data.domains import Split
 from fedcir.errors import InputError
 from fedcir.inference.model import BATCH, TrainedModel
-from fedcir.models.closed_form import StandardisedEncoder
 from fedcir.models.normalisation import estimate_statistics, find_statistics_layers
+from fedcir.models.site_statistics import StandardisedEncoder
 from fedcir.runs.evaluation_data import sample_rows
 
 MAX_IMAGES = 1024

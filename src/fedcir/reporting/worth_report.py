@@ -6,8 +6,14 @@ from pathlib import Path
 
 from fedcir.algorithms import make_algorithm
 from fedcir.algorithms.fedcirone import FedCiROne
-from fedcir.analysis.coalitions import MAX_PLAYERS, collect_messages, compare_sites, solve_coalitions
-from fedcir.analysis.contribution import COLUMNS, Worth
+from fedcir.analysis.contribution import (
+    COLUMNS,
+    CoalitionHits,
+    Worth,
+    compare_sites,
+    measure_coalitions,
+    read_coalitions,
+)
 from fedcir.data.federation import build_federation
 from fedcir.errors import InputError
 from fedcir.files import check_output_folder, write_file
@@ -15,8 +21,10 @@ from fedcir.machine import use_threads
 from fedcir.reporting.charts import Bars, Lines, Series
 from fedcir.reporting.page import Figure, Rows, Section, Sentences, Table, render_page, to_sentence
 from fedcir.runs.evaluation_data import exclude_seen_images, open_run_data
-from fedcir.runs.reader import RunSource, restore_model, to_run
+from fedcir.runs.reader import Run, RunSource, restore_model, to_run
 from fedcir.runtime.resume import use_saved_code
+from fedcir.runtime.stored_sums import StoredSums
+from fedcir.server.coalitions import MAX_PLAYERS
 from fedcir.types import OnProgress, ignore_progress
 
 HEADINGS = ("alone", "others averaged", "others together", "all together")
@@ -63,23 +71,17 @@ def worth(
         )
     if run.config.privacy.noise:
         raise InputError(f"the sums of {run.path} have noise: make a run without privacy.noise to measure its worth")
-    config, domains, partitions = open_run_data(run, None if data_root is None else str(data_root))
-    domains, overlap = exclude_seen_images(run, domains)
-    federation = build_federation(config, domains, partitions)
-    with use_threads(config.run.threads):
-        coalitions = collect_messages(restore_model(run, config, algorithm, federation.builder), algorithm, federation)
-        results = solve_coalitions(coalitions, on_work)
-    sites, means = compare_sites(coalitions, results)
-    notes, features = list(overlap.notes), coalitions.features.shape[1]
-    if results.directions < features:
+    results, notes = _find_hits(run, algorithm, data_root, on_work)
+    sites, means = compare_sites(results)
+    if results.directions < results.features:
         notes.append(
             f"heads of 2 to {len(sites) - 2} sites, which only contributions need, use the {results.directions:,} "
-            f"directions of largest variance of the {features:,} features"
+            f"directions of largest variance of the {results.features:,} features"
         )
     if not results.has_all:
         notes.append(f"with more than {MAX_PLAYERS} sites, a contribution is what the mean loses without the site")
     name = run.path.resolve().name
-    result = Worth(name, config.data.name, tuple(sites), means, results.has_all, tuple(notes))
+    result = Worth(name, run.config.data.name, tuple(sites), means, results.has_all, tuple(notes))
     if folder is None:
         return result
     folder.mkdir(parents=True, exist_ok=True)
@@ -87,6 +89,23 @@ def worth(
     write_file(folder / "worth.html", _render(result))
     write_file(folder / "worth.json", json.dumps(result.to_json(), indent=1, ensure_ascii=False) + "\n")
     return result
+
+
+def _find_hits(
+    run: Run, algorithm: FedCiROne, data_root: str | Path | None, on_work: OnProgress
+) -> tuple[CoalitionHits, list[str]]:
+    """Read what clients replied about the heads of coalitions, or test them on the run's data; with notes."""
+    if data_root is None and StoredSums(run.path).has_hits:
+        return read_coalitions(run), []
+    if data_root is None and "key" in run.manifest:
+        fix = "run it with --set server.store_sums=true, or give data_root, a folder with the images of all of them"
+        raise InputError(f"{run.path} ran across sites, which keep their images: {fix}")
+    config, domains, partitions = open_run_data(run, None if data_root is None else str(data_root))
+    domains, overlap = exclude_seen_images(run, domains)
+    federation = build_federation(config, domains, partitions)
+    with use_threads(config.run.threads):
+        restored = restore_model(run, config, algorithm, federation.builder)
+        return measure_coalitions(restored, algorithm, federation, on_work), list(overlap.notes)
 
 
 def build_worth_rows(worth: Worth) -> Rows:

@@ -21,7 +21,7 @@ from fedcir.data.federation import Client
 from fedcir.errors import InputError, suggest_name
 from fedcir.files import RESTORE_HINT
 from fedcir.models.builder import NetworkBuilder, make_array_builder, make_image_builder
-from fedcir.models.closed_form import fit_site_count
+from fedcir.models.site_statistics import fit_site_count
 from fedcir.models.tensors import HEAD, batchnorm_names, find_mismatch, find_non_finite
 from fedcir.runtime.resume import use_saved_algorithm, use_saved_model
 from fedcir.runtime.run_folder import REWRITE_HINT, RunFolder
@@ -207,6 +207,13 @@ class Run:
             algorithm = use_saved_algorithm(name, self.path, self.trust_code)
         return resolve_algorithm(algorithm)[1]
 
+    def make_builder(self, model: ModelConfig) -> NetworkBuilder:
+        """NetworkBuilder of the network as it trained: with a frozen encoder, on its features."""
+        card, task, seed = self.card, read_task(self.card), self.config.run.seed
+        if "shape" in card:
+            return make_array_builder(model, task, card["shape"], seed)
+        return make_image_builder(model, task, card["channels"], seed, card["image_size"])
+
     def builder(self, arrays: Tensors, encoder: nn.Module | None = None) -> NetworkBuilder:
         """NetworkBuilder to build the network of these tensors: on images, or with the caller's encoder."""
         task, seed = read_task(self.card), self.config.run.seed
@@ -218,10 +225,7 @@ class Run:
             if Path(model.name).name != Path(configured).name:  # trust covers only the model of the settings
                 saved = f"{self.path}/model.safetensors is of {model.name}"
                 raise InputError(f"{saved}, not of {configured}; {REWRITE_HINT}")
-            model = use_saved_model(model, self.path, self.trust_code)
-            if "shape" in self.card:
-                return make_array_builder(model, task, self.card["shape"], seed)
-            return make_image_builder(model, task, self.card["channels"], seed, self.card["image_size"]).whole()
+            return self.make_builder(use_saved_model(model, self.path, self.trust_code)).whole()
         if encoder is None:
             fix = "pass one like it, as in run.model(encoder=...)"
             raise InputError(f"{self.path} was trained by fedcir.train with its caller's encoder: {fix}")

@@ -45,8 +45,7 @@ def resolve_config(config: Config, algorithm: Algorithm, roster: Roster) -> Conf
         raise InputError(f"server.active is {active}, but there are {clients} clients: lower it")
     if config.server.min_replies > active:
         raise InputError(f"server.min_replies is {config.server.min_replies}, above {active} active clients: lower it")
-    if not roster.builder.task.has_classes:
-        _check_task(config, algorithm, roster.builder.task)
+    _check_task(config, algorithm, roster.builder.task)
     _check_validation_use(config, algorithm, roster)
     _check_optimizer(config, algorithm)
     _check_epochs(config, algorithm)
@@ -58,6 +57,8 @@ def resolve_config(config: Config, algorithm: Algorithm, roster: Roster) -> Conf
         algorithm.check_masks()
         if active < FEWEST:
             raise InputError(f"server.masked needs {FEWEST} clients that mask together, but {active} is active")
+    if config.server.store_sums:
+        _check_stored_sums(config, algorithm)
     if not algorithm.pools:
         _check_aggregation(config, algorithm, active)
     elif config.privacy.clip is not None:
@@ -83,6 +84,8 @@ def resolve_config(config: Config, algorithm: Algorithm, roster: Roster) -> Conf
 
 def _check_task(config: Config, algorithm: Algorithm, task: Task) -> None:
     """Refuse methods and settings that compute with classes, for a task that has none."""
+    if task.has_classes:
+        return
     if algorithm.needs_classes:
         raise InputError(f"{config.algorithm.name} computes with classes, which {task.name} has not: {ANY_TASK}")
     for setting, value, default in (
@@ -159,6 +162,17 @@ def _check_one_shot(config: Config) -> None:
         if value != default:
             fix = "set privacy.unit=example and privacy.noise" if name == "privacy.clip" else "leave it out"
             raise InputError(f"{name}={value} is for models, but {config.algorithm.name} sends sums: {fix}")
+
+
+def _check_stored_sums(config: Config, algorithm: Algorithm) -> None:
+    """Refuse to store sums where there are none, or none of single clients without noise."""
+    if "sums" not in algorithm.sends:
+        raise InputError("server.store_sums stores the sums that only fedcirone sends: leave it out")
+    for setting, is_set in (("server.masked", config.server.masked), ("privacy.noise", config.privacy.noise > 0)):
+        if is_set:
+            raise InputError(
+                f"server.store_sums stores the exact sums of single sites, which {setting} hides: leave one of them out"
+            )
 
 
 def _check_start(config: Config, algorithm: Algorithm, roster: Roster) -> None:

@@ -11,7 +11,7 @@ from fedcir.config import Config, ModelConfig, find_differences
 from fedcir.data.federation import Roster
 from fedcir.errors import InputError
 from fedcir.files import RESTORE_HINT, hash_file
-from fedcir.models.closed_form import drop_site_statistics
+from fedcir.models.site_statistics import drop_site_statistics
 from fedcir.models.tensors import find_mismatch
 from fedcir.plugins import is_file_plugin
 from fedcir.runtime.file_formats import find_custom_files

@@ -11,6 +11,7 @@ import torch
 from fedcir.client.calibration import Calibration
 from fedcir.client.client_requests import RequestKind, handle_request
 from fedcir.client.cost import peak_memory, sum_costs
+from fedcir.client.head_bank import COALITIONS
 from fedcir.client.local_update import LocalTrainer
 from fedcir.client.masks import FEWEST, MASKS, LostClients, simulate_masks, sum_masked
 from fedcir.client.prediction import Hits
@@ -148,6 +149,8 @@ def step_server(
         collector.find_fault = partial(session.algorithm.find_reply_fault, ctx=session.context(round))
     usable: Iterable[ClientReply] = collector.collect(replies, cohort)
     context = session.context(round)
+    if session.stored_sums is not None:
+        usable = session.stored_sums.save(usable, round)
     if session.config.server.masked:
         usable, context = sum_masked(session.algorithm, list(usable), collector.dropped, context)
     private = session.private_mean()
@@ -204,8 +207,13 @@ def _run_round(session: Session, transport: Transport) -> tuple[RoundRecord, Ser
     if round % server.eval_every == 0 or round == server.rounds:
         session.next_state = state
         trained = replace(state, shared=session.evaluation_groups(state))
+        heads = session.solve_coalitions(state)
+        if heads is not None:
+            trained.shared[COALITIONS] = heads
         replies = transport.evaluate(trained, sorted(session.roster.evaluators))
         evaluation = tally_evaluations(session.roster, replies, dropped)
+        if heads is not None and session.stored_sums is not None:
+            session.stored_sums.save_hits(evaluation.tensors, heads)
     _add_time(seconds, "evaluate", measured)
     bytes_down, bytes_up, flops = _count_cost(session, before, cohort, collector)
     record = RoundRecord(

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from fedcir.algorithms.algorithm import Algorithm
+from fedcir.algorithms.fedcirone import FedCiROne
 from fedcir.client.cost import step_flops
 from fedcir.client.local_update import LocalTrainer, learning_rate
 from fedcir.client.masks import MASK_KEY, pack_keys, simulated_key
@@ -28,11 +29,13 @@ from fedcir.data.federation import Roster
 from fedcir.errors import RunError
 from fedcir.files import compute_checksum
 from fedcir.models.builder import NetworkBuilder
+from fedcir.models.site_statistics import fit_site_count
 from fedcir.models.tensors import snapshot
 from fedcir.rng import numpy_rng, secret_rng, torch_rng
 from fedcir.runtime.file_formats import has_stalled, round_to_save
 from fedcir.runtime.resolution import resolve_config
 from fedcir.runtime.run_folder import RunFolder
+from fedcir.runtime.stored_sums import StoredSums
 from fedcir.server.accounting import ReleaseCounter, epsilon_after, get_adjacency, sample_cohort, sample_poisson_cohort
 from fedcir.server.aggregation import find_aggregator
 from fedcir.server.replies import NormFilter
@@ -278,6 +281,28 @@ class Session:
         method = Path(self.config.algorithm.name).stem
         return compute_checksum([settings, method, manifest["hash"], manifest.get("key")])
 
+    @property
+    def stored_sums(self) -> StoredSums | None:
+        """Where the sums of single clients are stored; None if they are not."""
+        has_place = self.config.server.store_sums and self.folder is not None
+        return StoredSums(self.folder.path) if has_place and self.folder is not None else None
+
+    def solve_coalitions(self, state: ServerState) -> Tensors | None:
+        """Solve the heads of all coalitions of clients from their stored sums; None if nobody is to test them."""
+        if self.stored_sums is None or not self.roster.evaluators:
+            return None
+        assert isinstance(self.algorithm, FedCiROne)
+        model = self.modules["model"]
+        fit_site_count(model, state.shared["model"])
+        model.load_state_dict(state.shared["model"])
+        return self.stored_sums.make_heads(self.algorithm, model.encoder, self._find_domain)
+
+    def _find_domain(self, client: int) -> str:
+        clients = self.roster.manifest["clients"]
+        if client >= len(clients) or clients[client]["id"] != client:  # sites need not hold all partitions
+            return str(next(entry["domain"] for entry in clients if entry["id"] == client))
+        return str(clients[client]["domain"])
+
     def make_trainer(self, device: str | None = None) -> LocalTrainer:
         return make_trainer(self.config, self.algorithm, self.roster.builder, device)
 
@@ -297,7 +322,7 @@ class Session:
         return ServerContext(
             *(round, server.rounds, classes, batch, server.weighting, norm, rng, clients),
             broadcast=self.state.shared,
-            domain_of=lambda client: str(self.roster.manifest["clients"][client]["domain"]),
+            domain_of=self._find_domain,
             noise=make_noise(self.config.privacy),
             count_steps=self.config.local.count_steps,
             momentum=self.config.local.momentum,

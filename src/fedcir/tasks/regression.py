@@ -34,6 +34,7 @@ class Regression(Task):
         Metric("r2", "R2", is_share=False),
     )
     loss_name = "mse"
+    takes_sums = True
 
     def __post_init__(self) -> None:
         widths = {len(self.means), len(self.spreads)}

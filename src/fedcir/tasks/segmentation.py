@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedcir.errors import InputError
-from fedcir.tasks.task import Head, Sums, Task, average_known, divide
+from fedcir.tasks.task import Head, Sums, Task, average_known, describe_shape, divide
 from fedcir.types import Metric
 
 
@@ -29,8 +29,8 @@ class Segmentation(Task):
     def check_targets(self, targets: Tensor, source: str) -> Tensor:
         classes = len(self.names)
         if targets.ndim != 3:
-            shape = list(targets.shape[1:])
-            raise InputError(f"{source} gives targets of the shape {shape}: give a class number for each pixel, (H, W)")
+            shape = describe_shape(targets.shape)
+            raise InputError(f"{source} gives targets of the shape {shape}: give a class for each pixel, (N, H, W)")
         low, high = (int(number) for number in torch.aminmax(targets)) if targets.numel() else (0, 0)
         if targets.is_floating_point() or low < 0 or high >= classes:
             value = targets.dtype if targets.is_floating_point() else low if low < 0 else high

@@ -35,6 +35,7 @@ class Survival(Task):
     metrics_reported = (Metric("concordance", "concordance index"),)
     loss_name = "cox"
     compares_examples = True
+    takes_sums = True
     adds_over_batches = False
 
     @property

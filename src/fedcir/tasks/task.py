@@ -49,6 +49,8 @@ class Task(ABC):
     """Whether the head takes maps of features (B, F, H, W) instead of vectors (B, F)."""
     compares_examples: ClassVar[bool] = False
     """Whether the loss of an example depends on the others of its batch."""
+    takes_sums: ClassVar[bool] = False
+    """Whether `fit` is called with the sums over the targets of all training rows."""
     adds_over_batches: ClassVar[bool] = True
     """Whether `metrics` adds over batches of a client; otherwise it is computed on all its examples at once."""
 
@@ -175,4 +177,8 @@ def add_sums(parts: Sequence[Mapping[str, float]]) -> Sums:
 def check_shape(targets: Tensor, shape: Sequence[int], source: str, advice: str) -> None:
     """Raise InputError unless the targets have this shape after the first dimension."""
     if list(targets.shape[1:]) != list(shape):
-        raise InputError(f"{source} gives targets of the shape {list(targets.shape[1:])}: {advice}")
+        raise InputError(f"{source} gives targets of the shape {describe_shape(targets.shape)}: {advice}")
+
+
+def describe_shape(shape: Sequence[int]) -> str:
+    return f"({', '.join(['N', *map(str, shape[1:])])})"

@@ -60,8 +60,10 @@ def _check(file: Path, archive: zipfile.ZipFile, part: str) -> None:
     if not is_image and not (x.dtype in FLOATS and len(x.shape) > 1):
         kinds = "uint8 of (N, H, W, C) or (N, H, W), or floats of any shape (N, ...)"
         raise InputError(f"{file}: x_{part} must be {kinds}, got {x}")
-    if not np.issubdtype(y.dtype, np.integer) or y.shape != x.shape[:1]:
-        raise InputError(f"{file}: y_{part} must be {x.shape[0]} whole numbers, got {y}")
+    is_mask = len(y.shape) == 3 and y.shape == x.shape[:3] and y.dtype.kind in "bui"
+    if not is_mask and (y.dtype.kind not in "buif" or y.shape[:1] != x.shape[:1] or len(y.shape) > 2):
+        kinds = f"{x.shape[0]} classes (whole numbers), numbers (N, T), or masks (N, H, W)"
+        raise InputError(f"{file}: y_{part} must be {kinds}, got {y}")
     if x.bytes == 0:
         raise InputError(f"{file}: x_{part} holds no {'image' if is_image else 'number'}, its shape is {list(x.shape)}")
     if is_image and max(x.shape[1:]) > MAX_IMAGE_SIZE:
@@ -99,7 +101,11 @@ def _open_member(archive: zipfile.ZipFile, name: str) -> NDArray[Any]:
 
 def _split(file: Path, archive: zipfile.ZipFile, part: str) -> Split:
     x, y = (_open_member(archive, f"{kind}_{part}.npy") for kind in "xy")
-    if y.min() < 0 or y.max() > np.iinfo(np.int64).max:
+    y = y[:, 0] if y.ndim == 2 and y.shape[1] == 1 and y.dtype.kind in "ui" else y
+    targets = None if y.ndim == 1 and y.dtype.kind in "ui" else y
+    if targets is not None:
+        y = np.zeros(len(y), dtype=np.int64)
+    elif y.min() < 0 or y.max() > np.iinfo(np.int64).max:
         wrong = y.min() if y.min() < 0 else y.max()
         raise InputError(f"{file}: y_{part} holds the label {wrong}: number labels from 0")
     if x.dtype != np.uint8:
@@ -107,9 +113,13 @@ def _split(file: Path, archive: zipfile.ZipFile, part: str) -> Split:
         values = np.ascontiguousarray(x, dtype=np.float32)
         if not np.isfinite(values).all():
             raise InputError(f"{file}: x_{part} holds numbers that are not finite, or too large for single precision")
-        return Split(values, y.astype(np.int64, copy=False), f"{file.stem}/{part}/")
+        return Split(values, y.astype(np.int64, copy=False), f"{file.stem}/{part}/", targets=targets)
     images = x if x.ndim == 4 else x[..., None]
-    return Split(images, y.astype(np.int64, copy=False), f"{file.stem}/{part}/")
+    return Split(images, y.astype(np.int64, copy=False), f"{file.stem}/{part}/", targets=targets)
+
+
+def _describe_targets(targets: NDArray[Any] | None) -> tuple[str, tuple[int, ...]] | None:
+    return None if targets is None else ("numbers" if targets.ndim < 3 else "masks", targets.shape[1:])
 
 
 class Arrays(DatasetSource):
@@ -131,6 +141,12 @@ class Arrays(DatasetSource):
                 raise InputError(
                     f"{file} holds {'images' if dtype == np.uint8 else 'inputs'} of the shape {shapes}: make them equal"
                 )
+        targets = domains[0].train.targets
+        for file, domain in zip(files, domains, strict=True):
+            if any(_describe_targets(split.targets) != _describe_targets(targets) for split in domain.splits):
+                raise InputError(f"{file} holds another kind of y than {files[0].name}: make all of one shape")
+        if targets is not None:
+            return Domains("arrays", (), domains)
         labels = np.unique(np.concatenate([split.labels for domain in domains for split in domain.splits]))
         if len(gaps := np.flatnonzero(labels != np.arange(len(labels)))):
             count = f"no image in {root} has the label {gaps[0]}, but one has {labels[-1]}"

@@ -3,158 +3,37 @@
 import hashlib
 import json
 import math
-import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import NamedTuple
+from dataclasses import replace
 
 import numpy as np
 
 from fedcir.config import DataConfig
 from fedcir.data.cache import PreparedImages
 from fedcir.data.domains import Domains
-from fedcir.data.encoding import LARGEST, Columns, ColumnSummary, Kind, Values, merge_columns
-from fedcir.data.sources.source import DatasetSource, ImageRecord
-from fedcir.data.sources.table import open_rows
+from fedcir.data.encoding import Columns, ColumnSummary, Kind, Values, merge_columns
+from fedcir.data.sources.folders import PARTS
+from fedcir.data.sources.site_tables import MISSING, SiteTable, parse_number, to_category
+from fedcir.data.sources.source import DatasetSource, ImageRecord, Part
+from fedcir.data.sources.target_columns import find_targets, list_labels, read_targets, summarise_targets
 from fedcir.data.splits import split_items
+from fedcir.data.targets import WantedTask, choose_task, merge_target_columns
 from fedcir.errors import InputError
+from fedcir.tasks.task import Task
 from fedcir.text import join_names
 
-MISSING = frozenset({"", "?", "NA", "N/A", "NaN", "nan", "null", "NULL"})
-"""Cells that count as missing."""
-COMPARISON = re.compile(r"(.+?)\s*>\s*(-?\d+(?:\.\d+)?)", re.ASCII)
-"""A target such as num>0, which makes two classes of a column of numbers."""
 FEW_CATEGORIES, MAX_CATEGORIES = 20, 1_000
 """Categories up to which a column of text may be a name for each row, and the most of any column."""
-NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d{1,3})?", re.ASCII)
-
-
-class CsvRow(NamedTuple):
-    line: int
-    cells: list[str]
-
-
-@dataclass(frozen=True)
-class SiteTable:
-    """The rows of one site."""
-
-    site: str
-    path: Path
-    header: tuple[str, ...]
-    rows: Sequence[CsvRow]
-
-    def at(self, row: CsvRow) -> str:
-        return f"{self.path}, line {row.line}"
-
-
-def read_tables(root: Path, data: DataConfig) -> list[SiteTable]:
-    """Read DIR/<site>.csv, or a file with a column data.site, without splitting or converting anything."""
-    if root.is_file():
-        header, rows = _read_file(root, data)
-        if data.site not in header:
-            raise InputError(
-                f"{root} has no column {data.site!r} that names the site of each row; it has {join_names(header, 20)}: "
-                "set data.site, or give a folder of one file a site"
-            )
-        position = header.index(data.site)
-        by_site: dict[str, list[CsvRow]] = {}
-        for row in rows:
-            if not row.cells[position]:
-                raise InputError(f"{root}, line {row.line} names no {data.site}: fill it in, or remove the line")
-            by_site.setdefault(row.cells[position], []).append(row)
-        return [SiteTable(site, root, header, by_site[site]) for site in sorted(by_site)]
-    paths = sorted(root.glob("*.csv"))
-    if not paths:
-        raise InputError(f"data.root: {root} holds no <site>.csv file")
-    return [SiteTable(path.stem, path, *_read_file(path, data)) for path in paths]
-
-
-def read_site_table(root: Path, site: str, data: DataConfig) -> SiteTable:
-    """Read the rows of one site: a file of its own, or its rows of a file with a column data.site."""
-    path = find_site_file(root, site)
-    header, rows = _read_file(path, data)
-    if root.is_file() and data.site in header:
-        position = header.index(data.site)
-        rows = [row for row in rows if row.cells[position] == site]
-        if not rows:
-            raise InputError(
-                f"{path} has no row whose {data.site} is {site!r}: name the site as in the table",
-                public="its table has no row of its domain",
-            )
-    return SiteTable(site, path, header, rows)
-
-
-def find_site_file(root: Path, site: str) -> Path:
-    """Return the CSV file of a site: the file itself, or that of its name in a folder."""
-    path = root if root.is_file() else root / f"{site}.csv"
-    if not path.is_file():
-        raise InputError(f"there is no table {path}", public="its data-root holds no table of its name")
-    return path
-
-
-def _read_file(path: Path, data: DataConfig) -> tuple[tuple[str, ...], list[CsvRow]]:
-    header, cells = open_rows(path)
-    if twice := next((name for name, count in Counter(header).items() if count > 1), None):
-        raise InputError(f"{path} has two columns {twice!r}: rename one", public="its table has a column twice")
-    if "" in header:
-        raise InputError(f"{path}: column {header.index('') + 1} has no name: name it in the first line")
-    rows = [CsvRow(line, row) for line, row in cells]
-    if not rows:
-        raise InputError(f"{path} has no rows", public="its table has no rows")
-    return tuple(header), rows
-
-
-def find_targets(data: DataConfig, header: Sequence[str], path: Path) -> list[str]:
-    """Return the names of the target columns."""
-    if data.target is None:
-        raise InputError(f"data.target names the column to predict; {path} has {join_names(header, 20)}: set it")
-    names = [name.strip() for name in data.target.split(",")]
-    targets = []
-    for name in names:
-        match = COMPARISON.fullmatch(name)
-        column = match[1] if match and name not in header else name
-        if column not in header:
-            raise InputError(
-                f"data.target: {path} has no column {column!r}; it has {join_names(header, 20)}",
-                public=f"its table has no target column {column!r}",
-            )
-        targets.append(column)
-    if len(targets) > 1:
-        raise InputError(f"data.target names {len(targets)} columns, but a class is one: name one column")
-    return targets
-
-
-def list_labels(table: SiteTable, data: DataConfig) -> list[str]:
-    """Return the class of each row: the target's text, whole numbers without a decimal point, or a comparison."""
-    (target,) = find_targets(data, table.header, table.path)
-    position = table.header.index(target)
-    match = None if data.target in table.header else COMPARISON.fullmatch(data.target or "")
-    labels = []
-    for row in table.rows:
-        cell = row.cells[position]
-        if cell in MISSING:
-            raise InputError(f"{table.at(row)} has no {target}: fill it in, or remove the line")
-        if match is None:
-            labels.append(_to_category(cell))
-            continue
-        number = parse_number(cell)
-        if number is None:
-            raise InputError(f"{table.at(row)}: {data.target} compares numbers, but {target} is {cell[:100]!r}")
-        labels.append(f"{target}>{match[2]}" if number > float(match[2]) else f"{target}<={match[2]}")
-    return labels
 
 
 def list_columns(table: SiteTable, data: DataConfig) -> list[str]:
     """Return the names of the columns from which the target is predicted, sorted."""
     for setting, names in (("ignore", data.ignore), ("categorical", data.categorical)):
-        if unknown := next((name for name in names if name not in table.header), None):
-            raise InputError(
-                f"data.{setting}: {table.path} has no column {unknown!r}; it has {join_names(table.header, 20)}",
-                public=f"its table has no column {unknown!r} of data.{setting}",
-            )
-    others = {*find_targets(data, table.header, table.path), *data.ignore, data.site, data.group}
+        for name in names:
+            _find_column(table, name, setting)
+    targets = {target.column for target in find_targets(data, table.header, table.path)}
+    others = {*targets, *data.ignore, data.site, data.group, data.split}
     return sorted(set(table.header) - others)
 
 
@@ -191,7 +70,7 @@ def _summarise_column(table: SiteTable, name: str, is_categorical: bool) -> Colu
     kind: Kind = "empty" if not known else "category" if is_categorical or texts else "number"
     if kind != "category":
         return ColumnSummary(name, kind, has_missing=has_missing)
-    categories = {_to_category(row.cells[position]) for row in known}
+    categories = {to_category(row.cells[position]) for row in known}
     count = len(categories)
     if count > MAX_CATEGORIES or (count > FEW_CATEGORIES and 2 * count > len(known)):
         raise InputError(
@@ -214,7 +93,7 @@ def convert_cells(table: SiteTable, columns: Columns) -> Values:
             cell = row.cells[position]
             if cell in MISSING:
                 continue
-            value = codes.get(_to_category(cell)) if column.kind == "category" else parse_number(cell)
+            value = codes.get(to_category(cell)) if column.kind == "category" else parse_number(cell)
             if value is None:
                 known = f"it knows {join_names(column.categories, 10)}"
                 fault = f"which the model has never seen; {known}" if column.kind == "category" else "no number"
@@ -226,49 +105,40 @@ def convert_cells(table: SiteTable, columns: Columns) -> Values:
     return values
 
 
-def parse_number(cell: str) -> float | None:
-    """Parse a number of decimal digits; None for any other text, and for larger ones than LARGEST."""
-    number = float(cell) if len(cell) <= 400 and NUMBER.fullmatch(cell) else math.inf
-    return number if abs(number) <= LARGEST else None
-
-
-def _to_category(cell: str) -> str:
-    """Write whole numbers in one way, so that 1 and 1.0 are one category."""
-    number = parse_number(cell)
-    is_whole = number is not None and number.is_integer() and abs(number) < 1e15
-    return str(int(number)) if is_whole and number is not None else cell
-
-
 def build_domains(
     name: str,
     tables: Sequence[SiteTable],
     data: DataConfig,
     seed: int,
     classes: Sequence[str] = (),
-    columns: Columns | None = None,
+    wanted: WantedTask = None,
 ) -> Domains:
-    """Split the tables of all sites into train and test, with unscaled values; rows of other `classes` are left out.
-
-    `columns` are those that a run has agreed on; by default they are those of the tables.
-    """
+    """Split the tables of all sites into train and test, with unscaled values; rows of other `classes` are left out."""
     counts = sum(len(table.rows) for table in tables)
     tables = [drop_incomplete(table, data) for table in tables]
     incomplete = counts - sum(len(table.rows) for table in tables)
-    if columns is None:
-        columns = merge_columns({table.site: summarise_table(table, data) for table in tables})
-    items, values, digests = [], [], []
+    columns = merge_columns({table.site: summarise_table(table, data) for table in tables})
+    if isinstance(wanted, Task):
+        task = wanted
+    else:
+        task = choose_task(wanted, merge_target_columns([summarise_targets(table, data) for table in tables]))
+    items, values, targets, digests = [], [], [], []
     for table in tables:
-        labels = list_labels(table, data)
-        chosen = [row for row, label in enumerate(labels) if not classes or label in classes]
+        labels = list_labels(table, data) if task.has_classes else [""] * len(table.rows)
+        chosen = [row for row, label in enumerate(labels) if not task.has_classes or not classes or label in classes]
         kept = replace(table, rows=[table.rows[row] for row in chosen])
         values.append(convert_cells(kept, columns))
-        groups = _list_groups(kept, data)
+        if not task.has_classes:
+            targets.append(read_targets(kept, data, task))
+        contents = [labels[row].encode() for row in chosen] if task.has_classes else map(bytes, targets[-1])
+        groups, parts = _list_groups(kept, data), _list_parts(kept, data)
         copies = Counter[bytes]()
-        for row, label, group, cells in zip(
-            kept.rows, (labels[row] for row in chosen), groups, values[-1], strict=True
-        ):
-            items.append(ImageRecord(f"{table.site}/{row.line:06d}", table.site, label, group=group))
-            content = cells.tobytes() + label.encode()
+        for position, (row, cells, target) in enumerate(zip(kept.rows, values[-1], contents, strict=True)):
+            label = labels[chosen[position]]
+            items.append(
+                ImageRecord(f"{table.site}/{row.line:06d}", table.site, label, parts[position], groups[position])
+            )
+            content = cells.tobytes() + target
             copies[content] += 1  # equal rows are different persons, and count as different
             key = json.dumps([table.site, copies[content]]).encode() + content
             digests.append(hashlib.blake2b(key, digest_size=16).digest())
@@ -277,25 +147,41 @@ def build_domains(
     prepared = PreparedImages(
         np.concatenate(values), np.frombuffer(b"".join(digests), dtype="V16"), _hash_content(data, columns, digests)
     )
-    domains = split_items(name, items, prepared, data.test_fraction, seed, classes)
+    joined = np.concatenate(targets) if targets else None
+    domains = split_items(name, items, prepared, data.test_fraction, seed, classes, task, joined)
     notes = list(domains.notes)
     if incomplete:
         notes.append(f"{incomplete:,} of {counts:,} rows have missing cells and are left out (data.missing=drop)")
     if empty := [column.name for column in columns if column.kind == "empty"]:
         notes.append(f"columns without any value are left out: {join_names(empty, 10)}")
-    return replace(domains, columns=tuple(columns), notes=tuple(notes))
+    return replace(domains, columns=columns, notes=tuple(notes))
 
 
 def _list_groups(table: SiteTable, data: DataConfig) -> list[str | None]:
     if data.group is None:
         return [None] * len(table.rows)
-    if data.group not in table.header:
-        raise InputError(
-            f"data.group: {table.path} has no column {data.group!r}; it has {join_names(table.header, 20)}",
-            public=f"its table has no column {data.group!r} of data.group",
-        )
-    position = table.header.index(data.group)
+    position = _find_column(table, data.group, "group")
     return [row.cells[position] or None for row in table.rows]
+
+
+def _list_parts(table: SiteTable, data: DataConfig) -> list[Part | None]:
+    """Return the part of the split that each row is in; None where test rows are drawn."""
+    if data.split is None:
+        return [None] * len(table.rows)
+    position = _find_column(table, data.split, "split")
+    if wrong := next((row for row in table.rows if row.cells[position].casefold() not in PARTS), None):
+        cell = wrong.cells[position][:100]
+        raise InputError(f"{table.at(wrong)}: {data.split} must be train, validation or test, got {cell!r}")
+    return [PARTS[row.cells[position].casefold()] for row in table.rows]
+
+
+def _find_column(table: SiteTable, name: str, setting: str) -> int:
+    if name not in table.header:
+        raise InputError(
+            f"data.{setting}: {table.path} has no column {name!r}; it has {join_names(table.header, 20)}",
+            public=f"its table has no column {name!r} of data.{setting}",
+        )
+    return table.header.index(name)
 
 
 def _hash_content(data: DataConfig, columns: Columns, digests: Sequence[bytes]) -> str:
