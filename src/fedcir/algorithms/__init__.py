@@ -58,14 +58,16 @@ def resolve_config(request: ConfigRequest, base: Mapping[str, Any] | None = None
     """Resolve a request with the defaults of its algorithm, which override the preset.
 
     `base` overrides those defaults, and the file overrides `base`. Tables are encoded by an mlp, or for a one-shot
-    method not at all. A pretrained encoder keeps
-    its norms unless the user replaces them: without its statistics it has to learn anew.
+    method not at all, and images with masks by a unet. A pretrained encoder keeps its norms unless the user replaces
+    them: without its statistics it has to learn anew.
     """
     first = request.resolve(base)
     algorithm = find_algorithm(first.algorithm.name)
     defaults = {section: dict(values) for section, values in algorithm.defaults.items()}
     if first.data.name == "csv":
         defaults = merge_tables({"model": {"name": "linear" if algorithm.one_shot else "mlp"}}, defaults)
+    if first.data.name == "masks" or first.task.name == "segmentation":
+        defaults = merge_tables({"model": {"name": "unet"}}, defaults)
     if first.model.keeps_norm or first.model.pretrained:
         defaults.get("model", {}).pop("norm", None)
     return limit_rounds(request.resolve(merge_tables(defaults, base or {})), algorithm)

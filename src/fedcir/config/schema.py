@@ -17,7 +17,7 @@ DEFAULT_COMPARISON = ("fedavg", "fedcir", "fedcirplus", "centralized")
 PATH_SETTINGS = {"data.root", "data.lists", "data.table", "partition.file", "model.weights"}
 """Settings that name a place on the user's machine."""
 
-BUILTIN_MODELS = ("cnn", "resnet18", "mlp", "linear")
+BUILTIN_MODELS = ("cnn", "resnet18", "unet", "mlp", "linear")
 """Networks of this package, which start from random weights."""
 PRETRAINED_SIZES = {"efficientnet-lite0": 224, "efficientnet-lite1": 240, "efficientnet-lite2": 260}
 """Encoders with ImageNet weights, and the image sizes that they were trained with."""
@@ -120,11 +120,11 @@ class PartitionConfig:
 @dataclass(frozen=True)
 class ModelConfig:
     name: str = "cnn"
-    """cnn, resnet18 (paper), efficientnet-lite0, -lite1, -lite2 (pretrained; two: a+b), mlp, linear, ./mine.py:make."""
+    """cnn, resnet18 (paper), unet, mlp, linear, efficientnet-lite0, -1, -2 (pretrained; two: a+b), ./mine.py:make."""
     arguments: dict[str, object] = field(default_factory=dict)
     """Keyword arguments of the callable, in a table [model.arguments]."""
     width: Annotated[int | None, Between(1, 4_096)] = None
-    """Channels of the network's first stage, 16 for cnn and 64 for resnet18; or the width of an mlp, 64."""
+    """Channels of the network's first stage, 16 for cnn and unet, 64 for resnet18; or the width of an mlp, 64."""
     latent: Annotated[int | None, Between(1, 16_384)] = None
     """Dimensions of z in the probabilistic algorithms; by default as many as the features have."""
     weights: str | None = None
@@ -163,8 +163,8 @@ class ModelConfig:
         if self.name in BUILTIN_MODELS and self.arguments:
             raise InputError(f"{self.name} takes no model.arguments: leave them out")
         for setting, is_set, names in (
-            ("width", self.width is not None, ("cnn", "resnet18", "mlp")),
-            ("norm=standardised", self.norm == "standardised", ("cnn", "resnet18")),
+            ("width", self.width is not None, ("cnn", "resnet18", "unet", "mlp")),
+            ("norm=standardised", self.norm == "standardised", ("cnn", "resnet18", "unet")),
         ):
             if is_set and self.name not in names:
                 raise InputError(f"model.{setting} is for {' and '.join(names)}, not for {self.name}: leave it out")

@@ -30,7 +30,7 @@ from fedcir.files import acquire_lock, create_file, make_inner_folder, make_priv
 CACHE_NAMES = re.compile(r"(prepared|features|seen|build)-[0-9a-f]{32}(\.lock|\.seen)?|made-[0-9a-f]{32}(-\d+)?\.npz")
 """Names that fedcir uses in the cache folder, which may hold other files too."""
 VERSION = 1  # of the decoding: another version gives another cache
-SQUARES = "squares.npy"  # hashes of the decoded images
+SQUARES, SIZES = "squares.npy", "sizes.npy"  # hashes of the decoded images, and sizes of the files
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,8 @@ class PreparedImages:
     images: Images  # (N, size, size, channels), mapped
     digests: NDArray[np.void]
     content: str
+    sizes: NDArray[np.int64] | None = None
+    """Stored width and height of each image (N, 2); None if an earlier version prepared them."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,7 @@ def prepare_images(
         with lock_cache(seen) as folder:
             if (prepared := _open(seen)) is None:  # another process may have built it in the meantime
                 about = {"dataset": name, "root": root, "images": len(pictures.items)}
-                about |= {"size": decoding.size, "channels": decoding.channels}
+                about |= {"size": decoding.size, "channels": decoding.channels or 1}
                 build = folder / f"build-{seen}"
                 shutil.rmtree(build, ignore_errors=True)  # left by a killed process
                 make_inner_folder(build)
@@ -145,8 +147,11 @@ def _read(path: Path) -> PreparedImages | None:
         images = np.load(path / "images.npy", mmap_mode="r")
     except (OSError, ValueError, EOFError):
         return None
+    sizes = None
+    with suppress(OSError, ValueError, EOFError):
+        sizes = np.load(path / SIZES)
     content = path.name.removeprefix("prepared-")
-    return PreparedImages(images, digests, content) if len(images) == len(digests) else None
+    return PreparedImages(images, digests, content, sizes) if len(images) == len(digests) else None
 
 
 def _build(
@@ -159,7 +164,7 @@ def _build(
 ) -> str:
     """Decode all images into a folder, and return the hash of the dataset."""
     names = [item.name for item in pictures.items]
-    shape = (len(names), decoding.size, decoding.size, decoding.channels)
+    shape = (len(names), decoding.size, decoding.size, decoding.channels or 1)
     path = create_file(folder / "images.npy")
     images = np.lib.format.open_memmap(path, mode="w+", dtype=np.uint8, shape=shape)
     if hasattr(os, "posix_fallocate"):
@@ -177,6 +182,7 @@ def _build(
         )
     digests = [file.digest for file in decoded]
     np.save(create_file(folder / "digests.npy"), np.frombuffer(bytes.fromhex("".join(digests)), dtype="V16"))
+    np.save(create_file(folder / SIZES), np.array([(file.width, file.height) for file in decoded], dtype=np.int64))
     np.save(create_file(folder / SQUARES), _hash_images(images, np.arange(len(images))))
     create_file(folder / "about.json").write_text(json.dumps(about), encoding="utf-8")
     return _hash_key([*settings, names, digests])

@@ -39,6 +39,8 @@ if TYPE_CHECKING:  # numpy takes a tenth of a second to import, and most images 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".dcm")
 RGB, GREY = 3, 1  # channels
 MODES = {RGB: "RGB", GREY: "L"}  # Pillow's names
+MASK = 0
+"""In place of channels: an image whose pixel values are class numbers."""
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "WEBP", "TIFF")
 """Formats that Pillow may use; others start programs (EPS) or are rarely tested."""
 PREAMBLE = 128  # bytes before the DICOM marker
@@ -89,6 +91,8 @@ def read_image(encoded: bytes, decoding: Decoding) -> tuple[Image.Image, tuple[i
 
     Raises exceptions of many types for a damaged file.
     """
+    if decoding.channels == MASK:
+        return read_mask(encoded, decoding)
     if encoded[PREAMBLE : PREAMBLE + 4] == b"DICM":
         picture = read_dicom(encoded, decoding)
         return to_square(picture, decoding.size, decoding.channels), picture.size
@@ -96,6 +100,23 @@ def read_image(encoded: bytes, decoding: Decoding) -> tuple[Image.Image, tuple[i
         stored = opened.size
         decoding.check_pixels(*stored)
         return to_square(opened, decoding.size, decoding.channels), stored
+
+
+def read_mask(encoded: bytes, decoding: Decoding) -> tuple[Image.Image, tuple[int, int]]:
+    """Decode a mask to a square of class numbers, of which the nearest is taken; also return its width and height."""
+    import numpy as np
+
+    with Image.open(io.BytesIO(encoded), formats=FORMATS) as opened:
+        decoding.check_pixels(*opened.size)
+        if opened.format == "JPEG":
+            raise ValueError("it is a JPEG, which changes class numbers: save masks as PNG")
+        values = np.asarray(opened)
+        if values.ndim != 2 or values.dtype.kind not in "biu":
+            raise ValueError(f"it has the mode {opened.mode}, but a mask is one number a pixel: save it as grey")
+        if not 0 <= values.min() <= values.max() <= 255:
+            raise ValueError(f"it holds the class {values.max()}: classes are 0 to 255")
+        square = Image.fromarray(values.astype(np.uint8))
+        return square.resize((decoding.size, decoding.size), Image.Resampling.NEAREST), opened.size
 
 
 def to_square(picture: Image.Image, size: int, channels: int = RGB) -> Image.Image:

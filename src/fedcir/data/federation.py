@@ -262,6 +262,11 @@ def build_federation(
     if domains.has_images:
         height, _, channels = domains.image_shape
         _check_image_size(config, domains)
+        if moved := {"flip", "crop"}.intersection(config.local.augment if domains.task.name == "segmentation" else ()):
+            names = ",".join(sorted(moved))
+            raise InputError(
+                f"local.augment={names} would move pixels away from their masks: leave it out, or use colour"
+            )
         normalisation = Normalisation.from_model(config.model, channels)
         builder = make_image_builder(config.model, domains.task, channels, config.run.seed, height)
         card = make_image_card(domains.task, height, channels, normalisation)

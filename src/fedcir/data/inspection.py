@@ -60,7 +60,7 @@ def inspect_dataset(data: DataConfig, on_file: OnFile | None = None) -> Inspecti
     notes: tuple[str, ...] = ()
     unused: tuple[UnusedFiles, ...] = ()
     if source.has_image_files:
-        pictures, notes, unused = source.list_images(root, data)
+        pictures, notes, unused, _ = source.list_images(root, data)
         try:
             if source.published is not None:
                 source.published.check(pictures.items, data.name, root)

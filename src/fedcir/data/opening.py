@@ -3,6 +3,7 @@
 Datasets are found by name, by file (`./mine.py`) or by entry point (group `fedcir.datasets`).
 """
 
+import hashlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,12 +14,13 @@ from PIL import Image
 
 from fedcir.config import DataConfig
 from fedcir.data.cache import prepare_images
-from fedcir.data.decoding import Decoding, OnFile
+from fedcir.data.decoding import MASK, Decoding, OnFile
 from fedcir.data.domains import Domains, Images, Split, stratified_sample
 from fedcir.data.sources.arrays import Arrays
 from fedcir.data.sources.csv import Csv, build_domains
 from fedcir.data.sources.folders import Folders, list_site_folder
 from fedcir.data.sources.hub import Hub
+from fedcir.data.sources.masks import Masks, list_masks, read_masks
 from fedcir.data.sources.minidigits import MiniDigits
 from fedcir.data.sources.published import Camelyon17, DomainNet, IWildCam, OfficeCaltech10, Pacs
 from fedcir.data.sources.site_tables import read_site_table, read_tables
@@ -38,11 +40,13 @@ from fedcir.errors import InputError, suggest_name
 from fedcir.machine import check_memory
 from fedcir.plugins import find_plugin, list_entry_points
 from fedcir.rng import numpy_rng
+from fedcir.tasks.segmentation import Segmentation
 
 SOURCES: dict[str, type[DatasetSource]] = {
     "minidigits": MiniDigits,
     "folders": Folders,
     "table": Table,
+    "masks": Masks,
     "arrays": Arrays,
     "csv": Csv,
     "hub": Hub,
@@ -128,7 +132,7 @@ def open_dataset(
         index = source.list_images(root, data)
         if source.published is not None:
             source.published.check(index.pictures.items, data.name, root)
-        images = select_classes(index.pictures, data.classes, root)
+        images = index.pictures if index.masks is not None else select_classes(index.pictures, data.classes, root)
         notes = (*index.notes, *notes_on_spelling(count_labels(images.items)))
         index = index._replace(pictures=images, notes=notes)
         domains = assign_task(_open_images(name, root, index, data, drawn, on_file), task)
@@ -165,7 +169,8 @@ def open_site(
 ) -> Domains:
     """Open a site's own images, split like a domain of `folders` or `table`; only the agreed classes are used."""
     index = list_site_images(root, domain, data)
-    index = index._replace(pictures=select_classes(index.pictures, classes or None, root, missing=True))
+    if index.masks is None:
+        index = index._replace(pictures=select_classes(index.pictures, classes or None, root, missing=True))
     domains = assign_task(_open_images("folders", root, index, data, seed, on_file, classes), task)
     return _set_aside(domains, data, seed)
 
@@ -203,7 +208,9 @@ def check_settings(data: DataConfig, source: DatasetSource, kind: str = "tables"
 
 
 def list_site_images(root: Path, domain: str, data: DataConfig) -> ImageIndex:
-    """List a site's own images: those of its labels.csv if it has one, else DIR/<class>/<image>."""
+    """List a site's own images: with masks, those of its labels.csv if it has one, else DIR/<class>/<image>."""
+    if data.name == "masks":
+        return list_masks(root, domain)
     return list_site_table(root, domain, data.columns) if (root / LABELS).is_file() else list_site_folder(root, domain)
 
 
@@ -216,8 +223,17 @@ def _open_images(
     on_file: OnFile | None,
     classes: Sequence[str] = (),
 ) -> Domains:
-    prepared = prepare_images(name, str(root), index.pictures, Decoding.from_config(data), on_file)
-    domains = split_items(name, index.pictures.items, prepared, data.test_fraction, seed, classes)
+    decoding, items = Decoding.from_config(data), index.pictures.items
+    prepared = prepare_images(name, str(root), index.pictures, decoding, on_file)
+    if index.masks is None:
+        domains = split_items(name, items, prepared, data.test_fraction, seed, classes)
+    else:
+        masks = prepare_images(name, str(root), index.masks, decoding._replace(channels=MASK), on_file)
+        names = classes or selected_classes(data)
+        targets, names = read_masks(prepared, masks, index.masks, str(root), names)
+        both = hashlib.blake2b(f"{prepared.content} {masks.content}".encode(), digest_size=16).hexdigest()
+        prepared, task = replace(prepared, content=both), Segmentation(names)
+        domains = split_items(name, items, prepared, data.test_fraction, seed, (), task, targets)
     return replace(domains, notes=(*index.notes, *notes_on_unused(index.unused), *domains.notes))
 
 

@@ -91,8 +91,12 @@ def assign_task(domains: Domains, wanted: WantedTask) -> Domains:
             fix = "leave task.name out, or set task.name=classification"
             raise InputError(f"task.name={task.name} does not fit {domains.name}, which holds classes: {fix}")
         return replace(domains, task=task)
-    if raw is not None and not domains.task.has_classes and wanted is None:
-        return domains
+    if not domains.task.has_classes:  # the dataset has chosen
+        names = domains.task.names
+        task = domains.task if wanted is None else wanted if isinstance(wanted, Task) else find_task(wanted)(names)
+        if not isinstance(task, type(domains.task)):
+            raise InputError(f"task.name={task.name} does not fit {domains.name}: its task is {domains.task.name}")
+        return replace(domains, task=task)
     arrays = [split.select_targets(np.arange(len(split))) for domain in domains for split in domain.splits]
     task = wanted if isinstance(wanted, Task) else _choose_array_task(wanted, arrays)
     if task.has_classes:

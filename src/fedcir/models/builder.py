@@ -35,12 +35,13 @@ from fedcir.models.pretrained import (
     load_weights,
     read_weights,
 )
+from fedcir.models.unet import UNet
 from fedcir.rng import seeded_init
 from fedcir.tasks.classification import to_task
 from fedcir.tasks.task import Head, Task
 from fedcir.text import describe_error
 
-BACKBONES: dict[str, type[CNN] | type[ResNet18]] = {"cnn": CNN, "resnet18": ResNet18}
+BACKBONES: dict[str, type[CNN] | type[ResNet18] | type[UNet]] = {"cnn": CNN, "resnet18": ResNet18, "unet": UNet}
 
 
 @dataclass(frozen=True)
@@ -160,6 +161,9 @@ def _make_whole_builder(
 
 def _make_builtin_builder(model: ModelConfig, task: Task | int, shape: Sequence[int], seed: int) -> NetworkBuilder:
     width = {} if model.width is None else {"width": model.width}
+    if to_task(task).uses_maps != (model.name == "unet"):
+        kind, fix = ("a class for each pixel", "unet") if model.name != "unet" else ("one prediction an image", "cnn")
+        raise InputError(f"{model.name} is not for {to_task(task).name}, which is {kind}: set model.name={fix}")
     example = torch.zeros(1, *shape)
     if model.name in BACKBONES:
         make: Callable[[], Any] = partial(BACKBONES[model.name], channels=shape[0], norm=model.norm, **width)

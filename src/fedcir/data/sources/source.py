@@ -129,6 +129,8 @@ class ImageIndex(NamedTuple):
     pictures: ImageList
     notes: tuple[str, ...] = ()
     unused: tuple[UnusedFiles, ...] = ()
+    masks: ImageList | None = None
+    """Mask of each image, for segmentation."""
 
 
 @dataclass(frozen=True)
