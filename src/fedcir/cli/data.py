@@ -1,6 +1,5 @@
 """`fedcir data`: which datasets there are, what they hold, and what each client would get."""
 
-import json as jsonlib
 import re
 import sys
 from collections import Counter
@@ -14,7 +13,7 @@ from fedcir.cli.options import argument, flag, option, output, take_options
 from fedcir.config import OPTIONS, Config, ConfigRequest
 from fedcir.errors import InputError
 from fedcir.files import check_output_file
-from fedcir.text import join_names
+from fedcir.text import format_bytes, join_names
 
 if TYPE_CHECKING:
     from fedcir.data.cache import CacheEntry
@@ -43,7 +42,7 @@ def list_(json: bool = cli.JSON) -> None:
         about = {"about": source.about, "size": source.size, "licence": source.licence}
         texts[name] = {**about, "where": f"{fetch}{source.where}"}
     if json:
-        print(jsonlib.dumps(texts, indent=1))
+        print_json(texts)
     else:
         titles = ["dataset", "what it is", "size", "licence", "where to get it"]
         print_table([titles, *([name, *columns.values()] for name, columns in texts.items())])
@@ -138,7 +137,7 @@ def prepare(
         print(f"{name} needs no preparation")
     else:
         images = f"{entry.images:,} {_describe_colour(entry)}images of {entry.size}x{entry.size} pixels"
-        print(f"prepared {images}, {_format_megabytes(entry.bytes)}, in {entry.path}")
+        print(f"prepared {images}, {format_bytes(entry.bytes)}, in {entry.path}")
 
 
 @data.command()
@@ -193,16 +192,16 @@ def cache(clear: bool = flag("--clear", "Delete all prepared datasets.")) -> Non
     from fedcir.data.cache import cache_entries, cache_folder, clear_cache
 
     if clear:
-        print(f"freed {_format_megabytes(clear_cache())} in {cache_folder()}")
+        print(f"freed {format_bytes(clear_cache())} in {cache_folder()}")
         return
     entries = cache_entries()
     if entries:
         rows = [["dataset", "from", "images", "pixels", "on disk"]]
         for entry in entries:
             pixels = f"{entry.size}x{entry.size} {_describe_colour(entry)}".strip()
-            rows.append([entry.dataset, entry.root, f"{entry.images:,}", pixels, _format_megabytes(entry.bytes)])
+            rows.append([entry.dataset, entry.root, f"{entry.images:,}", pixels, format_bytes(entry.bytes)])
         print_table(rows)
-    print(f"{_format_megabytes(sum(entry.bytes for entry in entries))} in {cache_folder()}")
+    print(f"{format_bytes(sum(entry.bytes for entry in entries))} in {cache_folder()}")
 
 
 def _resolve_config(name: str, settings: dict[str, Any], set: list[str] | None) -> Config:
@@ -278,7 +277,3 @@ def _print_lines(title: str, lines: Sequence[str]) -> None:
 
 def _describe_colour(entry: "CacheEntry") -> str:
     return "grey " if entry.channels == 1 else ""
-
-
-def _format_megabytes(count: int) -> str:
-    return f"{count / 1e6:,.0f} MB"

@@ -1,6 +1,5 @@
 """`fedcir algorithms`, `settings`, `init`, `recommend` and `tune`: which settings there are, and which ones to take."""
 
-import json as jsonlib
 import shutil
 import sys
 import textwrap
@@ -34,7 +33,7 @@ def algorithms(
     described = [describe_algorithm(find_algorithm(item)) for item in ([name] if name else list_algorithms())]
     traffic = measure_traffic(find_algorithm(name)()) if name else {}
     if json:
-        print(jsonlib.dumps({**described[0], **traffic} if name else described, indent=1))
+        print_json({**described[0], **traffic} if name else described)
     elif name:
         only = described[0]
         print(f"{only['class']}: {only['idea']}\n{only['citation']}\n")
@@ -81,7 +80,7 @@ def settings(
 
     listed = list_settings(name)
     if json:
-        print(jsonlib.dumps([asdict(entry) for entry in listed], indent=1))
+        print_json([asdict(entry) for entry in listed])
         return
     width = min(100, shutil.get_terminal_size().columns)
     for entry in listed:

@@ -1,12 +1,11 @@
 """Commands of sites: `fedcir deploy` on Flower; `site`, `inspect` and `merge` by files, without a network."""
 
-import json as jsonlib
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedcir.cli import options as cli
-from fedcir.cli.application import App, Interrupted, print_note
+from fedcir.cli.application import App, Interrupted, print_json, print_note
 from fedcir.cli.options import Options, argument, flag, option, output, setting, split_names, take_options
 from fedcir.cli.run import describe_continuation, follow_rounds, print_run
 from fedcir.config import ConfigRequest
@@ -185,7 +184,7 @@ def inspect(file: Path = argument("A courier file.", metavar="FILE"), json: bool
 
     content = read_courier_file(file)
     if json:
-        print(jsonlib.dumps(dict(describe_courier_file(content)), indent=1, ensure_ascii=False))
+        print_json(dict(describe_courier_file(content)))
     else:
         _print_file(content)
 
