@@ -338,27 +338,26 @@ def test_clearing_removes_what_fedcir_put_there_and_nothing_else(root: Path, own
 
 
 def test_the_command_shows_the_entries_and_clears_them(root: Path, own: Path, fedcir: Fedcir) -> None:
-    assert fedcir("data", "cache") == (0, f"0 MB in {own}\n", "")
+    assert fedcir("data", "cache") == (0, f"0 B in {own}\n", "")
     for size in (128, 256):
         assert fedcir("data", "prepare", "folders", "--data-root", root, "--image-size", size)[0] == 0
-    taken = [20 * size * size * 3 / 1e6 for size in (128, 256)]  # 0.98 and 3.93 MB
     code, out, err = fedcir("data", "cache")
     assert (code, err) == (0, "")
     rows = [line.split() for line in out.splitlines() if line.split()[:1] == ["folders"]]
     assert sorted(rows, key=lambda row: row[3]) == [
-        ["folders", str(root), "20", f"{size}x{size}", f"{megabytes:.0f}", "MB"]
-        for size, megabytes in zip((128, 256), taken, strict=True)
+        ["folders", str(root), "20", "128x128", "984", "kB"],  # 20 * 128 * 128 * 3 bytes, and 1,000 of hashes
+        ["folders", str(root), "20", "256x256", "3.93", "MB"],
     ]
-    assert out.endswith(f"\n5 MB in {own}\n")
-    assert fedcir("data", "cache", "--clear") == (0, f"freed 5 MB in {own}\n", "")
+    assert out.endswith(f"\n4.92 MB in {own}\n")
+    assert fedcir("data", "cache", "--clear") == (0, f"freed 4.92 MB in {own}\n", "")
     assert list(own.iterdir()) == []
-    assert fedcir("data", "cache", "--clear") == (0, f"freed 0 MB in {own}\n", "")
+    assert fedcir("data", "cache", "--clear") == (0, f"freed 0 B in {own}\n", "")
 
 
 def test_preparing_tells_where_it_is_the_first_time_and_the_second(root: Path, own: Path, fedcir: Fedcir) -> None:
     messages = [fedcir("data", "prepare", "folders", "--data-root", root, "--image-size", 8) for _ in range(2)]
     [entry] = own.glob("prepared-*")
-    assert messages == [(0, f"prepared 20 images of 8x8 pixels, 0 MB, in {entry}\n", "")] * 2
+    assert messages == [(0, f"prepared 20 images of 8x8 pixels, 5 kB, in {entry}\n", "")] * 2
 
 
 def test_a_dataset_that_is_open_survives_clearing(root: Path) -> None:

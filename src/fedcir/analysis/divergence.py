@@ -37,7 +37,7 @@ Part = tuple[Weights, Indices]
 """Resampling weights of a client, and its samples that belong to one side."""
 
 LEAST = 4
-"""Fewest samples of each side."""
+"""Smallest number of samples of each side."""
 FOLDS = 5
 
 

@@ -1,4 +1,4 @@
-"""The command line: arguments in, calls out."""
+"""The commands of `fedcir`, and its entry point."""
 
 import os
 import sys
@@ -31,7 +31,7 @@ DEBUG_HELP = f"Print the traceback if something fails.  [env var: {DEBUG}]"
 
 
 @app.callback()
-def everywhere(
+def set_global_options(
     version: bool = option("Print the version.", False, "--version", is_eager=True, callback=_print_version),
     debug: bool = option(DEBUG_HELP, False, "--debug", envvar=DEBUG, show_envvar=False),
 ) -> None:

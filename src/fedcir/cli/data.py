@@ -220,7 +220,7 @@ def _open(config: Config, quiet: bool) -> "Domains":
 
 
 def _fetch(name: str, root: Path, trusted: Sequence[str], quiet: bool) -> None:
-    """Fetch the files that are missing, and name those that nobody can vouch for."""
+    """Fetch the files that are missing, and name those without a published hash."""
     from fedcir.cli.progress import Meter
     from fedcir.data.opening import get_source
     from fedcir.data.sources.download import DownloadError, download_file

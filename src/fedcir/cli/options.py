@@ -65,7 +65,7 @@ class Options:
     config: Path | None = CONFIG
     preset: str | None = option("The paper's settings for a dataset, such as pacs.")
     settings: Mapping[str, Any] | None = None
-    """By the names of OPTIONS, each an option of its own; None where it was not given."""
+    """Values by the names of OPTIONS; None for an option that was not given."""
     out: Path | None = output("Folder for the results.")
     resume: bool = flag("--resume", "Continue what was started in --out.")
     report: bool = option("Write report.html.", True, "--report/--no-report")

@@ -90,7 +90,7 @@ def predict(
 
 
 def _print_json(answers: "Answers", classes: Sequence[str], top: int) -> None:
-    """A list that grows as files are read. It is closed whatever happens, so that it can be parsed after Ctrl-C too."""
+    """Print a JSON list that grows as files are read; after Ctrl-C it is closed too, so that it can be parsed."""
     before = "["
     try:
         for path, answer in answers:
@@ -120,7 +120,7 @@ def _print_csv(answers: "Answers", classes: Sequence[str], top: int) -> None:
 
 
 def _print_table(answers: "Answers", classes: Sequence[str], top: int) -> None:
-    """One line an image, its name last, since nobody knows how long names will be."""
+    """Print a line for each image, its name last, because names have any length."""
     longest = sorted(map(len, classes), reverse=True)
     runners_up = sum(length + len(" 10.0%, ") for length in longest[: top - 1]) - len(", ")
     widths = [max(longest[0], len("class")), 6, 7, *([runners_up] if top > 1 else [])]

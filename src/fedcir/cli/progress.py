@@ -32,7 +32,7 @@ class PlainConsole(Console):
     """A console that escapes control characters in the texts it prints."""
 
     def print(self, *objects: Any, **options: Any) -> None:
-        """Print, also for others that print while a bar is shown."""
+        """Print; rich also calls it for output of others while a bar is shown."""
         texts = (Text(escape_controls(item.plain)) if isinstance(item, Text) else item for item in objects)
         super().print(*texts, **options)
 
@@ -92,11 +92,11 @@ class RunState:
 
     task: TaskID
     total: int
-    """Number of its rounds."""
+    """Number of rounds of the run."""
     started: float | None = None
-    """When the first round that was seen began; an earlier process may have done those before it."""
+    """Time at which the first round of this process began; an earlier process may have done others."""
     before: int = 0
-    """Rounds before that one."""
+    """Number of rounds before that one."""
     share: float = 0.0
     scores: str = ""
 

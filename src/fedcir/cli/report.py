@@ -242,8 +242,8 @@ def _print_diagnosis(diagnosis: "Diagnosis") -> None:
     print_table(rows, f"{diagnosis.name}: {title}, with 95 % intervals")
     if diagnosis.measured and not matrix:
         pairs = sorted(diagnosis.divergences.pairs.items(), key=lambda item: item[1].value)
-        near, far = (f"{' and '.join(pair)} {distance:.2f}" for pair, distance in (pairs[0], pairs[-1]))
-        print(f"{len(pairs)} pairs (--json lists them): the nearest are {near}, the furthest {far}")
+        nearest, furthest = (f"{' and '.join(pair)} {distance:.2f}" for pair, distance in (pairs[0], pairs[-1]))
+        print(f"{len(pairs)} pairs (--json lists them): the nearest are {nearest}, the furthest {furthest}")
     if diagnosis.alignment is not None:
         kls = ", ".join(f"{name} {kl:,.0f}" for name, kl in diagnosis.alignment.client_intervals.items())
         print(f"KL to q(z|y) in nats: {kls}")
@@ -266,4 +266,4 @@ def _print_classes(diagnosis: "Diagnosis") -> None:
         values = [metrics[metric] for metrics in by_domain.values()]
         rows.append([metric, *("-" if math.isnan(value) else f"{value:.3f}" for value in values)])
     positive = f"; {diagnosis.classes[1]} is positive" if len(rows) > 2 else ""
-    print_table(rows, f"beside accuracy{positive}")
+    print_table(rows, f"other metrics{positive}")

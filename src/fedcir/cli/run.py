@@ -77,7 +77,7 @@ def run(
 def follow_rounds(
     rounds: Iterable["RoundRecord"], config: Config, options: Options, out: Path, deployed: bool = False
 ) -> None:
-    """Show each round as it ends, and send it to the tracker; of a deployment also rounds without evaluation."""
+    """Show each round as it ends, and send it to the tracker. A deployment also shows rounds without evaluation."""
     from fedcir.cli.progress import Display
     from fedcir.experiments.batch import run_name
     from fedcir.runs.tracking import open_tracker

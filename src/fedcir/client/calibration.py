@@ -25,14 +25,14 @@ BETAS = tuple(float(beta) for beta in np.geomspace(1 / 16, 8, 29))
 BINS = 50
 """Of the score, equal ones from 0 to 1. With the slopes they stay below what a Flower message may hold of metrics."""
 TEMPERATURES = Between(0.01, 100)
-"""Wider than what BETAS can give."""
+"""Range of valid temperatures, wider than 1 / BETAS."""
 PREFIX = "calibration/"
 SUMS = (
     *(f"{PREFIX}slope/{number}" for number in range(len(BETAS))),
     f"{PREFIX}margin",
     *(f"{PREFIX}novelty/{number}" for number in range(BINS)),
 )
-"""The names of what a client tells."""
+"""Names of the sums that a client sends."""
 
 
 class SavedCalibration(TypedDict):
@@ -129,11 +129,11 @@ class Calibration:
         return float(np.interp(share, self._shares().numpy(), np.linspace(0, 1, BINS + 1)))
 
     def _shares(self) -> Tensor:
-        """At the edges of the bins."""
+        """Shares of images below the edges of the bins."""
         counts = torch.tensor(self.novelty, dtype=torch.float64) + 1 / BINS
         return torch.cat([counts.new_zeros(1), counts.cumsum(0)]) / (self.images + 1)
 
 
 def find_zero(slopes: Any) -> float:
-    """The beta at which slopes, which grow with beta, cross 0; the first or the last of BETAS if they do not."""
+    """Find the beta at which slopes, which grow with beta, cross 0; the first or last of BETAS if they do not."""
     return float(np.exp(np.interp(0.0, slopes, np.log(BETAS))))

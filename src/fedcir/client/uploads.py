@@ -200,7 +200,7 @@ def compress_update(
 
 
 def decompress_update(sent: Groups, received: Groups) -> Groups:
-    """Undo `compress_update`, given the broadcast."""
+    """Restore an update that `compress_update` rounded, given the broadcast."""
     whole: Groups = {group: dict(bag) for group, bag in sent.items() if group != SCALES}
     for group, name in _round_values(whole, received):
         whole[group][name] = received[group][name] + _change(sent, group, name)

@@ -123,7 +123,7 @@ def parse_range(text: str, setting: str) -> SearchRange:
 
 
 Assignments = Sequence[str] | Mapping[str, Any]
-"""Such as `local.lr=0.1`, or {"local.lr": 0.1}."""
+"""Assignments of settings, such as `local.lr=0.1`, or {"local.lr": 0.1}."""
 
 USER_DATASETS = ("arrays", "folders", "hub", "table")
 """Names for the user's own data, with which any preset may be used."""

@@ -1,4 +1,4 @@
-"""The server's half: check that courier files belong together, and make the model as a run would, in a run folder."""
+"""Merge courier files: check that they belong together, and make the model in a run folder, as a run would."""
 
 import hashlib
 import json
@@ -165,7 +165,7 @@ def _show_difference(name: str, old: Any, new: Any) -> str:
 
 
 def _resolve_merge_config(header: CourierHeader, encoder: str | None, set: Assignments) -> Config:
-    """Settings of the run: those of the sites for data and encoder, and the user's for the head."""
+    """Resolve the settings of the run: those of the sites for data and encoder, and the user's for the head."""
     for section, values in ConfigRequest(assignments=set).tables().items():
         if (section != "algorithm" or SITE_FIELD in values) and not (
             section == "model" and {*values} <= {*MERGE_MODEL}
@@ -229,7 +229,7 @@ def _open_merge(config: Config, files: Sequence[CourierFile]) -> Session:
 
 
 def _make_replies(session: Session, files: Sequence[CourierFile]) -> list[ClientReply]:
-    """The files as replies of clients, in the form that this run's encoder and method expect."""
+    """Convert the files to replies of clients, and check that they fit this run's encoder and method."""
     replies, template = [], session.template()
     for number, file in enumerate(files):
         reply = ClientReply(number, file.header.train, {"sums": file.sums}, {})

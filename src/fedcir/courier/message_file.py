@@ -44,12 +44,12 @@ Images = Annotated[int, Between(0, 1_000_000_000)]
 
 @dataclass(frozen=True)
 class CourierHeader:
-    """What a courier file says besides the sums."""
+    """Content of a courier file besides the sums."""
 
     federation: str
     site: str
     train: Images
-    """Number of its training images, as of those for validation and for its own tests."""
+    """Number of training images; `validation` and `test` are those set aside."""
     validation: Images
     test: Images
     classes: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""A site's half: compute its FedCiROne message from its own folder, as a client of a run would, and sign it."""
+"""Compute a site's FedCiROne message from its own folder, as a client of a run would, and sign it."""
 
 import hashlib
 import json
@@ -113,13 +113,13 @@ def _resolve_site_config(
 
 
 def describe_encoder(session: Session) -> dict[str, object]:
-    """Settings of the encoder as a model card holds them, in the types of JSON."""
+    """Return the settings of the encoder as a model card holds them, in the types of JSON."""
     settings: dict[str, object] = json.loads(json.dumps(session.card["model"]))
     return settings
 
 
 def hash_encoder(config: Config, builder: NetworkBuilder) -> str:
-    """Hash of the weights of a frozen encoder, and of the file that makes it if it is a user's."""
+    """Hash the weights of a frozen encoder, and the file that makes it if it is a user's."""
     digest = hashlib.blake2b(digest_size=32)
     if config.model.file is not None:
         digest.update(config.model.file.read_bytes())

@@ -76,10 +76,10 @@ def cache_entries() -> list[CacheEntry]:
             about["root"] = os.fsencode(about["root"]).decode(errors="replace")
             entries.append(CacheEntry(folder, **about, bytes=size_on_disk))
     for path in sorted(cache_folder().glob("made-*.npz")):
-        with suppress(OSError, ValueError, KeyError, BadZipFile), open(path, "rb") as file, np.load(file) as made:
-            counts = {name: int(made[name]) for name in ("images", "size")}
+        with suppress(OSError, ValueError, KeyError, BadZipFile), open(path, "rb") as file, np.load(file) as arrays:
+            counts = {name: int(arrays[name]) for name in ("images", "size")}
             entries.append(
-                CacheEntry(path, str(made["dataset"]), "made by fedcir", **counts, bytes=path.stat().st_size)
+                CacheEntry(path, str(arrays["dataset"]), "made by fedcir", **counts, bytes=path.stat().st_size)
             )
     return entries
 

@@ -114,11 +114,11 @@ class FeatureStore:
         rows = np.full(len(digests), -1)
         if not len(entries):
             return values, rows
-        wanted = digests.view("S16")
+        hashes = digests.view("S16")
         order = np.argsort(entries["image"], kind="stable")
-        last = np.searchsorted(entries["image"], wanted, side="right", sorter=order) - 1  # the newest of its rows
+        last = np.searchsorted(entries["image"], hashes, side="right", sorter=order) - 1  # the newest of its rows
         newest = order[np.maximum(last, 0)]
-        for number in np.flatnonzero(entries["image"][newest] == wanted):
+        for number in np.flatnonzero(entries["image"][newest] == hashes):
             row = newest[number]
             if _compute_checksum(digests[number], values[row]) == entries["checksum"][row]:
                 rows[number] = row

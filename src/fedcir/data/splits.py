@@ -115,8 +115,8 @@ def drop_copies(domains: Domains, part: Literal["validation", "test"]) -> Domain
         cleaned.append(replace(domain, **{part: split}))  # type: ignore[arg-type]
     if not count:
         return domains
-    some = "image is also a training image and is" if count == 1 else "images are also training images and are"
-    note = f"{count:,} {part} {some} left out of the {part} set"
+    subject = "image is also a training image and is" if count == 1 else "images are also training images and are"
+    note = f"{count:,} {part} {subject} left out of the {part} set"
     return replace(domains, domains=tuple(cleaned), notes=(*domains.notes, note))
 
 
@@ -257,10 +257,10 @@ def _draw_leaving_one(labels: Labels, fraction: float, rng: np.random.Generator)
     """Draw a stratified sample of at least one image that leaves one of each class."""
     drawn = stratified_sample(labels, max(1, round(len(labels) * fraction)), rng)
     remaining = set(np.delete(labels, drawn).tolist())
-    taken = []
+    chosen = []
     for row in drawn.tolist():
         label = int(labels[row])
         if label in remaining:
-            taken.append(row)
+            chosen.append(row)
         remaining.add(label)  # the first image of a class that would lose all is spared
-    return np.array(taken, dtype=np.int64)
+    return np.array(chosen, dtype=np.int64)

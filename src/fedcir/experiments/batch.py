@@ -123,7 +123,7 @@ def choose_folder(
     content: str = "runs",
     has_content: Callable[[Path], bool] = _holds_runs,
 ) -> Path:
-    """The requested folder for runs, else the default one: a new one, or the latest to resume."""
+    """Return the requested folder for runs, else the default one: a new one, or the latest to resume."""
     folder = Path(out) if out is not None else latest_path(default) if resume else unused_path(default)
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder} is a file: choose another folder")
@@ -134,12 +134,12 @@ def choose_folder(
 
 
 def unused_path(path: Path) -> Path:
-    """The path, or the first with a number appended, that does not exist or is an empty folder."""
+    """Return the path, or the first with a number appended, that does not exist or is an empty folder."""
     return next(numbered for numbered in _number_paths(path) if not _is_used(numbered))
 
 
 def latest_path(path: Path) -> Path:
-    """The last path in use of those that `unused_path` returns, or the path itself."""
+    """Return the last path in use of those that `unused_path` returns, or the path itself."""
     used = list(itertools.takewhile(_is_used, _number_paths(path)))
     return used[-1] if used else path
 
@@ -167,7 +167,7 @@ def check_algorithms(requested: Sequence[str | Path]) -> list[str]:
 
 
 def required_methods(requested: Sequence[str | Path]) -> set[str]:
-    """Methods that are never left out: those that the user names, and the baseline."""
+    """Return the methods that are never left out: those that the user names, and the baseline."""
     return {BASELINE, *map(str, requested)}
 
 
@@ -235,7 +235,7 @@ def prepare(
 
 
 class _DataOpener:
-    """Opens the data of one run after another; consecutive runs on the same data share them."""
+    """Opener of the data of runs; consecutive runs on the same data share them."""
 
     def __init__(self, on_file: OnFile) -> None:
         self.notes: dict[str, None] = {}

@@ -27,7 +27,7 @@ from fedcir.runtime.run_folder import RunFolder
 from fedcir.types import OnNote, OnProgress, ignore_progress
 
 REQUEST = "comparison"
-"""Name of the saved request."""
+"""Name of the file of the saved request."""
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ SCALES: dict[str, Tables] = {
         "server": {"rounds": 2},
     },
 }
-"""Settings of each scale on top of the dataset's preset: the paper's own, hours on two cores, a minute."""
+"""Settings of each scale on top of the dataset's preset: days, hours on two cores, a minute."""
 
 
 @dataclass(frozen=True)
@@ -200,14 +200,14 @@ class Experiment:
 
 
 def format_estimate(estimate: Estimate | None) -> str:
-    """Per cent as the paper prints them; a dash for a run that failed."""
+    """Format an accuracy in per cent as the paper prints it; a dash for a run that failed."""
     if estimate is None:
         return "–"
     return f"{estimate.mean:.2f}" + ("" if estimate.std is None else f" ± {estimate.std:.2f}")
 
 
 def format_numbers(*values: float | None) -> list[str]:
-    """Cells of a CSV file; empty for None."""
+    """Format numbers as cells of a CSV file, None as an empty cell."""
     return ["" if value is None else f"{value:.6g}" for value in values]
 
 
@@ -236,7 +236,7 @@ def estimate_seconds(jobs: Sequence[Job], federations: Mapping[str, Federation])
 
 
 def _measure_speed(config: Config, federation: Federation) -> tuple[float, float]:
-    """Seconds of one local step of FedAvg, and of the evaluation of one image, with one worker."""
+    """Measure the seconds of one local step of FedAvg, and of the evaluation of one image, with one worker."""
     algorithm = Algorithm()
     short = replace(config, local=replace(config.local, steps=TIMED_STEPS), server=replace(config.server, active=None))
     config = resolve_config(

@@ -43,7 +43,7 @@ CANDIDATES = (
     Candidate("fedcirplus", "fedcirplus", {}, "the same, and a loss corrected by each client's label shares"),
     Candidate("fedcir", "fedcir", {"model.norm": "batch"}, "the paper's method"),
 )
-"""The first is the simplest, with which the others are compared."""
+"""Candidates to try; the others are compared with the first, the simplest."""
 
 ONE_MESSAGE = "fedcirone"
 ON_FROZEN = (
@@ -167,8 +167,8 @@ def recommend(
         domains, clients = use_validation_images(*partition_dataset(first, test_seed=test_seed))
         if seed == seeds[0]:
             with suppress(InputError):  # one domain, or too few images
-                following = shift_config(replace(first, run=replace(first.run, seed=test_seed)))
-                diagnosis = diagnose_data(following, on_distance=partial(on_work, what="measuring distances"))
+                shift_settings = shift_config(replace(first, run=replace(first.run, seed=test_seed)))
+                diagnosis = diagnose_data(shift_settings, on_distance=partial(on_work, what="measuring distances"))
             candidates = _exclude_refused(pilots, domains, clients, on_note)
         all_rounds = sum(pilots[candidate].server.rounds for candidate in candidates)
         for candidate in candidates:
@@ -208,13 +208,13 @@ def with_validation(config: Config) -> Config:
 
 
 def _pilot_config(request: ConfigRequest, candidate: Candidate, seed: int, rounds: int) -> Config:
-    """Config of a short run of a candidate, evaluated after its last round."""
+    """Return the config of a short run of a candidate, evaluated after its last round."""
     request = request.with_options(algorithm=candidate.algorithm, seed=seed, rounds=rounds, eval_every=rounds)
     return with_validation(resolve_config(request, nest_settings(candidate.settings)))
 
 
 def _list_candidates(request: ConfigRequest) -> list[Candidate]:
-    """The candidates that the encoder allows: the norms of a frozen one cannot be replaced."""
+    """List the candidates that the encoder allows: the norms of a frozen one cannot be replaced."""
     model = request.resolve().model
     if model.freeze and model.hidden is None:
         return list(ON_FROZEN)
@@ -228,7 +228,7 @@ def _list_candidates(request: ConfigRequest) -> list[Candidate]:
 def _exclude_refused(
     pilots: Mapping[Candidate, Config], domains: Domains, clients: Sequence[ClientPartition], on_note: OnNote
 ) -> list[Candidate]:
-    """The candidates that can run with the other settings, such as privacy; a note says why one is left out."""
+    """Exclude candidates that cannot run with the other settings, such as privacy; a note names each and the reason."""
     refused: dict[Candidate, InputError] = {}
     for candidate, pilot in pilots.items():
         try:

@@ -128,7 +128,7 @@ def _describe_type(hint: Any) -> tuple[str, tuple[str, ...]]:
 @dataclass(frozen=True)
 class Setting:
     name: str
-    """As --set takes it, such as local.lr."""
+    """Its name as --set takes it, such as local.lr."""
     takes: str
     choices: tuple[str, ...]
     """All possible values, if they are few."""

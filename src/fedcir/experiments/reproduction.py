@@ -75,7 +75,7 @@ class ReproductionPlan:
     experiment: Experiment
     cases: Sequence[Case]
     jobs: Mapping[str, Job]
-    """By the name of the case."""
+    """Jobs by the name of their case."""
     data: Mapping[str, Federation]
     """Data of the unfinished runs, by the dataset's name."""
     out: Path

@@ -141,9 +141,9 @@ class Starter:
             for name, value in values.items():
                 is_relative = (section, name) == ("data", "root") and not Path(value).is_absolute()
                 # Paths in a file are relative to its folder.
-                written = os.path.relpath(value, Path(file).parent) if is_relative else value
+                entry = os.path.relpath(value, Path(file).parent) if is_relative else value
                 lines += _comment(reasons.get(f"{section}.{name}", ""))
-                lines.append(dump_toml({name: written}).rstrip())
+                lines.append(dump_toml({name: entry}).rstrip())
         return "\n".join(lines) + "\n"
 
     def save(self, path: str | Path, force: bool = False) -> None:

@@ -74,7 +74,7 @@ class Job:
 
 @dataclass(frozen=True)
 class RunProgress:
-    """A job has started, trained a round, ended or failed."""
+    """Progress of a job: it has started, trained a round, ended or failed."""
 
     job: Job
     event: Literal["begun", "round", "ended", "failed"]
@@ -142,7 +142,7 @@ def longest_first(jobs: Sequence[Job]) -> list[Job]:
 
 
 class _RunProcess:
-    """The process of a job, and how many of its rounds have been read."""
+    """Process of a job, and the number of its rounds that have been read."""
 
     def __init__(self, job: Job, workers: int, resume: bool, options: Sequence[str]) -> None:
         self.job = job
@@ -184,7 +184,7 @@ class _RunProcess:
         return records
 
     def result(self, jobs: int) -> RunProgress:
-        """Whether the run ended or failed, with its notes and its error."""
+        """Return whether the run ended or failed, with its notes and its error."""
         events = read_events(self._events)
         stderr = self._errors.read_text(encoding="utf-8", errors="replace").strip()
         code = self.process.wait()

@@ -56,10 +56,10 @@ class Trial:
     """A trial that has ended."""
 
     number: int
-    """From 1."""
+    """Number of the trial, from 1."""
     settings: Settings
     state: Literal["done", "stopped", "failed"]
-    """It ran all rounds, was stopped early, or raised an error."""
+    """Whether it ran all rounds, was stopped early, or raised an error."""
     rounds: list[int]
     """Rounds after which it was evaluated."""
     accuracy: list[float]
@@ -319,7 +319,7 @@ class SearchPlan:
 
 
 def parse_space(config: Config, requested: SpaceRequest = ()) -> Space:
-    """The ranges of a config's algorithm; requested ranges replace declared ones.
+    """Parse the ranges of a config's algorithm; requested ranges replace declared ones.
 
     Raises InputError if a setting cannot be varied, or does not accept the ends of its range.
     """
@@ -371,7 +371,7 @@ def current_settings(config: Config, space: Space) -> Settings:
 
 
 def list_combinations(space: Space, seed: int) -> list[Settings] | None:
-    """Every combination once, in random order; None if a setting has a range or there are too many."""
+    """List every combination once, in random order; None if a setting has a range or there are too many."""
     choices = [values.values for values in space.values() if isinstance(values, Choices)]
     if len(choices) < len(space) or math.prod(map(len, choices)) > 10**6:
         return None
@@ -380,7 +380,7 @@ def list_combinations(space: Space, seed: int) -> list[Settings] | None:
 
 
 def open_study(folder: Path) -> "optuna.Study":
-    """Open Optuna's journal of trials, or start one. What a kill left is mended: a line, a lock, a running trial."""
+    """Open or start Optuna's journal of trials; repair the line, lock or running trial that a killed process left."""
     from optuna import create_study
     from optuna.storages import JournalStorage
     from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock

@@ -1,4 +1,4 @@
-"""The same algorithms on Flower: between machines, and inside an app of one's own. The only place that imports flwr."""
+"""Algorithms on Flower: between machines, and in users' own apps. Only this package imports flwr."""
 
 import importlib
 from typing import TYPE_CHECKING, Any

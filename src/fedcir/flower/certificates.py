@@ -178,7 +178,7 @@ def _issue(
 def _start_certificate(
     name: str, issuer: x509.Name | None, key: ec.EllipticCurvePrivateKey, days: int, *usages: str
 ) -> x509.CertificateBuilder:
-    """Start a certificate for a key; without an issuer, it is its own."""
+    """Start a certificate for a key; without an issuer, it is self-signed."""
     now, subject = datetime.now(UTC), x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:64])])
     return (
         x509.CertificateBuilder(issuer or subject, subject, key.public_key(), x509.random_serial_number())

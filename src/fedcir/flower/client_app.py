@@ -189,7 +189,7 @@ def serve(listener: socket.socket, folder: Path, watched: Sequence[int], idle: f
 
 
 def _exit_at_first(endings: select.epoll, folder: Path) -> None:
-    """In a thread: end this process as soon as one of the others has ended."""
+    """End this process as soon as a watched process or connection has ended; runs in a thread of its own."""
     endings.poll()
     _remove_socket(folder)
     os._exit(0)

@@ -38,9 +38,9 @@ CONNECTION = "federation"
 PREFIX, KEYS = "fedcir-", "certs"
 """Prefix of the folder of a federation, and the folder in it that holds keys."""
 DONE = b"done"
-"""What the watcher reads if there is nothing left to do."""
+"""Message to the watcher that nothing is left to clean up."""
 POLL_SECONDS, START_SECONDS, STOP_SECONDS = 0.5, 120.0, 10.0
-"""Time between two looks at the run folder, and that Flower's processes have to start, and to end by themselves."""
+"""Seconds between two reads of the run folder, and limits for Flower's processes to start and to end."""
 
 
 def run_local_federation(
@@ -283,8 +283,8 @@ class LocalFederation:
 
 def _find_command(name: str) -> str:
     """Find a command of Flower's beside this Python, or on the path."""
-    beside = Path(sys.executable).parent / name
-    command = str(beside) if beside.exists() else shutil.which(name)
+    installed = Path(sys.executable).parent / name
+    command = str(installed) if installed.exists() else shutil.which(name)
     if command is None:
         raise InputError(f"the command {name} is missing: pip install 'fedcir[flower]'")
     return command

@@ -148,7 +148,7 @@ def keyed_digest(folder: Path, content: str) -> str:
 
 
 def open_mask_key(node: NodeConfig) -> "X25519PrivateKey":
-    """The private key of a site, from the secret of its state folder."""
+    """Derive the private key of a site from the secret of its state folder."""
     name = f"{node.site}/{node.partition}"
     digests = [keyed_digest(node.state_folder, f"mask key {half} of {name}") for half in (1, 2)]
     return make_mask_key(bytes.fromhex("".join(digests)))
@@ -162,7 +162,7 @@ class LocalSite:
     builder: NetworkBuilder
     description: SiteDescription
     trainers: dict[str, LocalTrainer] = field(default_factory=dict)
-    """The last trainer, by what it was built from."""
+    """The last trainer, by the settings, device and code that it was built from."""
 
     @classmethod
     def from_federation(cls, federation: Federation, number: int, content: str, **fields: Any) -> "LocalSite":
@@ -262,13 +262,13 @@ def _resolve_encoder(config: Config, node: NodeConfig) -> Config:
 
 
 def _get_config_key(config: Config) -> str:
-    """JSON of the settings that determine the data and the networks."""
+    """Encode the settings that determine the data and the networks as JSON."""
     tables = config_to_tables(config)
     return json.dumps({name: tables[name] for name in ("task", "data", "partition", "model", "run")})
 
 
 def _compute_stamp(config: Config, pictures: ImageList | None, paths: Iterable[Path] = ()) -> str:
-    """Digest of names, labels, sizes and times of a site's files, and of those that settings name besides."""
+    """Hash names, labels, sizes and times of a site's files, and of those that settings name besides."""
     named = [config.model.file, None if config.partition.file is None else Path(config.partition.file)]
     texts = [] if pictures is None else [pictures.fingerprint(), *map(repr, pictures.items)]
     for path in (*paths, *named):

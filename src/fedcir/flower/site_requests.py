@@ -101,7 +101,7 @@ def handle_message(
 
 @dataclass(frozen=True)
 class SiteRequest:
-    """A message at a site, and what it takes to handle it."""
+    """Message that a site has received."""
 
     msg: Message
     node: NodeConfig
@@ -119,7 +119,7 @@ class SiteRequest:
             return False
 
     def handle(self, kind: str, rounds_back: int = 0) -> RecordDict | Error:
-        """Return the reply to one thing that was asked for, for the message's round or an earlier one."""
+        """Return the reply to a request of this kind, for the message's round or an earlier one."""
         try:
             return self._handle(kind, rounds_back)
         except Exception as error:
@@ -252,7 +252,7 @@ def _check_noise(config: Config, method: Algorithm, groups: Groups, trainer: Loc
 
 
 def digest_request(groups: Groups, header: TaskHeader) -> bytes:
-    """Digest all that a reply depends on; node ids, which change when a site reconnects, are left out."""
+    """Hash all that a reply depends on; node ids, which change when a site reconnects, are left out."""
     digest = hashlib.blake2b(replace(header, clients={}, tests=()).to_json().encode(), digest_size=32)
     for group, bag in sorted(groups.items()):
         for name, tensor in sorted(bag.items()):

@@ -72,14 +72,14 @@ class NodeRegistry:
 
     grid: Grid
     header: TaskHeader
-    """What a site needs to describe itself."""
+    """Header of the request for a site's description."""
     audit: AuditLog | None = None
     """Records nodes that join, are refused or leave."""
     clock: Clock = field(default_factory=Clock)
     reminder_interval: float = 30.0
     """Seconds after which the log repeats what the run waits for, and failed nodes are asked again."""
     sites: dict[int, SiteDescription] = field(default_factory=dict)
-    """By node."""
+    """Descriptions of the sites by node."""
     failures: dict[int, str] = field(default_factory=dict)
     """Nodes that could not describe themselves, or may not use their name, and why."""
     keys: dict[int, str] = field(default_factory=dict)
@@ -89,7 +89,7 @@ class NodeRegistry:
     _rejected: dict[int, str] = field(default_factory=dict)
     """Names that failed nodes have claimed."""
     _reported: dict[int, dict[str, Any]] = field(default_factory=dict)
-    """What log and audit log last said about each node."""
+    """Last entry in log and audit log about each node."""
     _requests: dict[str, Metadata] = field(default_factory=dict)
     """Requests without a reply, by message id."""
 
@@ -199,11 +199,11 @@ class NodeRegistry:
             for node, site in self.sites.items()
         }
         entries |= {node: {"event": "refused", "reason": reason} for node, reason in self.failures.items()}
-        gone = self._reported.keys() - entries.keys()
-        changes = {node: {**self._reported[node], "event": "left"} for node in gone}
+        departed = self._reported.keys() - entries.keys()
+        changes = {node: {**self._reported[node], "event": "left"} for node in departed}
         changes |= {node: entry for node, entry in entries.items() if self._reported.get(node) != entry}
         for node, entry in changes.items():
-            if node in gone:
+            if node in departed:
                 log.warning("node %s has disconnected", node)
             elif node in self.failures:
                 log.warning("node %s cannot take part: %s%s", node, entry["reason"], advice)
@@ -281,19 +281,20 @@ class GridTransport:
 
     def evaluate(self, state: ServerState, cohort: Sequence[int]) -> Iterator[ClientReply | DroppedReply]:
         """Evaluate the state; clients that train on it next are asked for both at once, which halves the messages."""
-        coming, following = self.session.next_state, self.session.next_cohort()
-        if coming is None or following is None:
+        next_state, next_cohort = self.session.next_state, self.session.next_cohort()
+        if next_state is None or next_cohort is None:
             pending = self.send(MessageType.EVALUATE, state.round, state.shared, cohort)
             yield from (DroppedReply(client, reason) for client, reason in pending.missing.items())
             for arrival in self._wait_for_replies(pending):
                 yield self.read(*arrival, self._expect_tests(state, arrival[0]))
             return
-        both = self._ahead = self.send(MessageType.TRAIN, coming.round + 1, coming.shared, following, tests=cohort)
-        rest = [client for client in cohort if client not in following]
-        pending = self.send(MessageType.EVALUATE, state.round, state.shared, rest)
-        yield from (DroppedReply(client, reason) for client, reason in both.missing.items() if client in cohort)
-        for arrival in self._wait_for_replies(both, cohort):
-            both.arrived[arrival[0]] = arrival
+        round, groups = next_state.round + 1, next_state.shared
+        combined = self._ahead = self.send(MessageType.TRAIN, round, groups, next_cohort, tests=cohort)
+        others = [client for client in cohort if client not in next_cohort]
+        pending = self.send(MessageType.EVALUATE, state.round, state.shared, others)
+        yield from (DroppedReply(client, reason) for client, reason in combined.missing.items() if client in cohort)
+        for arrival in self._wait_for_replies(combined, cohort):
+            combined.arrived[arrival[0]] = arrival
             yield self.read(*arrival, {}, "evaluate")
         yield from self.collect(pending, {})
 

@@ -85,7 +85,7 @@ class TaskHeader:
 def pack_task(
     groups: Groups, trained: Iterable[str], header: TaskHeader, config: Mapping[str, Any] | None = None
 ) -> RecordDict:
-    """Pack what a client is sent; `config` holds the values of others, such as Flower's mods."""
+    """Pack a message to a client; `config` holds the values of others, such as Flower's mods."""
     header = replace(header, groups=tuple(groups))
     record = ConfigRecord({**(config or {}), HEADER: header.to_json(), **_pack_others(groups, trained)})
     return RecordDict({ARRAYS: pack_arrays(groups, trained), CONFIG: record})
@@ -96,7 +96,7 @@ def unpack_header(content: RecordDict) -> TaskHeader:
 
 
 def unpack_task(content: RecordDict) -> tuple[Groups, TaskHeader]:
-    """Unpack what a client was sent."""
+    """Unpack a message to a client."""
     record, header = content.config_records[CONFIG], unpack_header(content)
     named = {name: _load_tensor(array.data, name) for name, array in content.array_records[ARRAYS].items()}
     for name, value in record.items():

@@ -38,7 +38,7 @@ Predict = Callable[[Pixels], NDArray[np.float32]]
 TOLERANCE = 1e-4
 BATCHES = (1, 7)
 CHECKED = 70
-"""Images that an export is checked on, at most."""
+"""Largest number of images that an export is checked on."""
 
 
 @dataclass(frozen=True)
@@ -50,12 +50,12 @@ class Exported:
     new_card: bool
     """Whether the card is new; one that is there already is kept."""
     difference: float
-    """The largest between a probability of the file and of the run."""
+    """Largest difference between a probability of the file and of the run."""
     images: int
     real: bool
-    """Whether these were images of the run's data, and not random ones."""
+    """Whether the images are of the run's data, and not random."""
     note: str = ""
-    """Why the file predicts in another way than the run, where it does."""
+    """Reason why the file predicts in another way than the run; empty if it does not."""
 
 
 def export(
@@ -100,7 +100,7 @@ def export(
 
 @dataclass(frozen=True)
 class _File:
-    """The content of a file, and what predicts as it does."""
+    """Content of an exported file, and a function that predicts with it."""
 
     data: bytes
     predict: Predict
@@ -129,7 +129,7 @@ def _make_file(trained: TrainedModel, format: Format, images: Pixels) -> _File:
 
 
 def _list_accuracies(file: _File, domains: Domains | None) -> dict[str, Any]:
-    """Accuracies of what a file predicts: those of the run where both are the same, or measured on its test images."""
+    """List a file's accuracies: those of the run if both predict alike, else measured on its test images."""
     run, site = file.trained.run, file.trained.site
     if run.config.privacy.noise:  # accuracies have no noise
         return {"accuracy": {}, "accuracy_mean": None}
@@ -153,7 +153,7 @@ def _measure_accuracy(predict: Predict, images: Split) -> float:
 
 
 def about(trained: TrainedModel) -> dict[str, str]:
-    """Metadata for programs that use the file."""
+    """Return metadata for programs that use the file."""
     card = trained.card
     return {
         "classes": json.dumps(card["classes"], ensure_ascii=False),
@@ -181,10 +181,10 @@ def _write_onnx(trained: TrainedModel) -> tuple[bytes, Predict]:
     import onnxruntime
 
     with _silence_exporter():
-        made: Any = torch.onnx.export(
+        program: Any = torch.onnx.export(
             _trace_program(trained), input_names=["images"], output_names=["probabilities"], verbose=False
         )
-    proto = made.model_proto
+    proto = program.model_proto
     for name, value in about(trained).items():
         entry = proto.metadata_props.add()
         entry.key, entry.value = name, value
@@ -211,10 +211,10 @@ def _write_safetensors(trained: TrainedModel) -> tuple[bytes, Predict]:
     metadata = {**trained.card, "temperature": trained.calibration.temperature}
     metadata |= {name: json.loads(value) for name, value in _describe_privacy(trained).items()}
     data = save(copy_shared_tensors(arrays), {"fedcir": json.dumps(metadata, sort_keys=True, ensure_ascii=False)})
-    read = copy.deepcopy(trained.network)
-    read.load_state_dict(load(data))
-    again = trained.with_network(read)
-    return data, lambda images: again.predict(images)[0].float().numpy()
+    network = copy.deepcopy(trained.network)
+    network.load_state_dict(load(data))
+    reloaded = trained.with_network(network)
+    return data, lambda images: reloaded.predict(images)[0].float().numpy()
 
 
 def _trace_program(trained: TrainedModel) -> ExportedProgram:
@@ -237,7 +237,7 @@ def _silence_exporter() -> Iterator[None]:
 
 
 def _select_check_images(trained: TrainedModel, data_root: str | Path | None) -> tuple[Pixels, Domains | None]:
-    """Test images of the run, some of each domain, and its data; random images if the data cannot be opened."""
+    """Select test images of each domain, and open the data; random images if the data cannot be opened."""
     try:
         _, domains, _ = open_run_data(trained.run, None if data_root is None else str(data_root))
     except (InputError, OSError):
@@ -245,11 +245,11 @@ def _select_check_images(trained: TrainedModel, data_root: str | Path | None) ->
             raise
         shape = CHECKED, trained.size, trained.size, trained.channels
         return numpy_rng(0, "export").integers(0, 256, shape, dtype=np.uint8), None
-    some = []
+    samples = []
     for split in (domain.test for domain in domains):
         count = min(-(-CHECKED // len(domains)), len(split))
-        some.append(split.pixels(np.linspace(0, len(split) - 1, count).astype(np.int64)))
-    return np.concatenate(some)[:CHECKED], domains
+        samples.append(split.pixels(np.linspace(0, len(split) - 1, count).astype(np.int64)))
+    return np.concatenate(samples)[:CHECKED], domains
 
 
 def _compare(trained: TrainedModel, predict: Predict, images: Pixels) -> float:
@@ -258,8 +258,8 @@ def _compare(trained: TrainedModel, predict: Predict, images: Pixels) -> float:
     for size in BATCHES:
         rows = range(0, len(images), size) if size > 1 else range(min(7, len(images)))
         for start in rows:
-            some = np.ascontiguousarray(images[start : start + size])
-            largest = max(largest, float(np.abs(predict(some) - expected[start : start + size]).max()))
+            batch = np.ascontiguousarray(images[start : start + size])
+            largest = max(largest, float(np.abs(predict(batch) - expected[start : start + size]).max()))
     if not largest <= TOLERANCE:
         raise RunError(
             f"nothing was written: the exported model's probabilities differ from the run's by up to {largest:.2g}, "

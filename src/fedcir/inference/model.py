@@ -1,4 +1,4 @@
-"""The network of a finished run, and what it takes to use it."""
+"""The network of a finished run, loaded for prediction."""
 
 import copy
 from dataclasses import dataclass, replace
@@ -34,10 +34,10 @@ from fedcir.types import LocalContext, Modules
 from fedcir.validation import build_dataclass
 
 AlgorithmChoice = Algorithm | type[Algorithm] | str | Path
-"""A method that fedcir does not bring, as its user names it."""
+"""An algorithm that is not part of fedcir: an instance, a class or a file."""
 
 BATCH = 64
-"""Images that a model is given at a time."""
+"""Number of images in a batch."""
 
 UNCALIBRATED = (
     "probabilities are not calibrated and `novelty` is not a share, because the run has no calibration.json: "
@@ -52,14 +52,14 @@ class TrainedModel:
     run: Run
     algorithm: Algorithm
     modules: Modules
-    """In evaluation mode."""
+    """Networks in evaluation mode."""
     ctx: LocalContext
     device: torch.device
     layout: torch.memory_format
     calibration: Calibration
     site: str | None = None
     features: FeatureCache | None = None
-    """Where features of a frozen encoder are kept, if they are used in place of images."""
+    """Cache of features of a frozen encoder, if they replace images."""
 
     @property
     def network(self) -> nn.Module:
@@ -91,10 +91,10 @@ class TrainedModel:
         return self.calibration.images > 0
 
     def inputs(self, images: NDArray[np.uint8]) -> Tensor:
-        """Squares (B, H, W, C) as the network takes them: by the code that made its training batches."""
+        """Convert square images (B, H, W, C) to inputs of the network, by the code that makes training batches."""
         if self.features is not None:
-            values, places = self.features.load([(images, np.arange(len(images)))])
-            return torch.from_numpy(values[places]).to(self.device)  # (B, F)
+            values, rows = self.features.load([(images, np.arange(len(images)))])
+            return torch.from_numpy(values[rows]).to(self.device)  # (B, F)
         split = Split(images, np.zeros(len(images), np.int64), "")
         return ImageExamples(split, self.normalisation).batch(np.arange(len(images)), self.device, self.layout)[0]
 
@@ -123,7 +123,7 @@ class TrainedModel:
         return replace(self, modules={**self.modules, "model": network}, features=None)
 
     def with_cached_features(self) -> "TrainedModel":
-        """The same with features of a frozen encoder, where it has one, kept in the cache that training uses."""
+        """Return a copy that caches features of a frozen encoder, if it has one, where training does."""
         frozen = (module.network for module in self.network.modules() if isinstance(module, FrozenEncoder))
         if (encoder := next(frozen, None)) is None:
             return self
@@ -144,7 +144,7 @@ def open_model(
     trust_code: bool = False,
     train: Examples | None = None,
 ) -> TrainedModel:
-    """The network of a finished run on images. Where each client has a part of its own, `site` says whose to take.
+    """Open the network of a finished run on images. `site` selects a client's, where each keeps a part of its own.
 
     `train` holds the training images of that client, for one that never trained: the run tests it on the first weights,
     with BatchNorm statistics of these images.
@@ -189,7 +189,7 @@ def has_client_parts(run: Run, method: Algorithm) -> bool:
 
 
 class ExportedModule(nn.Module):
-    """Takes uint8 images (B, H, W, C), as pictures lie in memory, and gives probabilities (B, classes)."""
+    """Map uint8 images (B, H, W, C), as pictures lie in memory, to probabilities (B, classes)."""
 
     def __init__(self, trained: TrainedModel) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The model card: what a stranger must know of a model, in the layout of the Hugging Face hub."""
+"""The model card, in the layout of the Hugging Face hub."""
 
 import json
 from typing import Any
@@ -29,7 +29,7 @@ OWN_LAYERS = (
 
 
 def guarantee_of(run: Run) -> dict[str, Any] | None:
-    """Epsilon, delta, unit, place, adjacency and source of randomness of a run; None if it added no noise."""
+    """Return epsilon, delta, unit, place, adjacency and randomness of a run; None if it added no noise."""
     config, saved = run.config, (run.summary or {}).get("privacy")
     if not config.privacy.noise or saved is None:
         return None
@@ -42,7 +42,7 @@ def guarantee_of(run: Run) -> dict[str, Any] | None:
 
 
 def describe_guarantee(guarantee: dict[str, Any], site: str | None = None) -> str:
-    """The section of a model card on privacy. A site's own layers are made without noise."""
+    """Write the section of a model card on privacy. A site's own layers are trained without noise."""
     if site is not None:
         return f"## Privacy\n\n{OWN_LAYERS[0].upper()}{OWN_LAYERS[1:]}."
     unit, adjacency = guarantee["unit"], guarantee["adjacency"]
@@ -64,7 +64,7 @@ CARD = "MODEL_CARD.md"
 
 
 def model_card(trained: TrainedModel, file: str, format: str, tested: dict[str, Any], note: str = "") -> str:
-    """The text of MODEL_CARD.md. It names no path, no time and no version.
+    """Write the text of MODEL_CARD.md, without paths, times and versions.
 
     `tested` holds the accuracies of the file, and `note` why it predicts in another way than the run, where it does.
     """
@@ -85,7 +85,7 @@ def model_card(trained: TrainedModel, file: str, format: str, tested: dict[str, 
 
 
 def _write_front_matter(trained: TrainedModel, format: str, tested: dict[str, Any], is_private: bool) -> str:
-    """YAML, in which every text is written as JSON, so that no name can be misread."""
+    """Write YAML in which every text is JSON, so that no name can be misread."""
     tags = ["image-classification", "federated-learning", "fedcir", str(trained.card["algorithm"]["name"]), format]
     lines = [
         "license: unknown  # fill in the licence under which you give the model to others",

@@ -126,7 +126,7 @@ class MLP(nn.Module):
 
 
 class Flat(nn.Module):
-    """Flattened inputs as they are: the head on them is logistic regression. (B, ...) -> (B, inputs)."""
+    """Flatten inputs: the head on them is logistic regression. (B, ...) -> (B, inputs)."""
 
     def __init__(self, inputs: int) -> None:
         super().__init__()

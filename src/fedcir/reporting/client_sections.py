@@ -17,7 +17,7 @@ from fedcir.reporting.sections import Study
 from fedcir.runs.statistics import Estimate, Interval, MeanInterval, MethodResult, half_width
 
 Diagnoses = Mapping[str, Mapping[int, Diagnosis]]
-"""By method and seed."""
+"""Diagnoses by method and seed."""
 
 MAX_CLASSES, MAX_CELLS, MAX_CONFUSION_CELLS = 60, 6000, 50_000
 """Limits beyond which a picture is unreadable or the page too large."""
@@ -56,7 +56,7 @@ def build_domains(study: Study, methods: Sequence[MethodResult], diagnoses: Diag
 
 
 def _build_class_table(diagnoses: Diagnoses) -> Table:
-    """Build the table of metrics beside accuracy; a cell is empty if the domain lacks a class that the metric needs."""
+    """Build the table of further metrics; a cell is empty if the domain lacks a class that the metric needs."""
     diagnosis = _find_first(diagnoses)
     metrics = list(diagnosis.class_metrics(diagnosis.domains[0]))
     positive = f"; {diagnosis.classes[1]} counts as positive" if len(metrics) > 1 else ""
@@ -70,7 +70,7 @@ def _build_class_table(diagnoses: Diagnoses) -> Table:
                 values = [metrics_of_seed[metric] for metrics_of_seed in by_metric]
                 row.append("" if any(map(math.isnan, values)) else format_percent(Estimate.of(values)))
             rows.append(row)
-    return Table(f"Beside accuracy (%), mean ± standard deviation over seeds{positive}", rows)
+    return Table(f"Other metrics (%), mean ± standard deviation over seeds{positive}", rows)
 
 
 def _find_first(diagnoses: Diagnoses) -> Diagnosis:

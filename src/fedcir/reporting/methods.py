@@ -24,7 +24,7 @@ RECENT_EVALUATIONS = 8
 MIN_GAIN = 0.5
 """Points of accuracy in the last rounds that make more rounds worthwhile."""
 FAR_BELOW = 10.0
-"""Points below the other domains that are pointed out."""
+"""Points below the mean of the other domains from which a domain is pointed out."""
 MAX_SEEDS = 12
 """Most seeds to ask for."""
 

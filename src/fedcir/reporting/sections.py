@@ -42,7 +42,7 @@ class Study:
 
     dataset: str
     runs: Mapping[str, Mapping[int, Run]]
-    """By the method's name and the seed."""
+    """Runs by the method's name and the seed."""
     notes: tuple[str, ...] = ()
     """Notes for the reader, such as on runs that are left out."""
 
@@ -56,7 +56,7 @@ class Study:
 
     @property
     def common_seed(self) -> int | None:
-        """The first seed that every method was run with."""
+        """Smallest seed that every method was run with."""
         return min(set.intersection(*(set(by_seed) for by_seed in self.runs.values())), default=None)
 
     @property

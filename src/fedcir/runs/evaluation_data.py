@@ -109,10 +109,10 @@ class Overlap:
         }
 
 
-def select_images(run: Run, domains: Domains, which: SplitName) -> tuple[dict[str, Split], Overlap]:
+def select_images(run: Run, domains: Domains, split: SplitName) -> tuple[dict[str, Split], Overlap]:
     """Select the images to evaluate on by domain, without those that the run has used."""
     hashes = _load_hashes(run, domains)
-    left_out = which in ("test", "all")
+    left_out = split in ("test", "all")
     selected: dict[str, Split] = {}
     images = trained = chosen = 0
     unchecked = ""
@@ -122,7 +122,7 @@ def select_images(run: Run, domains: Domains, which: SplitName) -> tuple[dict[st
         unchecked = f"the run has no {IMAGE_HASHES}, and the images that its manifest names are not all at hand"
     for domain in domains:
         parts = []
-        for part in _select_splits(domain, which):
+        for part in _select_splits(domain, split):
             images += len(part)
             matches = None if hashes is None else hashes.find(part)
             if matches is None:
@@ -137,7 +137,7 @@ def select_images(run: Run, domains: Domains, which: SplitName) -> tuple[dict[st
     overlap = Overlap(images, trained, chosen, left_out, unchecked)
     if images and not selected:
         used = f"of {images:,} images, the run trained on {trained:,} and chose on {chosen:,}"
-        left = f"no image of {domains.name} ({which}) is left to test on"
+        left = f"no image of {domains.name} ({split}) is left to test on"
         raise InputError(f"{left}: {used}; add images that it has not seen")
     return selected, overlap
 
@@ -149,9 +149,9 @@ def exclude_seen_images(run: Run, domains: Domains) -> tuple[Domains, Overlap]:
     return (replace(domains, domains=tuple(tested)) if overlap.seen else domains), overlap
 
 
-def _select_splits(domain: Domain, which: SplitName) -> list[Split]:
+def _select_splits(domain: Domain, split: SplitName) -> list[Split]:
     parts = {"train": domain.train, "val": domain.validation, "test": domain.test}
-    return [part for name, part in parts.items() if which in (name, "all") and part is not None]
+    return [part for name, part in parts.items() if split in (name, "all") and part is not None]
 
 
 def _join_splits(parts: list[Split]) -> Split:

@@ -51,7 +51,7 @@ class Interval:
 
     @property
     def beyond_chance(self) -> bool:
-        """Whether 0 is outside."""
+        """Whether 0 is outside the interval."""
         return self.low > 0 or self.high < 0
 
     def scaled(self, by: float) -> "Interval":
@@ -257,11 +257,11 @@ class CostToTarget:
 
     rounds: float | None
     bytes: float | None
-    """Down and up, over all clients."""
+    """Bytes down and up, over all clients."""
     reached: int
     """Number of seeds that reached the target."""
     flops: float | None = None
-    """Over all clients."""
+    """FLOPs of all clients."""
 
     @classmethod
     def of(cls, costs: Sequence[Cost | None]) -> "CostToTarget":
@@ -279,7 +279,7 @@ class MethodResult:
     algorithm: str
     domains: dict[str, Estimate]
     mean: Estimate
-    """Unweighted, over the domains with a training client, like `worst`."""
+    """Unweighted mean over the domains with a training client; `worst` is over these too."""
     worst: Estimate
     to_target: CostToTarget
     difference: Estimate | None

@@ -25,7 +25,7 @@ from fedcir.validation import Between, build_dataclass, check_type
 
 
 def find_best(records: Sequence[RoundRecord]) -> RoundRecord | None:
-    """First record of the best mean score, on validation examples if there are any; None if none was evaluated."""
+    """Return the first record of the best mean score, on validation examples if there are any; None if none was evaluated."""
     evaluated = [record for record in records if record.score_mean is not None]
     has_validation = any(record.validation for record in evaluated)
 
@@ -38,7 +38,7 @@ def find_best(records: Sequence[RoundRecord]) -> RoundRecord | None:
 
 
 def round_to_save(records: Sequence[RoundRecord], keep: str) -> int:
-    """Round whose model is saved: the last, or with keep="best" the best on validation images."""
+    """Return the round whose model is saved: the last, or with keep="best" the best on validation images."""
     last = records[-1].round if records else 0
     if keep == "last":
         return last
@@ -47,7 +47,7 @@ def round_to_save(records: Sequence[RoundRecord], keep: str) -> int:
 
 
 def has_stalled(records: Sequence[RoundRecord], patience: int | None) -> bool:
-    """Whether the last `patience` validations brought no better mean score."""
+    """Check whether the last `patience` validations brought no better mean score."""
     validated = [record for record in records if record.validation]
     best = find_best(validated)
     return patience is not None and best is not None and len(validated) - 1 - validated.index(best) >= patience
@@ -146,7 +146,7 @@ class Card(TypedDict):
 
 
 MAX_INPUTS = 100_000_000
-"""Most numbers of an input that is no image."""
+"""Largest number of values of an input that is no image."""
 IMAGES = ("image_size", "channels", "mean", "std")
 """Fields of a model on images; runs of fedcir.train have none of them."""
 
@@ -244,7 +244,7 @@ def read_image_hashes(path: Path) -> ImageHashes:
 
 
 def find_custom_files(config: Config) -> dict[str, Path]:
-    """Files of the user that define the algorithm or the model. A run saves a copy of them."""
+    """Find the user's files that define the algorithm or the model. A run saves a copy of them."""
     algorithm = Path(config.algorithm.name)
     named = {"algorithm": algorithm if algorithm.suffix == ".py" else None, "model": config.model.file}
     custom = {role: file for role, file in named.items() if file is not None}

@@ -151,17 +151,17 @@ def _check_epsilon(session: Session, folder: RunFolder) -> None:
     """Refuse to resume if epsilon would be smaller than on record; add a note if it is larger."""
     config, records = session.config, folder.records()
     last = records[-1] if records else None
-    begun = 0 if session.releases is None else session.releases.count()
+    rounds_begun = 0 if session.releases is None else session.releases.count()
     if last is None or last.epsilon is None:
         return
-    if session.releases is not None and begun < last.round:
-        counts = f"counts {begun} rounds, but {last.round} are on record"
+    if session.releases is not None and rounds_begun < last.round:
+        counts = f"counts {rounds_begun} rounds, but {last.round} are on record"
         raise InputError(f"{session.releases.path} {counts}: {RESTORE_HINT}")
-    epsilon = session.epsilon_after(last.round, max(0, begun - last.round)) or 0.0
+    epsilon = session.epsilon_after(last.round, max(0, rounds_begun - last.round)) or 0.0
     recorded = f"{folder.path}/rounds.jsonl has epsilon {last.epsilon:.3g} after round {last.round}"
     if epsilon < last.epsilon * (1 - 1e-6):
         counted = "its settings add no noise" if not config.privacy.noise else f"its settings give {epsilon:.3g}"
-        source = "" if session.releases is None else f" and {begun} rounds that `releases` counts"
+        source = "" if session.releases is None else f" and {rounds_begun} rounds that `releases` counts"
         raise InputError(f"{recorded}, but {counted}{source}: one of its files was replaced; {RESTORE_HINT}")
     if epsilon > last.epsilon * (1 + 1e-6):
         _add_notes(session, f"{recorded}, and it counts as {epsilon:.3g} from now on")
@@ -249,19 +249,19 @@ def check_data(folder: RunFolder, config: Config, roster: Roster) -> None:
 
 def _check_files(folder: RunFolder, config: Config) -> None:
     """Refuse custom code or weights that have changed since the run's first round; files may have moved."""
-    begun, weights = folder.file_hash("weights"), config.model.weights
-    if begun is not None and weights is not None and hash_file(Path(weights)) != begun:
+    original, weights = folder.file_hash("weights"), config.model.weights
+    if original is not None and weights is not None and hash_file(Path(weights)) != original:
         raise InputError(f"{weights} has changed since {folder.path} was started: choose another folder")
     copies = {kind: folder.path / file.name for kind, file in find_custom_files(folder.config()).items()}
     for kind, path in find_custom_files(config).items():
-        begun, copy = folder.file_hash(kind), copies.get(kind)
-        if begun is None or copy is None:
+        original, copy = folder.file_hash(kind), copies.get(kind)
+        if original is None or copy is None:
             continue
-        if path.is_file() and hash_file(path) != begun and folder.records():
+        if path.is_file() and hash_file(path) != original and folder.records():
             raise InputError(
                 f"{path} has changed since {folder.path} was started: choose another folder (that run's copy is {copy})"
             )
-        if copy.is_file() and hash_file(copy) != begun:
+        if copy.is_file() and hash_file(copy) != original:
             raise InputError(f"{copy} has changed since the run was started: restore it, or choose another folder")
 
 

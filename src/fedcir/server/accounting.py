@@ -24,7 +24,7 @@ ORDERS = (1.01, 1.02, 1.05, *(1 + tenth / 10 for tenth in range(1, 100)), *range
 
 
 Adjacency = Literal["zero-out", "replace-one"]
-"""How two adjacent runs differ: one unit counts as nothing in one of them, or has other data there."""
+"""Difference between two adjacent runs: in one of them a unit counts as nothing, or has other data."""
 
 SENSITIVITY: dict[Adjacency, float] = {"zero-out": 1.0, "replace-one": 2.0}
 """How far one unit moves a sum of clipped vectors, in multiples of the clip."""

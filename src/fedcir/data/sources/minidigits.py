@@ -111,8 +111,8 @@ def minidigits(seed: int = 0) -> Domains:
         return Split(images, writing.target[chosen].astype(np.int64), [f"{domain}/{i:04}" for i in chosen])
 
     names = ("handwritten", "printed", "photo", "outlined")
-    made = (Domain(name, split(name, "train"), split(name, "test")) for name in names)
-    return Domains("minidigits", tuple("0123456789"), tuple(made))
+    domains = (Domain(name, split(name, "train"), split(name, "test")) for name in names)
+    return Domains("minidigits", tuple("0123456789"), tuple(domains))
 
 
 def _deal(labels: Labels, seed: int) -> dict[tuple[str, str], NDArray[np.int64]]:
@@ -146,8 +146,8 @@ def _load_handwriting(originals: NDArray[np.float64], side: int, rng: np.random.
         step = 8 / (side * rng.uniform(0.72, 0.9))  # pixels of the original for each one drawn
         slant, (x, y) = rng.uniform(-0.15, 0.15), 6 + rng.uniform(-0.5, 0.5, 2)  # (x, y) comes to the middle
         affine = (step, slant * step, x - step * (1 + slant) * side / 2, 0, step, y - step * side / 2)
-        drawn = padded.transform((side, side), Image.Transform.AFFINE, affine, Image.Resampling.BICUBIC)
-        ink[i] = np.asarray(drawn) / 255
+        stroke = padded.transform((side, side), Image.Transform.AFFINE, affine, Image.Resampling.BICUBIC)
+        ink[i] = np.asarray(stroke) / 255
     return (ink - 0.25).clip(0, 0.5) * 2  # enlarging blurs the edges of strokes: steepen them again
 
 
@@ -191,10 +191,10 @@ def _blend_photos(ink: Ink, strips: Sequence[Image.Image], rng: np.random.Genera
 
     images = np.empty((*ink.shape, 3), np.uint8)
     for image, stroke in zip(images, ink, strict=True):
-        beside = ink[rng.integers(len(ink), size=2)]
-        gap, written = int(rng.integers(SIDE * 5 // 8, SIDE * 7 // 8)), stroke.copy()
-        written[:, gap:] = np.maximum(written[:, gap:], beside[0][:, :-gap])
-        written[:, :-gap] = np.maximum(written[:, :-gap], beside[1][:, gap:])
+        neighbours = ink[rng.integers(len(ink), size=2)]
+        gap, line = int(rng.integers(SIDE * 5 // 8, SIDE * 7 // 8)), stroke.copy()
+        line[:, gap:] = np.maximum(line[:, gap:], neighbours[0][:, :-gap])
+        line[:, :-gap] = np.maximum(line[:, :-gap], neighbours[1][:, gap:])
         contrast = texture = 0.0
         while contrast < 50 or texture < 40:  # inverted mid-grey is mid-grey, and bare sky is no scene
             strip, side = strips[int(rng.integers(len(strips)))], int(rng.integers(SIDE, 3 * SIDE))
@@ -203,8 +203,8 @@ def _blend_photos(ink: Ink, strips: Sequence[Image.Image], rng: np.random.Genera
             grey, strength = patch.sum(2) / 3, rng.uniform(0.5, 1)
             contrast = strength * abs(255 - 2 * grey[stroke > 0.5].mean())
             texture = np.ptp(np.sort(grey, axis=None)[100:-100])
-        taken = patch + strength * written[..., None] * (255.0 - 2.0 * patch)
-        image[:] = _to_bytes(gaussian_filter(taken, (blur := rng.uniform(0, 1), blur, 0)))
+        blended = patch + strength * line[..., None] * (255.0 - 2.0 * patch)
+        image[:] = _to_bytes(gaussian_filter(blended, (blur := rng.uniform(0, 1), blur, 0)))
     return images
 
 

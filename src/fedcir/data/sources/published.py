@@ -96,8 +96,8 @@ def with_lists(items: Sequence[ImageRecord], train: Iterable[str], test: Iterabl
         return name.rpartition(".")[0] or name
 
     train_names, test_names = ({stem(name): name for name in names} for names in (train, test))
-    if both := train_names.keys() & test_names.keys():
-        raise InputError(f"{min(both)} is in the train list and in the test list: remove it from one of them")
+    if repeated := train_names.keys() & test_names.keys():
+        raise InputError(f"{min(repeated)} is in the train list and in the test list: remove it from one of them")
     parts: dict[str, Part] = {**dict.fromkeys(train_names, "train"), **dict.fromkeys(test_names, "test")}
     marked = [item._replace(part=parts[stem(item.name)]) for item in items if stem(item.name) in parts]
     if missing := parts.keys() - {stem(item.name) for item in marked}:
@@ -120,8 +120,8 @@ class Pacs(DatasetSource):
         index = list_folder_images(root)
         lists = root if data.lists is None else Path(data.lists)
         if data.lists is None and not (root / "photo_train_kfold.txt").is_file():
-            drawn = "there are no official lists (data.lists), so the split is drawn at random"
-            return index._replace(notes=index.notes or (drawn,))
+            note = "there are no official lists (data.lists), so the split is drawn at random"
+            return index._replace(notes=index.notes or (note,))
         train = [name for domain in PACS.counts for name in read_list(lists / f"{domain}_train_kfold.txt")]
         test = [name for domain in PACS.counts for name in read_list(lists / f"{domain}_crossval_kfold.txt")]
         listed = with_lists(index.pictures.items, train, test)
@@ -161,7 +161,7 @@ class DomainNet(DatasetSource):
         present = [domain for domain in DOMAINNET.counts if (root / f"{domain}_train.txt").is_file()]
         if not present:
             raise InputError(f"data.root: {root} holds no <domain>_train.txt of DomainNet, such as clipart_train.txt")
-        wanted = set(data.classes or TEN_CLASSES)
+        selected = set(data.classes or TEN_CLASSES)
         items: list[ImageRecord] = []
         labels: set[str] = set()
         parts: tuple[Part, ...] = ("train", "test")
@@ -172,9 +172,9 @@ class DomainNet(DatasetSource):
                 if len(folders) != 3 or folders[0] != domain:
                     raise InputError(f"{path}, line {line} names {name!r}, expected {domain}/<class>/<image>")
                 labels.add(folders[1])
-                if wanted == {"all"} or folders[1] in wanted:
+                if selected == {"all"} or folders[1] in selected:
                     items.append(ImageRecord(name, domain, folders[1], part))
-        if wanted != {"all"} and (missing := min(wanted - labels, default=None)):
+        if selected != {"all"} and (missing := min(selected - labels, default=None)):
             hint = suggest_name(missing, labels)
             raise InputError(f"data.classes: no image of {missing!r} in the lists of {root}; {hint}")
         absent = [domain for domain in DOMAINNET.counts if domain not in present]
