@@ -19,6 +19,7 @@ from fedcir.data.cache import cache_entries, cache_folder, clear_cache
 from fedcir.data.decoding import MAX_IN_PROCESS
 from fedcir.data.opening import open_dataset
 from fedcir.machine import count_cores
+from fedcir.text import format_bytes
 
 Fedcir = Callable[..., tuple[int, str, str]]
 HURRY = 300  # seconds until a process that should have ended is given up
@@ -357,7 +358,8 @@ def test_the_command_shows_the_entries_and_clears_them(root: Path, own: Path, fe
 def test_preparing_tells_where_it_is_the_first_time_and_the_second(root: Path, own: Path, fedcir: Fedcir) -> None:
     messages = [fedcir("data", "prepare", "folders", "--data-root", root, "--image-size", 8) for _ in range(2)]
     [entry] = own.glob("prepared-*")
-    assert messages == [(0, f"prepared 20 images of 8x8 pixels, 5 kB, in {entry}\n", "")] * 2
+    size = format_bytes(sum(path.stat().st_size for path in entry.iterdir()))
+    assert messages == [(0, f"prepared 20 images of 8x8 pixels, {size}, in {entry}\n", "")] * 2
 
 
 def test_a_dataset_that_is_open_survives_clearing(root: Path) -> None:

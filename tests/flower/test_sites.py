@@ -193,7 +193,7 @@ def test_what_a_site_says_of_its_failure_cannot_write_into_the_log_what_it_likes
     def coloured(message: Message) -> Message:
         return Message(Error(2, "\x1b[31mall is\nwell\u202e"), reply_to=message)
 
-    assert looking(MemoryGrid({5: coloured})).failures == {5: "?[31mall is well?"}
+    assert looking(MemoryGrid({5: coloured})).failures == {5: "\ufffd[31mall is well\ufffd"}
 
 
 def test_clients_are_found_by_name_and_those_that_are_not_there_are_told() -> None:
