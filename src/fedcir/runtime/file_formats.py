@@ -25,7 +25,7 @@ from fedcir.validation import Between, build_dataclass, check_type
 
 
 def find_best(records: Sequence[RoundRecord]) -> RoundRecord | None:
-    """Return the first record of the best mean score, on validation examples if there are any; None if none was evaluated."""
+    """Return the first record of the best mean score, on validation examples if any; None if none was evaluated."""
     evaluated = [record for record in records if record.score_mean is not None]
     has_validation = any(record.validation for record in evaluated)
 
