@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from fedcir.algorithms.algorithm import Algorithm
-from fedcir.config import Config, DataConfig, LocalConfig, ModelConfig, ServerConfig
+from fedcir.config import Assignments, Config, DataConfig, LocalConfig, ModelConfig, ServerConfig
 from fedcir.data.federation import Federation, pool_clients
 from fedcir.data.opening import open_dataset
 from fedcir.data.torch_datasets import federation_from_datasets
@@ -57,19 +57,21 @@ class Subject:
     """An algorithm to check, with the run that several checks compare others with."""
 
     algorithm: Algorithm
+    settings: Assignments = ()
+    """Settings of its runs, such as {"model.adapter": "lora"}."""
 
     @cached_property
     def reference(self) -> Session:
         """The finished reference run: three rounds, seed 0, one process, no interruption."""
-        return _run(self.algorithm)
+        return _run(self)
 
 
 Check = Callable[[Subject], None]
 
 
-def check_algorithm(algorithm: Algorithm) -> None:
-    """Run every check, and raise the first guarantee that the algorithm breaks."""
-    subject = Subject(algorithm)
+def check_algorithm(algorithm: Algorithm, set: Assignments = ()) -> None:
+    """Run every check, with these settings, and raise the first guarantee that the algorithm breaks."""
+    subject = Subject(algorithm, set)
     for check in CHECKS:
         check(subject)
 
@@ -164,7 +166,7 @@ def is_a_frozen_dataclass_of_plain_values(subject: Subject) -> None:
 def a_reply_carries_what_is_declared(subject: Subject) -> None:
     """A client uploads the modules it trains and the groups it sends, and nothing else."""
     declared = set(subject.algorithm.uploads)
-    with _open(subject.algorithm) as (session, transport):
+    with _open(subject) as (session, transport):
         replies = list(transport.train(session.state, session.roster.trainers))
     for reply in replies:
         groups = reply.tensors
@@ -175,7 +177,7 @@ def a_reply_carries_what_is_declared(subject: Subject) -> None:
 
 def the_model_has_an_encoder_and_a_head(subject: Subject) -> None:
     """The shared model is encoder.* plus head.weight and head.bias, so that a server finds every head."""
-    with _open(subject.algorithm) as (session, _):
+    with _open(subject) as (session, _):
         names = session.modules["model"].state_dict().keys()
     _require({"head.weight", "head.bias"} <= names, "the model must have head.weight and head.bias")
     misnamed = sorted(name for name in names if not name.startswith(("encoder.", "head.")))
@@ -184,20 +186,20 @@ def the_model_has_an_encoder_and_a_head(subject: Subject) -> None:
 
 def equal_seeds_give_equal_bits(subject: Subject) -> None:
     """Two runs of one seed are the same run; another seed is another."""
-    second, reseeded = (_run(subject.algorithm, seed=seed) for seed in (0, 1))
+    second, reseeded = (_run(subject, seed=seed) for seed in (0, 1))
     _require(_is_same(subject.reference.state, second.state), "two runs with the same seed differ")
     _require(not _is_same(second.state, reseeded.state), "a different seed gives the same run")
 
 
 def client_order_changes_nothing(subject: Subject) -> None:
     """Replies may come in any order."""
-    backwards = _run(subject.algorithm, transport=Backwards)
+    backwards = _run(subject, transport=Backwards)
     _require(_is_same(subject.reference.state, backwards.state), "the result depends on the order of replies")
 
 
 def a_resumed_run_gives_equal_bits(subject: Subject) -> None:
     """A run that was stopped and continued from its checkpoint ends as if it had not been."""
-    config, federation = _make_settings(subject.algorithm)
+    config, federation = _make_settings(subject)
     with tempfile.TemporaryDirectory() as folder:
         for stop_after in (1, 2, 3):
             out = Path(folder, "run")
@@ -210,7 +212,7 @@ def a_resumed_run_gives_equal_bits(subject: Subject) -> None:
 
 def a_second_process_changes_nothing(subject: Subject) -> None:
     """Clients that are spread over two processes train to the same bits, and are tested alike."""
-    alone, (config, federation) = subject.reference, _make_settings(subject.algorithm)
+    alone, (config, federation) = subject.reference, _make_settings(subject)
     config = replace(config, run=replace(config.run, workers=2))
     with open_rounds(config, subject.algorithm, federation, out=None, resume=False) as (session, records):
         measured = [[(r.round, r.accuracy, r.losses, r.flops) for r in source] for source in (records, alone.records)]
@@ -220,7 +222,7 @@ def a_second_process_changes_nothing(subject: Subject) -> None:
 
 def state_is_a_value(subject: Subject) -> None:
     """Neither a client nor the server writes into the state that it was given, nor a client into its own state."""
-    with _open(subject.algorithm) as (session, transport):
+    with _open(subject) as (session, transport):
         for round in (1, 2):
             before, cohort = session.state, session.roster.trainers
             copy = ServerState(before.round, clone(before.shared), clone(before.private))
@@ -236,8 +238,8 @@ def a_reply_that_is_not_finite_or_far_too_long_is_dropped(subject: Subject) -> N
     """The round goes on as if that client had not taken part."""
     if subject.algorithm.pools:
         return  # its only client
-    poisoned = _run(subject.algorithm, rounds=2, transport=Poisoned)
-    absent = _run(subject.algorithm, rounds=2, transport=Absent)
+    poisoned = _run(subject, rounds=2, transport=Poisoned)
+    absent = _run(subject, rounds=2, transport=Absent)
     for record, defect in zip(poisoned.records, ("a NaN", "values of 1e30"), strict=False):  # one, if one-shot
         _require(record.dropped.keys() == {"1"}, f"a reply with {defect} was not dropped")
     _require(_is_same(poisoned.state, absent.state), "a dropped reply changed the result")
@@ -262,7 +264,7 @@ def integer_buffers_take_the_maximum(subject: Subject) -> None:
 
 def it_learns(subject: Subject) -> None:
     """Training on an easy task, at the usual rate, ends well above chance, with finite losses."""
-    session = _run(subject.algorithm, rounds=6, sizes=(24, 24, 24), lr=LocalConfig.lr, local_steps=4)
+    session = _run(subject, rounds=6, sizes=(24, 24, 24), lr=LocalConfig.lr, local_steps=4)
     record = session.records[-1]
     _require(all(math.isfinite(value) for value in record.losses.values()), f"losses are not finite: {record.losses}")
     accuracy = record.accuracy_mean or 0.0
@@ -271,7 +273,7 @@ def it_learns(subject: Subject) -> None:
 
 def it_survives_small_clients_and_partial_participation(subject: Subject) -> None:
     """One sample, one class, a client that joins late: all train."""
-    session = _run(subject.algorithm, rounds=4, active=2)
+    session = _run(subject, rounds=4, active=2)
     _require(not any(record.dropped for record in session.records), "a small client's reply was dropped")
 
 
@@ -335,11 +337,11 @@ class Absent(SerialTransport):
 
 
 def _make_settings(
-    algorithm: Algorithm, seed: int = 0, sizes: Sequence[int] = SIZES, task: Task | int = CLASSES, **options: Any
+    subject: Subject, seed: int = 0, sizes: Sequence[int] = SIZES, task: Task | int = CLASSES, **options: Any
 ) -> tuple[Config, Federation]:
     settings = {"rounds": 3, "local_steps": 2, "lr": 0.05, **options}
     config, _ = config_from_keywords(
-        algorithm, (), **settings, batch_size=8, seed=seed, device="cpu", layout="contiguous"
+        subject.algorithm, subject.settings, **settings, batch_size=8, seed=seed, device="cpu", layout="contiguous"
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -347,7 +349,8 @@ def _make_settings(
         encoder = maps if isinstance(task, Segmentation) else CNN(channels=1, width=2)
     clients = [(_make_toy(size, i, task), _make_toy(12, 100 + i, task)) for i, size in enumerate(sizes)]
     federation = federation_from_datasets(clients, encoder, task, latent=None, seed=seed)
-    return config, pool_clients(federation) if algorithm.pools else federation
+    federation = replace(federation, builder=federation.builder.limit(config.model))
+    return config, pool_clients(federation) if subject.algorithm.pools else federation
 
 
 def _make_toy(size: int, seed: int, task: Task | int = CLASSES) -> TensorDataset:
@@ -367,18 +370,18 @@ def _make_toy(size: int, seed: int, task: Task | int = CLASSES) -> TensorDataset
 
 @contextmanager
 def _open(
-    algorithm: Algorithm, transport: type[SerialTransport] = SerialTransport, **settings: Any
+    subject: Subject, transport: type[SerialTransport] = SerialTransport, **settings: Any
 ) -> Iterator[tuple[Session, SerialTransport]]:
     """Open a short run with the threads of every run."""
-    config, federation = _make_settings(algorithm, **settings)
+    config, federation = _make_settings(subject, **settings)
     with use_threads(config.run.threads):
-        session = open_session(config, algorithm, federation)
+        session = open_session(config, subject.algorithm, federation)
         yield session, transport(session.make_trainer(), federation.clients)
 
 
-def _run(algorithm: Algorithm, **settings: Any) -> Session:
+def _run(subject: Subject, **settings: Any) -> Session:
     """Do a short run to its end."""
-    with _open(algorithm, **settings) as (session, transport):
+    with _open(subject, **settings) as (session, transport):
         for _ in run_rounds(session, transport):
             pass
     return session

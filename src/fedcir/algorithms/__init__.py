@@ -68,7 +68,7 @@ def resolve_config(request: ConfigRequest, base: Mapping[str, Any] | None = None
         defaults = merge_tables({"model": {"name": "linear" if algorithm.one_shot else "mlp"}}, defaults)
     if first.data.name == "masks" or first.task.name == "segmentation":
         defaults = merge_tables({"model": {"name": "unet"}}, defaults)
-    if first.model.keeps_norm or first.model.pretrained:
+    if first.model.keeps_norm or first.model.pretrained or first.model.partial:
         defaults.get("model", {}).pop("norm", None)
     return limit_rounds(request.resolve(merge_tables(defaults, base or {})), algorithm)
 

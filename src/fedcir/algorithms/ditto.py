@@ -15,9 +15,10 @@ from torch import Tensor, nn
 
 from fedcir.algorithms.algorithm import PERSONAL, Algorithm, Batch
 from fedcir.losses import proximal
+from fedcir.models.adapters import load_trained, snapshot_trained
 from fedcir.models.builder import NetworkBuilder
 from fedcir.models.optimizers import RoundOptimizer
-from fedcir.models.tensors import snapshot
+from fedcir.models.tensors import trained_parameters
 from fedcir.types import Groups, LocalContext, Modules
 from fedcir.validation import Weight
 
@@ -36,7 +37,7 @@ class Ditto(Algorithm):
         return {name: builder.classifier() for name in ("model", PERSONAL)}
 
     def local_start(self, modules: Modules, ctx: LocalContext) -> None:
-        modules[PERSONAL].load_state_dict(ctx.client_state.get(PERSONAL) or modules["model"].state_dict())
+        load_trained(modules[PERSONAL], ctx.client_state.get(PERSONAL) or modules["model"].state_dict())
 
     def local_update(
         self, modules: Modules, batches: Iterable[Batch], optimizer: RoundOptimizer, ctx: LocalContext
@@ -62,9 +63,9 @@ class Ditto(Algorithm):
 
     def personal_loss(self, personal: nn.Module, x: Tensor, y: Tensor, ctx: LocalContext) -> Tensor:
         """F_k(v) + lambda / 2 ||v - w||^2, where w is the received model."""
-        trained = {name: p for name, p in personal.named_parameters() if p.requires_grad}
+        trained = trained_parameters(personal)
         distance = proximal(trained.values(), (ctx.broadcast["model"][name] for name in trained))
         return ctx.loss(personal(x), y) + self.lambda_personal * distance
 
     def local_finish(self, modules: Modules, data: Iterable[Batch], ctx: LocalContext) -> Groups:
-        return {PERSONAL: snapshot(modules[PERSONAL])}
+        return {PERSONAL: snapshot_trained(modules[PERSONAL])}

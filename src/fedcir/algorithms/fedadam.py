@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from fedcir.algorithms.algorithm import Algorithm, Replies
+from fedcir.models.tensors import trained_parameters
 from fedcir.types import Modules, ServerContext, ServerState
 from fedcir.validation import Fraction, LearningRate, Positive
 
@@ -33,7 +34,7 @@ class FedAdam(Algorithm):
 
     def start(self, modules: Modules, ctx: ServerContext) -> ServerState:
         state = super().start(modules, ctx)
-        first = {name: torch.zeros_like(state.shared["model"][name]) for name, _ in modules["model"].named_parameters()}
+        first = {name: torch.zeros_like(state.shared["model"][name]) for name in trained_parameters(modules["model"])}
         second = {name: torch.full_like(x, self.tau**2) for name, x in first.items()}
         return ServerState(0, state.shared, {"first": first, "second": second})
 

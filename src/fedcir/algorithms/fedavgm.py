@@ -9,6 +9,7 @@ Classification. 2019. https://arxiv.org/abs/1909.06335
 from dataclasses import dataclass
 
 from fedcir.algorithms.algorithm import Algorithm, Replies
+from fedcir.models.tensors import trained_parameters
 from fedcir.types import Modules, ServerContext, ServerState
 from fedcir.validation import Fraction, LearningRate
 
@@ -29,7 +30,7 @@ class FedAvgM(Algorithm):
     def server_step(self, state: ServerState, replies: Replies, modules: Modules, ctx: ServerContext) -> ServerState:
         means, _ = self.merge(replies, ctx)
         after, velocity, past = means["model"], {}, state.private.get("velocity", {})
-        for name, _ in modules["model"].named_parameters():
+        for name in trained_parameters(modules["model"]):
             change = after[name] - state.shared["model"][name]
             velocity[name] = v = change + self.momentum * past[name] if past else change
             step = change + self.momentum * v if self.nesterov else v

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from fedcir.algorithms.algorithm import Algorithm
 from fedcir.errors import InputError
+from fedcir.models.adapters import frozen_names
 from fedcir.models.builder import NetworkBuilder
 from fedcir.models.tensors import batchnorm_names
 from fedcir.types import Modules
@@ -24,6 +25,8 @@ class FedBN(Algorithm):
 
     def build(self, builder: NetworkBuilder) -> Modules:
         modules = super().build(builder)
-        if not batchnorm_names(modules["model"]):
-            raise InputError("fedbn keeps BatchNorm layers on each client, but this network has none: use fedavg")
+        if not batchnorm_names(modules["model"]) - frozen_names(modules["model"]):
+            raise InputError(
+                "fedbn keeps BatchNorm layers that train on each client, but this network has none: use fedavg"
+            )
         return modules

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fedcir.algorithms.algorithm import Algorithm, Batch, Replies
 from fedcir.losses import proximal
+from fedcir.models.tensors import trained_parameters
 from fedcir.types import Groups, LocalContext, Losses, Modules, ServerContext, ServerState
 from fedcir.validation import Positive
 
@@ -33,7 +34,7 @@ class FedDyn(Algorithm):
 
     def local_loss(self, modules: Modules, x: Tensor, y: Tensor, ctx: LocalContext) -> Losses:
         losses = super().local_loss(modules, x, y, ctx)
-        trained = dict(modules["model"].named_parameters())
+        trained = trained_parameters(modules["model"])
         distance = proximal(trained.values(), (ctx.broadcast["model"][name] for name in trained))
         total = losses.total + self.alpha * distance
         if gradient := ctx.client_state.get("gradient"):  # not in the client's first round
@@ -42,7 +43,7 @@ class FedDyn(Algorithm):
 
     def local_finish(self, modules: Modules, data: Iterable[Batch], ctx: LocalContext) -> Groups:
         gradient, old = {}, ctx.client_state.get("gradient", {})
-        for name, p in modules["model"].named_parameters():
+        for name, p in trained_parameters(modules["model"]).items():
             moved = self.alpha * (p - ctx.broadcast["model"][name])
             gradient[name] = old[name] - moved if old else -moved
         return {"gradient": gradient}
@@ -51,7 +52,7 @@ class FedDyn(Algorithm):
         means, replied = self.merge(replies, ctx)
         after, share = means["model"], len(replied) / ctx.clients
         drift, past = {}, state.private.get("drift", {})
-        for name, _ in modules["model"].named_parameters():
+        for name in trained_parameters(modules["model"]):
             moved = share * (after[name] - state.shared["model"][name])
             drift[name] = past[name] + moved if past else moved
             after[name] += drift[name]

@@ -14,6 +14,7 @@ from itertools import chain
 
 from fedcir.algorithms.algorithm import Algorithm, Replies
 from fedcir.algorithms.scaffold import count_plain_steps
+from fedcir.models.tensors import trained_parameters
 from fedcir.types import ClientReply, Modules, ServerContext, ServerState
 
 
@@ -26,7 +27,7 @@ class FedNova(Algorithm):
 
     def server_step(self, state: ServerState, replies: Replies, modules: Modules, ctx: ServerContext) -> ServerState:
         stream, start = iter(replies), state.shared["model"]
-        trained = [name for name, _ in modules["model"].named_parameters() if name in start]
+        trained = [name for name in trained_parameters(modules["model"]) if name in start]
 
         def norm(reply: ClientReply) -> float:  # ||a_i||_1
             return count_plain_steps(ctx.count_steps(reply.num_examples), ctx.momentum)

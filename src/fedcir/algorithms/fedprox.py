@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedcir.algorithms.algorithm import Algorithm
 from fedcir.losses import proximal
+from fedcir.models.tensors import trained_parameters
 from fedcir.types import LocalContext, Losses, Modules
 from fedcir.validation import Weight
 
@@ -27,6 +28,6 @@ class FedProx(Algorithm):
         losses = super().local_loss(modules, x, y, ctx)
         if not self.mu:
             return losses
-        trained = dict(modules["model"].named_parameters())
+        trained = trained_parameters(modules["model"])
         distance = proximal(trained.values(), (ctx.broadcast["model"][name] for name in trained))
         return Losses(losses.total + self.mu * distance, {**losses.terms, "proximal": distance})

@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedcir.algorithms.algorithm import Algorithm, Batch
+from fedcir.models.adapters import load_trained, snapshot_trained
 from fedcir.models.builder import NetworkBuilder
-from fedcir.models.tensors import snapshot
 from fedcir.types import Groups, LocalContext, Losses, Modules
 from fedcir.validation import Between, Positive, Weight
 
@@ -42,7 +42,7 @@ class Moon(Algorithm):
     def local_start(self, modules: Modules, ctx: LocalContext) -> None:
         modules["global"].load_state_dict(modules["model"].state_dict())
         if "last" in ctx.client_state:
-            modules["last"].load_state_dict(ctx.client_state["last"])
+            load_trained(modules["last"], ctx.client_state["last"])
 
     def local_loss(self, modules: Modules, x: Tensor, y: Tensor, ctx: LocalContext) -> Losses:
         z = modules["model"].encoder(x)  # (B, Z), or maps of features
@@ -57,4 +57,4 @@ class Moon(Algorithm):
         return Losses(loss + self.mu * contrast, {ctx.loss_name: loss, "contrast": contrast})
 
     def local_finish(self, modules: Modules, data: Iterable[Batch], ctx: LocalContext) -> Groups:
-        return {"last": snapshot(modules["model"])}
+        return {"last": snapshot_trained(modules["model"])}

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fedcir.algorithms.algorithm import Algorithm, Batch, Replies
-from fedcir.models.tensors import average
+from fedcir.models.tensors import average, trained_parameters
 from fedcir.types import Groups, LocalContext, Losses, Modules, ServerContext, ServerState, Tensors
 from fedcir.validation import LearningRate
 
@@ -35,14 +35,15 @@ class Scaffold(Algorithm):
 
     def start(self, modules: Modules, ctx: ServerContext) -> ServerState:
         state = super().start(modules, ctx)
-        zero = {name: torch.zeros_like(p, device="cpu") for name, p in modules["model"].named_parameters()}
+        zero = {name: torch.zeros_like(p, device="cpu") for name, p in trained_parameters(modules["model"]).items()}
         return ServerState(0, {**state.shared, "control": zero})
 
     def local_loss(self, modules: Modules, x: Tensor, y: Tensor, ctx: LocalContext) -> Losses:
         losses = super().local_loss(modules, x, y, ctx)
         server_control, control = ctx.broadcast["control"], _load_control(ctx)
         correction = sum(  # its gradient is c - c_i
-            ((server_control[name] - control[name]) * p).sum() for name, p in modules["model"].named_parameters()
+            ((server_control[name] - control[name]) * p).sum()
+            for name, p in trained_parameters(modules["model"]).items()
         )
         return Losses(losses.total + correction, losses.terms)
 
@@ -76,7 +77,7 @@ def _compute_next_control(modules: Modules, ctx: LocalContext) -> Tensors:
     way = count_plain_steps(ctx.steps, ctx.momentum) * ctx.lr
     return {
         name: control[name] - server_control[name] + (x[name] - y.detach()) / way
-        for name, y in modules["model"].named_parameters()
+        for name, y in trained_parameters(modules["model"]).items()
     }
 
 

@@ -17,6 +17,7 @@ from fedcir.client.uploads import ROUNDING, PrivateMean, compress_update
 from fedcir.data.examples import Examples
 from fedcir.data.federation import Client
 from fedcir.errors import RunError
+from fedcir.models.adapters import load_trained
 from fedcir.models.normalisation import estimate_statistics
 from fedcir.models.tensors import find_non_finite, is_statistic
 from fedcir.rng import numpy_rng, secret_rng, torch_rng
@@ -99,12 +100,12 @@ def load_for_evaluation(
         # A site that has not trained yet takes the BatchNorm statistics of its training data.
         assert client.train is not None
         model, size = trainer.modules["model"].train(), trainer.local.batch_size
-        with estimate_statistics(model):
+        layers = [model.get_submodule(n.rpartition(".")[0]) for n in trainer.local_names if n.endswith("running_mean")]
+        with estimate_statistics(model, layers):
             for positions in draw_batches(len(client.train), size, ctx.steps, numpy_rng(0)):
                 model(client.train.batch(positions, trainer.device, trainer.layout)[0])
     if PERSONAL in client_state:
-        model = trainer.modules["model"]
-        model.load_state_dict({**model.state_dict(), **client_state[PERSONAL]})
+        load_trained(trainer.modules["model"], client_state[PERSONAL])
     for module in trainer.modules.values():
         module.eval()
     return ctx

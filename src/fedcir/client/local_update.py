@@ -17,6 +17,7 @@ from fedcir.config import LocalConfig, PrivacyConfig
 from fedcir.data.examples import Examples, augment
 from fedcir.data.federation import Client
 from fedcir.losses import balanced_cross_entropy, class_weighted_cross_entropy
+from fedcir.models.adapters import select_frozen, snapshot_trained
 from fedcir.models.networks import use_matmul_conv
 from fedcir.models.normalisation import find_statistics_layers
 from fedcir.models.optimizers import LocalOptimizer, RoundOptimizer, make_optimizer
@@ -72,12 +73,17 @@ class LocalTrainer:
     """FLOPs of a step, counted once for each kind of round."""
     concurrent: bool = False
     """Whether other threads may train at the same time; not if training draws from torch's default generators."""
+    frozen_hash: str = ""
+    """Hash of the tensors that never change, at a site."""
     optimizer: LocalOptimizer = field(init=False)
+    frozen: Tensors = field(init=False)
+    """Tensors of the model that never change."""
 
     def __post_init__(self) -> None:
         for module in self.modules.values():
             module.to(self.device, memory_format=self.layout)
             use_matmul_conv(module)
+        self.frozen = select_frozen(self.modules["model"])
         self.initial_state.update(self.get_client_state())
         if twice := {*self.algorithm.remembers} & {*self.algorithm.keeps, LOCAL, ROUNDING}:
             method = type(self.algorithm).__name__
@@ -88,7 +94,7 @@ class LocalTrainer:
 
     def get_client_state(self) -> Groups:
         """Copy the modules and model tensors that stay on the client."""
-        state = {name: snapshot(self.modules[name]) for name in self.algorithm.keeps}
+        state = {name: snapshot_trained(self.modules[name]) for name in self.algorithm.keeps}
         if self.local_names:
             state[LOCAL] = {n: t for n, t in snapshot(self.modules["model"]).items() if n in self.local_names}
         return state
@@ -99,11 +105,12 @@ class LocalTrainer:
         """Load broadcast and client state into the networks, and return the context of the algorithm's hooks."""
         state = {**self.initial_state, **client_state}
         for name, module in self.modules.items():
+            frozen = self.frozen if name == "model" else {}
             if name in self.algorithm.keeps:
-                module.load_state_dict(state[name])
+                module.load_state_dict({**frozen, **state[name]})
             elif name in broadcast:
                 local = state.get(LOCAL, {}) if name == "model" else {}
-                module.load_state_dict({**broadcast[name], **local})
+                module.load_state_dict({**frozen, **broadcast[name], **local})
         context = LocalContext(
             round=round,
             total_rounds=self.total_rounds,
@@ -199,7 +206,8 @@ def _train_client(
         module.eval()
     tensors = {name: snapshot(modules[name]) for name in algorithm.trains if name in algorithm.uploads}
     if "model" in tensors:
-        tensors["model"] = {n: t for n, t in tensors["model"].items() if n not in trainer.local_names}
+        unsent = trainer.local_names | trainer.frozen.keys()
+        tensors["model"] = {n: t for n, t in tensors["model"].items() if n not in unsent}
     with torch.inference_mode():
         summary = algorithm.local_summary(modules, trainer.iterate_batches(client.train), ctx)
     _check_groups(algorithm, "local_summary", summary, algorithm.sends)

@@ -11,6 +11,7 @@ from fedcir.client.uploads import UploadFormat
 from fedcir.config import Config
 from fedcir.errors import InputError
 from fedcir.files import make_private_folder, write_file
+from fedcir.models.adapters import frozen_names
 from fedcir.models.tensors import HEAD, batchnorm_names, is_statistic
 from fedcir.tensor_files import pack_groups, unpack_groups
 from fedcir.types import Groups
@@ -47,8 +48,10 @@ def local_tensor_names(config: Config, algorithm: Algorithm, model: nn.Module) -
         return frozenset()
     names = HEAD if algorithm.keeps_head else frozenset()
     if algorithm.keeps_batchnorm:
-        return names | batchnorm_names(model)
-    return names.union(filter(is_statistic, model.state_dict()) if config.model.batchnorm == "local" else ())
+        names |= batchnorm_names(model)
+    elif config.model.batchnorm == "local":
+        names = names.union(filter(is_statistic, model.state_dict()))
+    return names - frozen_names(model)
 
 
 def check_local_data(config: Config, algorithm: Algorithm, domain: str, trains: bool) -> None:

@@ -14,6 +14,7 @@ from torch.func import functional_call, grad, vmap
 from fedcir.algorithms.algorithm import Algorithm
 from fedcir.config import Config, PrivacyConfig
 from fedcir.errors import InputError
+from fedcir.models.adapters import frozen_names
 from fedcir.models.tensors import batchnorm_names, is_statistic
 from fedcir.tasks.task import Task
 from fedcir.types import ClientReply, ExampleNoise, Groups, LocalContext, Tensors
@@ -157,7 +158,7 @@ def check_example_privacy(config: Config, algorithm: Algorithm, task: Task, mode
             "privacy.unit=example does not cover the label shares of a client: "
             "set local.prior=none and local.balance=none"
         )
-    if batchnorm_names(model) and config.model.batchnorm != "frozen":
+    if batchnorm_names(model) - frozen_names(model) and config.model.batchnorm != "frozen":
         raise InputError("privacy.unit=example cannot take BatchNorm, which mixes examples: set model.norm=group")
 
 

@@ -139,6 +139,16 @@ class ModelConfig:
     """Whether images are resized to the size that a pretrained encoder was trained with; several encoders always do."""
     hidden: Annotated[int | None, Between(1, 16_384)] = None
     """Width of a hidden layer with ReLU between the features of a frozen encoder and the rest; none if not given."""
+    train: tuple[str, ...] | None = None
+    """Parts of the encoder that train, by name or pattern (layer4, layer*), besides the head; others are frozen."""
+    adapter: Literal["none", "lora"] = "none"
+    """With lora, the encoder is frozen, but low-rank changes of its linear layers and convolutions train."""
+    adapter_rank: Annotated[int | None, Between(1, 4_096)] = None
+    """Rank of these changes; 8 if not given."""
+    adapter_alpha: Annotated[float | None, Between(0, 1_000_000, above=True)] = None
+    """Their factor, divided by the rank; 16 if not given."""
+    adapter_targets: tuple[str, ...] | None = None
+    """Layers that get adapters, by name or pattern (layer4, *.conv2); all if not given."""
     mean: Annotated[tuple[float, ...] | None, Between(-1_000, 1_000)] = None
     """Mean by channel that pixel values from 0 to 1 are normalised with; by default the encoder's, or ImageNet's."""
     std: Annotated[tuple[float, ...] | None, Between(0, 1_000, above=True)] = None
@@ -171,6 +181,7 @@ class ModelConfig:
         for setting, is_set in (("stages", self.stages is not None), ("hidden", self.hidden is not None)):
             if is_set and not self.freeze:
                 raise InputError(f"model.{setting} is for a frozen encoder: set model.freeze=true too, or leave it out")
+        self._check_partial()
         if self.start != "none" and (self.hidden is not None or self.norm != "batch"):
             setting = "hidden" if self.hidden is not None else "norm"
             raise InputError(
@@ -181,6 +192,16 @@ class ModelConfig:
             raise InputError(f"{setting} keeps the norms that model.norm={self.norm} replaces: leave out one")
         if (self.mean is None) != (self.std is None) or len(self.mean or ()) != len(self.std or ()):
             raise InputError("model.mean and model.std go together: give both, a value for each channel, or neither")
+
+    def _check_partial(self) -> None:
+        for name in ("adapter_rank", "adapter_alpha", "adapter_targets"):
+            if getattr(self, name) is not None and self.adapter == "none":
+                raise InputError(f"model.{name} is for adapters: set model.adapter=lora too, or leave it out")
+        for name in ("train", "adapter_targets"):
+            if getattr(self, name) == ():
+                raise InputError(f"model.{name} names no part: name some, or leave it out")
+        if self.freeze and self.partial:
+            raise InputError(f"model.freeze=true freezes the whole encoder: leave it out, or {self.frozen_by}")
 
     def _check_side_by_side(self) -> None:
         for name in self.names:
@@ -211,6 +232,17 @@ class ModelConfig:
         """The user's file that makes the network, if one does."""
         path = self.name if self.name.endswith(".py") else self.name.rpartition(":")[0]
         return Path(path) if path.endswith(".py") else None
+
+    @property
+    def partial(self) -> bool:
+        """Whether parts of the encoder are frozen, or all but its adapters."""
+        return self.train is not None or self.adapter != "none"
+
+    @property
+    def frozen_by(self) -> str | None:
+        """Setting that freezes the encoder or parts of it; None if all of it trains."""
+        settings = {"model.train": self.train is not None, "model.adapter": self.adapter != "none"}
+        return next((name for name, is_set in {**settings, "model.freeze": self.freeze}.items() if is_set), None)
 
     @property
     def pretrained(self) -> bool:

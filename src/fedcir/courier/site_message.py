@@ -1,6 +1,5 @@
 """Compute a site's FedCiROne message from its own folder, as a client of a run would, and sign it."""
 
-import hashlib
 import json
 import os
 from pathlib import Path
@@ -17,7 +16,7 @@ from fedcir.errors import InputError
 from fedcir.files import check_output_file, write_file
 from fedcir.machine import use_threads
 from fedcir.models.builder import NetworkBuilder
-from fedcir.models.tensors import describe_tensor, snapshot
+from fedcir.models.tensors import hash_tensors, snapshot
 from fedcir.runtime.session import Session, open_session
 from fedcir.server.accounting import upload_epsilon
 from fedcir.signing import open_key
@@ -120,10 +119,5 @@ def describe_encoder(session: Session) -> dict[str, object]:
 
 def hash_encoder(config: Config, builder: NetworkBuilder) -> str:
     """Hash the weights of a frozen encoder, and the file that makes it if it is a user's."""
-    digest = hashlib.blake2b(digest_size=32)
-    if config.model.file is not None:
-        digest.update(config.model.file.read_bytes())
-    for name, tensor in sorted(snapshot(builder.whole().encoder()).items()):
-        digest.update(f"{name} {describe_tensor(tensor)}".encode())
-        digest.update(tensor.numpy().tobytes())
-    return digest.hexdigest()
+    code = b"" if config.model.file is None else config.model.file.read_bytes()
+    return hash_tensors(snapshot(builder.whole().encoder()), code)

@@ -293,8 +293,10 @@ def build_federation(
     trained = {name for name, part in partition.by_domain.items() if len(part.rows)}
     unseen = tuple(name for name in domains.names if name not in trained)  # such as a held-out one
     notes = list(domains.notes)
-    if config.model.freeze and config.model.name in BUILTIN_MODELS and config.model.weights is None:
-        notes.append(f"{config.model.name} is frozen at random weights: set model.weights to those of a trained one")
+    model = config.model
+    if (model.freeze or model.partial) and model.name in BUILTIN_MODELS and model.weights is None:
+        share = "is" if model.freeze else "is partly"
+        notes.append(f"{model.name} {share} frozen at random weights: set model.weights to those of a trained one")
     return Federation(
         domains.name,
         LazyClients(partition, build_client),

@@ -186,9 +186,9 @@ def check_deployable(config: Config, algorithm: Algorithm) -> None:
         raise InputError(f"model.start={config.model.start} is for runs on one machine: leave it out")
     if algorithm.pools:
         raise InputError(f"{config.algorithm.name} trains on all data in one place, not across sites: use `fedcir run`")
-    if config.model.weights is not None and config.model.freeze:
+    if config.model.weights is not None and config.model.frozen_by is not None:
         raise InputError(
-            "model.weights cannot be used with model.freeze across sites, which do not have the file: "
+            f"model.weights cannot be used with {config.model.frozen_by} across sites, which do not have the file: "
             "let the encoder load its weights itself (model.name=./mine.py:make)"
         )
     if config.model.weights is not None and (setting := find_local_cause(config, algorithm)):

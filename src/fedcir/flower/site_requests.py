@@ -34,7 +34,7 @@ from fedcir.flower.wire import TaskHeader, pack_combined, pack_reply, unpack_hea
 from fedcir.machine import retain_freed_memory, use_threads
 from fedcir.models.tensors import count_bytes
 from fedcir.runtime.resolution import pick_device
-from fedcir.runtime.session import make_trainer
+from fedcir.runtime.session import hash_frozen, make_trainer
 from fedcir.server.accounting import upload_accountant
 from fedcir.tasks.classification import choose_task
 from fedcir.tasks.task import Task
@@ -46,6 +46,11 @@ REPLIES, REPLY_FILE = "replies", "round-{:06d}.safetensors"
 """Folder of a run in the state folder, and a file of a client in it."""
 STORED_ROUNDS = 3
 """Rounds whose replies are stored. With noise, a server saves a checkpoint every round, so it repeats one at most."""
+
+OTHER_WEIGHTS = (
+    "the frozen tensors of its encoder are not the server's: install the same weights, and the same version of what "
+    "makes the encoder"
+)
 
 SiteOpener = Callable[[TaskHeader, Context], LocalSite]
 
@@ -78,7 +83,7 @@ def local_update(
             raise InputError(f"{name!r} has no test Dataset, but every site must test: give data=(train, test)")
         counts = len(client.train or ()), len(client.test)
         site = SiteDescription(name, (), *counts, "", partition=node.partition, shared=True, versions=VERSIONS)
-        return LocalSite(client, federation.builder, site)
+        return LocalSite(client, federation.builder.limit(header.config.model), site)
 
     return handle_message(msg, context, open_datasets, algorithm)
 
@@ -164,6 +169,8 @@ class SiteRequest:
             tested = (*method.trains, *((COALITIONS,) if config.server.store_sums and COALITIONS in groups else ()))
             received = groups if part == "train" else {name: groups[name] for name in tested}
             with use_threads(config.run.threads), self._open_trainer(site, config, method) as trainer:
+                if header.frozen and header.frozen != trainer.frozen_hash:
+                    raise InputError(OTHER_WEIGHTS, public=OTHER_WEIGHTS)
                 if part == "train":
                     _check_noise(config, method, groups, trainer)
                 reply = handle_request(trainer, client, store, part, received, header.round)
@@ -221,7 +228,7 @@ class SiteRequest:
         site.trainers.clear()
         if trainer is None:
             trainer = make_trainer(config, method, site.builder, device)
-            trainer.deployed = True
+            trainer.deployed, trainer.frozen_hash = True, hash_frozen(site.builder, trainer.modules)
         yield trainer
         site.trainers[key] = trainer
 

@@ -95,7 +95,7 @@ class AlgorithmStrategy(Strategy):
         with use_threads(self.config.run.threads):
             self._builder = make_module_builder(
                 encoder, example, choose_task(task, num_classes), self.config.model.latent, self.config.run.seed
-            )
+            ).limit(self.config.model)
         self._started = False
         self._timeout = ROUND_TIMEOUT
         self._transport: GridTransport | None = None

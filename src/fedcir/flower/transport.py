@@ -340,7 +340,11 @@ class GridTransport:
         nodes, missing = self._find_nodes(cohort)
         numbers = {node: client for client, node in nodes.items()}
         classes = self.registry.header.classes
-        header = TaskHeader(self.session.config, numbers, round, classes, self.key, tests=tuple(tests))
+        header = TaskHeader(
+            *(self.session.config, numbers, round, classes, self.key),
+            tests=tuple(tests),
+            frozen=self.session.frozen_hash,
+        )
         content = pack_task(groups, self.session.algorithm.trains, header, config)
         ttl = (2 if tests else 1) * self.timeout
         return {client: make_message(content, node, kind, round, ttl) for client, node in nodes.items()}, missing

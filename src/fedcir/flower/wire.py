@@ -57,6 +57,8 @@ class TaskHeader:
     """Groups of the message; an empty group has no tensor that names it."""
     tests: tuple[int, ...] = ()
     """Clients that evaluate the model they receive, the result of the round before, and then train on it."""
+    frozen: str = ""
+    """Hash of the frozen tensors of the network, which a site must have too; empty if there are none."""
 
     def to_json(self) -> str:
         tables = config_to_tables(self.config)
@@ -79,7 +81,12 @@ class TaskHeader:
         if not all(letter in "0123456789abcdef" for letter in key):  # it names a folder
             raise InputError(f"the run's key must be hexadecimal, got {key!r}")
         classes, groups, tests = (tuple(values[name]) for name in ("classes", "groups", "tests"))
-        return cls(config_from_tables(values["config"]), clients, int(values["round"]), classes, key, groups, tests)
+        config, round, frozen = (
+            config_from_tables(values["config"]),
+            int(values["round"]),
+            str(values.get("frozen", "")),
+        )
+        return cls(config, clients, round, classes, key, groups, tests, frozen)
 
 
 def pack_task(

@@ -23,6 +23,7 @@ from fedcir.data.features import FeatureCache
 from fedcir.data.federation import Client
 from fedcir.errors import InputError, suggest_name
 from fedcir.machine import check_memory, is_out_of_memory
+from fedcir.models.adapters import merge_adapters
 from fedcir.models.networks import use_standard_conv
 from fedcir.models.pretrained import FrozenEncoder
 from fedcir.runs.reader import Run, RunSource, restore_model, to_run
@@ -176,11 +177,10 @@ def open_model(
     if site is not None and train is None and not local_tensors and has_client_parts(run, method):
         raise InputError(f"no client of {site!r} has trained in {run.path}, so it has no model: choose another site")
     ctx, trainer = restored.load(client), restored.trainer
-    for module in trainer.modules.values():
-        module.requires_grad_(False)
+    modules = {name: merge_adapters(module).requires_grad_(False) for name, module in trainer.modules.items()}
     # Earlier versions fitted one on private data too.
     calibration = (None if run.config.privacy.noise else RunFolder(run.path).calibration()) or Calibration()
-    return TrainedModel(run, method, trainer.modules, ctx, trainer.device, trainer.layout, calibration, site)
+    return TrainedModel(run, method, modules, ctx, trainer.device, trainer.layout, calibration, site)
 
 
 def has_client_parts(run: Run, method: Algorithm) -> bool:

@@ -18,6 +18,7 @@ from torch.nn.parameter import is_lazy
 from fedcir.config import BUILTIN_MODELS, PRETRAINED_SIZES, ModelConfig
 from fedcir.errors import InputError
 from fedcir.machine import check_memory
+from fedcir.models.adapters import limit_training
 from fedcir.models.classifier import (
     Classifier,
     GaussianClassifier,
@@ -56,7 +57,9 @@ class NetworkBuilder:
     example: Tensor | None = None
     """A batch of inputs, to find the encoder's stages; None for a network that only predicts."""
     frozen: nn.Module | None = None
-    """Encoder that is not trained, whose features are the inputs; None if the whole encoder is trained."""
+    """Encoder that is not trained, whose features are the inputs; None if the encoder sees the inputs itself."""
+    limits: ModelConfig | None = None
+    """Settings of partial training and of adapters; None if the whole encoder is trained."""
 
     @property
     def num_classes(self) -> int:
@@ -77,7 +80,12 @@ class NetworkBuilder:
 
     def encoder(self) -> nn.Module:
         with seeded_init(self.seed, "init", "encoder"):
-            return self.make_encoder()
+            encoder = self.make_encoder()
+        return encoder if self.limits is None else limit_training(encoder, self.limits, self.seed)
+
+    def limit(self, model: ModelConfig) -> "NetworkBuilder":
+        """Return the builder of the same networks, of which only what these settings name trains."""
+        return replace(self, limits=model) if model.partial else self
 
     def classifier(self, projection: int = 0, normalised: bool = False) -> Classifier:
         """Build the task's head on the features, or on a projection of them to this width; optionally of norm 1."""
@@ -109,7 +117,7 @@ def make_image_builder(
 ) -> NetworkBuilder:
     """Make the builder of a configured encoder on images."""
     if not model.freeze:
-        return _make_whole_builder(model, task, channels, seed, image_size)
+        return _make_whole_builder(model, task, channels, seed, image_size).limit(model)
     networks = []
     for name in model.names:
         size = PRETRAINED_SIZES[name] if model.native_size or len(model.names) > 1 else image_size
@@ -138,13 +146,13 @@ def make_array_builder(model: ModelConfig, task: Task | int, shape: Sequence[int
     if model.name in BACKBONES and len(shape) != 3:
         raise InputError(f"{model.name} takes images, but the inputs are of the shape {list(shape)}: use mlp or linear")
     if model.name in BUILTIN_MODELS:
-        return _make_builtin_builder(model, task, shape, seed)
+        return _make_builtin_builder(model, task, shape, seed).limit(model)
     if set(model.names) <= set(PRETRAINED_SIZES):
         raise InputError(f"{model.name} takes images, but the inputs are of the shape {list(shape)}: use mlp or linear")
     example = torch.zeros(2, *shape)
     with seeded_init(seed, "init", "encoder"):
         encoder = build_foreign_encoder(model, example)
-    return make_module_builder(encoder, example, task, model.latent, seed, "inputs")
+    return make_module_builder(encoder, example, task, model.latent, seed, "inputs").limit(model)
 
 
 def _make_whole_builder(

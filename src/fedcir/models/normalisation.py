@@ -5,7 +5,7 @@ It is meant for encoders from torchvision, timm or MONAI, pretrained or not, tha
 
 import copy
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import takewhile
 from typing import Any, Literal, cast
@@ -161,9 +161,12 @@ def find_statistics_layers(network: nn.Module) -> list[_BatchNorm]:
 
 
 @contextmanager
-def estimate_statistics(network: nn.Module) -> Iterator[None]:
-    """Replace BatchNorm statistics by those of the batches that pass within, each with the same weight (AdaBN)."""
-    layers = find_statistics_layers(network)
+def estimate_statistics(network: nn.Module, layers: Sequence[Any] | None = None) -> Iterator[None]:
+    """Replace BatchNorm statistics by those of the batches that pass within, each with the same weight (AdaBN).
+
+    `layers` are the ones to change; all if not given.
+    """
+    layers = find_statistics_layers(network) if layers is None else layers
     momenta = [layer.momentum for layer in layers]
     for layer in layers:
         layer.train().reset_running_stats()

@@ -80,7 +80,7 @@ class SGD:
     """SGD with momentum; `restart` sets its buffers to zero."""
 
     def __init__(self, parameters: Iterable[Tensor]) -> None:
-        self.parameters = list(parameters)
+        self.parameters = [parameter for parameter in parameters if parameter.requires_grad]
         self._momenta = [torch.zeros_like(parameter) for parameter in self.parameters]
 
     def restart(self) -> None:
@@ -108,7 +108,7 @@ class TorchOptimizer:
     """An optimiser of torch.optim with its default settings, besides rate, momentum and weight decay."""
 
     def __init__(self, kind: type[torch.optim.Optimizer], parameters: Iterable[Tensor]) -> None:
-        self.kind, self.parameters = kind, list(parameters)
+        self.kind, self.parameters = kind, [parameter for parameter in parameters if parameter.requires_grad]
         self._optimizer: torch.optim.Optimizer | None = None
 
     def restart(self) -> None:

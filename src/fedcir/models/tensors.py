@@ -1,5 +1,6 @@
 """Pure functions on named tensors: copies, means, norms, sizes and checks."""
 
+import hashlib
 import math
 from collections.abc import Iterable
 from itertools import repeat
@@ -78,6 +79,20 @@ def batchnorm_names(module: nn.Module) -> frozenset[str]:
     """Names of the weights and statistics of the BatchNorm layers in the state_dict."""
     layers = [(at, part) for at, part in module.named_modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)]
     return frozenset(f"{at}.{name}" for at, layer in layers for name in layer.state_dict())
+
+
+def trained_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
+    """Parameters of a module that train, by name."""
+    return {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
+
+
+def hash_tensors(tensors: Tensors, start: bytes = b"") -> str:
+    """Hash these bytes, and then names, types, shapes and values of tensors."""
+    digest = hashlib.blake2b(start, digest_size=32)
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {describe_tensor(tensor)}".encode())
+        digest.update(tensor.numpy().tobytes())
+    return digest.hexdigest()
 
 
 def to_second_moments(bag: Tensors) -> Tensors:

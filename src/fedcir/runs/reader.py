@@ -20,6 +20,7 @@ from fedcir.config import Config, ModelConfig
 from fedcir.data.federation import Client
 from fedcir.errors import InputError, suggest_name
 from fedcir.files import RESTORE_HINT
+from fedcir.models.adapters import load_trained, merge_adapters
 from fedcir.models.builder import NetworkBuilder, make_array_builder, make_image_builder
 from fedcir.models.site_statistics import fit_site_count
 from fedcir.models.tensors import HEAD, batchnorm_names, find_mismatch, find_non_finite
@@ -141,9 +142,10 @@ class Run:
     ) -> nn.Module:
         """Build the trained network in evaluation mode from the model card, without any data.
 
-        Where BatchNorm (FedBN), the head (FedRep) or a whole model (FedProto, Ditto) stays on the clients, those of the
-        first client of `domain` are loaded. A run of a custom algorithm needs it as `algorithm`: an instance, its
-        class, or its file. A run of fedcir.train needs an `encoder` like the original one. A run whose model is a
+        Adapters are added into the weights that they change. Where BatchNorm (FedBN), the head (FedRep) or a whole
+        model (FedProto, Ditto) stays on the clients, those of the first client of `domain` are loaded. A run of a
+        custom algorithm needs it as `algorithm`: an instance, its class, or its file. A run of fedcir.train needs an
+        `encoder` like the original one. A run whose model is a
         callable of another package or file must be loaded with `trust_code`.
         """
         arrays, method = self.weights(), self.configured_method(algorithm)
@@ -154,7 +156,7 @@ class Run:
             raise InputError(f"{self.path} has no model for all clients: name a domain, as in {example}")
         network: nn.Module = method.build(self.builder(arrays, encoder))["model"]
         network.load_state_dict(self.check_tensors(network, arrays))
-        return network.eval()
+        return merge_adapters(network.eval())
 
     def weights(self) -> Tensors:
         """Tensors of the saved model."""
@@ -237,7 +239,8 @@ class Run:
         widest = next((arrays[name] for name in after if name in arrays), None)
         features = 0 if widest is None or widest.ndim != 2 else widest.shape[1]
         latent = features if gaussian is None else len(gaussian) // 2
-        return NetworkBuilder(task, features, latent, seed, lambda: copy.deepcopy(copied))
+        builder = NetworkBuilder(task, features, latent, seed, lambda: copy.deepcopy(copied))
+        return builder.limit(build_dataclass(ModelConfig, self.card["model"], "model"))
 
 
 def describe_saved_model(summary: Mapping[str, Any]) -> str:
@@ -339,6 +342,9 @@ def restore_model(
     trainer = make_trainer(replace(config, run=replace(config.run, compile=False)), algorithm, builder, device)
     folder = run.path / "clients"
     received: Groups = {}
+    if trainer.frozen:
+        saved = run.weights()
+        load_trained(trainer.modules["model"], {name: saved[name] for name in trainer.frozen.keys() & saved.keys()})
     if algorithm.one_model:
         model, weights = trainer.modules["model"], run.weights()
         tensors = model.state_dict()

@@ -153,6 +153,8 @@ def _check_epochs(config: Config, algorithm: Algorithm) -> None:
 
 def _check_one_shot(config: Config) -> None:
     """Refuse settings that change updates of a model, where clients send sums instead."""
+    if config.model.partial:
+        raise InputError(f"{config.model.frozen_by}: clients of {config.algorithm.name} take no steps; leave it out")
     settings = {
         "server.aggregation": (config.server.aggregation, "mean"),
         "server.upload": (config.server.upload, "float32"),
@@ -232,6 +234,10 @@ ARGUMENT_SECTIONS = ("data", "partition", "model", "algorithm")
 """Sections that do not apply where data, encoder and algorithm are arguments."""
 
 
+PARTIAL_SETTINGS = {"train", "adapter", "adapter_rank", "adapter_alpha", "adapter_targets"}
+"""Settings of [model] that say which parts of an encoder train, wherever it comes from."""
+
+
 def config_from_keywords(
     algorithm: Algorithm | type[Algorithm] | str | Path, set: Assignments = (), **keywords: Any
 ) -> tuple[Config, Algorithm]:
@@ -244,7 +250,8 @@ def config_from_keywords(
             section, field = KEYWORDS[keyword].split(".")
             tables = merge_tables(tables, {section: {field: value}})
     settings = ConfigRequest.from_options({}, set=set).tables()
-    if wrong := next((section for section in settings if section in ARGUMENT_SECTIONS), None):
+    chosen = {key: value for key, value in settings.items() if key != "model" or not value.keys() <= PARTIAL_SETTINGS}
+    if wrong := next((section for section in chosen if section in ARGUMENT_SECTIONS), None):
         raise InputError(f"set takes no settings of [{wrong}] here: data, encoder and algorithm are arguments")
     config = config_from_tables(merge_tables(tables, settings))
     return replace(config, algorithm=AlgorithmConfig(name, get_hyper_parameters(method))), method

@@ -28,9 +28,10 @@ from fedcir.config import Config, config_to_tables
 from fedcir.data.federation import Roster
 from fedcir.errors import RunError
 from fedcir.files import compute_checksum
+from fedcir.models.adapters import select_frozen
 from fedcir.models.builder import NetworkBuilder
 from fedcir.models.site_statistics import fit_site_count
-from fedcir.models.tensors import snapshot
+from fedcir.models.tensors import hash_tensors, snapshot, to_cpu
 from fedcir.rng import numpy_rng, secret_rng, torch_rng
 from fedcir.runtime.file_formats import has_stalled, round_to_save
 from fedcir.runtime.resolution import resolve_config
@@ -81,7 +82,8 @@ class Session:
     def card(self) -> dict[str, Any]:
         """Metadata of the model: its data, how to build it, and how it was trained. It holds no path."""
         tables = config_to_tables(self.config)
-        model = {name: value for name, value in tables["model"].items() if name not in ("weights", "start")}
+        left_out = ("weights", "start", *(("adapter",) if self.config.model.adapter == "none" else ()))
+        model = {name: value for name, value in tables["model"].items() if name not in left_out}
         if (file := self.config.model.file) is not None:
             model["name"] = f"{file.name}:{self.config.model.name.rpartition(':')[2]}"
         method = self.config.algorithm
@@ -91,13 +93,18 @@ class Session:
 
     @property
     def model(self) -> Tensors:
-        """Tensors of the saved model with those of a frozen encoder; empty if there is no global model."""
-        frozen: Tensors = {}
+        """Tensors of the saved model with those that are frozen; only these if there is no global model."""
+        frozen = to_cpu(select_frozen(self.modules["model"]))
         if self.roster.builder.frozen is not None:
             whole = self.algorithm.build(self.roster.builder.whole())["model"]
             trained = self.modules["model"].state_dict()
             frozen = {name: tensor for name, tensor in snapshot(whole).items() if name not in trained}
         return {**frozen, **self._saved_state().shared.get("model", {})}
+
+    @cached_property
+    def frozen_hash(self) -> str:
+        """Hash of the tensors that never change, which every client must have; empty if there are none."""
+        return hash_frozen(self.roster.builder, self.modules)
 
     @property
     def saved(self) -> dict[str, Any]:
@@ -330,14 +337,20 @@ class Session:
         )
 
 
+def hash_frozen(builder: NetworkBuilder, modules: Modules) -> str:
+    """Hash the tensors of a run's network that never change: a frozen encoder's, or its frozen parts'."""
+    frozen = select_frozen(modules["model"]) if builder.frozen is None else builder.frozen.state_dict()
+    return hash_tensors(to_cpu(frozen)) if frozen else ""
+
+
 def open_session(config: Config, algorithm: Algorithm, roster: Roster) -> Session:
     """Open a run before its first round: resolve the config and build the networks."""
     resolved = resolve_config(config, algorithm, roster)
     modules = algorithm.build(roster.builder)
     session = Session(resolved, algorithm, modules, roster, ServerState(0, {}), notes=roster.notes)
     state = algorithm.start(modules, session.context(0))
-    local_names = local_tensor_names(config, algorithm, modules["model"])
-    model = {name: tensor for name, tensor in state.shared.get("model", {}).items() if name not in local_names}
+    unsent = local_tensor_names(config, algorithm, modules["model"]) | select_frozen(modules["model"]).keys()
+    model = {name: tensor for name, tensor in state.shared.get("model", {}).items() if name not in unsent}
     session.state = replace(state, shared={**state.shared, "model": model} if "model" in state.shared else state.shared)
     check_update_privacy(session.config, algorithm, session.evaluation_groups(session.state))
     if config.privacy.by_steps:

@@ -31,6 +31,7 @@ from fedcir.data.federation import Federation, open_federation, pool_clients
 from fedcir.data.torch_datasets import Pairs, federation_from_datasets
 from fedcir.errors import InputError, suggest_name
 from fedcir.machine import retain_freed_memory, use_threads
+from fedcir.models.adapters import load_trained, merge_adapters
 from fedcir.runtime.resolution import config_from_keywords, list_devices, pick_workers, resolve_config
 from fedcir.runtime.resume import attach_run_folder
 from fedcir.runtime.rounds import Rounds, SerialTransport, Transport, run_rounds, summarise
@@ -167,17 +168,17 @@ class Result:
         """The global model in evaluation mode. With FedBN or FedRep, that of the first client."""
         if not self.one_model:
             raise InputError(f"there is no model for all clients: take one client's, as in model_of({min(self.own)!r})")
-        return self.network
+        return merge_adapters(self.network)
 
     def model_of(self, client: str) -> nn.Module:
         """Return the model of a client that trained, with its local tensors."""
         if not self.own:
-            return self.network
+            return self.model
         if client not in self.own:
             raise InputError(f"no client {client!r} that trained; {suggest_name(client, self.own)}")
         model = copy.deepcopy(self.network)
-        model.load_state_dict({**model.state_dict(), **self.own[client]})
-        return model
+        load_trained(model, self.own[client])
+        return merge_adapters(model)
 
 
 def train(
@@ -224,8 +225,8 @@ def train(
     and the summary of that round are saved, and `resume` continues from there. On a CPU `workers` processes train
     at a time, by default one per core; a convolutional encoder is often faster with `layout="channels_last"`. With
     `prior="client"` the label shares of each client correct its cross-entropy, which helps where they differ; by
-    default the algorithm decides. `set` holds any other settings of `local`, `server`, `run` and `privacy`:
-    {"local.balance": "classes"}.
+    default the algorithm decides. `set` holds any other settings of `local`, `server`, `run` and `privacy`, and
+    those that say which parts of the encoder train: {"model.train": "layer4", "model.adapter": "lora"}.
     """
     predicted = choose_task(task, num_classes)
     config, method = config_from_keywords(
@@ -247,6 +248,7 @@ def train(
         layout=layout,
     )
     federation = federation_from_datasets(clients, encoder, predicted, config.model.latent, config.run.seed)
+    federation = replace(federation, builder=federation.builder.limit(config.model))
     config = resolve_config(config, method, federation)
     with open_rounds(config, method, federation, None if out is None else Path(out), resume) as (session, records):
         for record in records:
