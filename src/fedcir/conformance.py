@@ -69,9 +69,9 @@ class Subject:
 Check = Callable[[Subject], None]
 
 
-def check_algorithm(algorithm: Algorithm, set: Assignments = ()) -> None:
-    """Run every check, with these settings, and raise the first guarantee that the algorithm breaks."""
-    subject = Subject(algorithm, set)
+def check_algorithm(algorithm: Algorithm) -> None:
+    """Run every check, and raise the first guarantee that the algorithm breaks."""
+    subject = Subject(algorithm)
     for check in CHECKS:
         check(subject)
 
@@ -281,7 +281,7 @@ def it_trains_on_any_task_or_needs_classes(subject: Subject) -> None:
     """A method takes labels, numbers, survival times and masks, unless it declares that it computes with classes."""
     for task in TASKS:
         try:
-            session = _run(subject.algorithm, task=task, rounds=1, local_steps=1)
+            session = _run(subject, task=task, rounds=1, local_steps=1)
         except Exception as error:
             fix = "set needs_classes = True if the method computes with classes"
             refused = isinstance(error, InputError) and subject.algorithm.needs_classes
