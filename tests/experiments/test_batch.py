@@ -7,7 +7,7 @@ import pytest
 
 from fedcir.algorithms import list_algorithms
 from fedcir.config import Config
-from fedcir.experiments.batch import prepare, required_methods
+from fedcir.experiments.batch import prepare_jobs, required_methods
 from fedcir.experiments.sweep import Job
 
 POOLING = {"centralized", "centralizedbatch"}
@@ -41,7 +41,7 @@ def test_methods_that_settings_refuse_are_left_out_unless_they_are_named(
 ) -> None:
     jobs = [Job(tiny(name, *settings), tmp_path / name) for name in list_algorithms()]
     notes: list[str] = []
-    _, left_out = prepare(jobs, False, None, required_methods(["all"]), on_note=notes.append)
+    _, left_out = prepare_jobs(jobs, False, None, required_methods(["all"]), on_note=notes.append)
     assert set(left_out) == refused
     assert notes == [f"left out: {why}" for why in left_out.values()]
     assert all(name in why and "\n" not in why for name, why in left_out.items())
@@ -50,4 +50,4 @@ def test_methods_that_settings_refuse_are_left_out_unless_they_are_named(
 def test_a_fault_in_ones_own_method_is_left_to_its_run(tiny: Callable[..., Config], tmp_path: Path) -> None:
     (tmp_path / "faulty.py").write_text(FAULTY)
     jobs = [Job(tiny(name), tmp_path / "out") for name in ("fedavg", str(tmp_path / "faulty.py"))]
-    assert not prepare(jobs, False, None, required_methods([tmp_path / "faulty.py"]))[1]
+    assert not prepare_jobs(jobs, False, None, required_methods([tmp_path / "faulty.py"]))[1]

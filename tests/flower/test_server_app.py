@@ -25,7 +25,7 @@ from grid import MemoryGrid, context_of, pem, run_of_flower, site  # noqa: F401
 from fedcir.config import config_to_tables, dump_toml
 from fedcir.errors import InputError, RunError
 from fedcir.flower import server_app
-from fedcir.flower.certificates import key_fingerprint
+from fedcir.flower.certificates import node_key_fingerprint
 from fedcir.flower.server_app import DeploymentSettings
 from fedcir.flower.wire import TaskHeader
 from fedcir.runtime.run_folder import RunFolder
@@ -36,7 +36,7 @@ def test_a_resumed_run_knows_its_sites_by_their_keys_unless_it_is_told_of_new_on
     grid.keys = {node: pem(node) for node in NODES}
     across(grid, tiny("fedavg"), tmp_path / "run", until=1)
     bound = [client["node_key"] for client in RunFolder(tmp_path / "run").manifest()["clients"]]
-    assert bound == [key_fingerprint(pem(node)) for node in NODES]
+    assert bound == [node_key_fingerprint(pem(node)) for node in NODES]
     grid.keys[17] = pem(99)
     across(grid, tiny("fedavg"), tmp_path / "run", resume=True, sites=2, until=2)
     assert list(dropped(tmp_path / "run")[1]) == ["1"]
@@ -44,7 +44,7 @@ def test_a_resumed_run_knows_its_sites_by_their_keys_unless_it_is_told_of_new_on
     across(grid, tiny("fedavg"), tmp_path / "run", resume=True, new_keys=("1",))
     assert dropped(tmp_path / "run")[2] == {}
     clients = RunFolder(tmp_path / "run").manifest()["clients"]
-    assert clients[1]["node_key"] == key_fingerprint(pem(99))
+    assert clients[1]["node_key"] == node_key_fingerprint(pem(99))
 
 
 def test_a_run_leaves_a_report_and_one_that_cannot_be_written_is_a_note(

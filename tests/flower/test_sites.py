@@ -14,8 +14,8 @@ from flwr.app import ConfigRecord, Error, Message, MessageType, MetricRecord, Re
 from grid import MemoryGrid, Node, clock_of_sleep, pem, run_of_flower  # noqa: F401
 
 from fedcir.errors import RunError
-from fedcir.flower.certificates import key_fingerprint, make_node_key
-from fedcir.flower.site_manifest import SiteDescription, build_manifest, release_keys
+from fedcir.flower.certificates import make_node_key, node_key_fingerprint
+from fedcir.flower.site_manifest import SiteDescription, build_site_manifest, release_keys
 from fedcir.flower.transport import POLL_SECONDS, NodeRegistry, push_messages
 from fedcir.flower.wire import TaskHeader
 
@@ -44,7 +44,7 @@ def looking(grid: MemoryGrid) -> NodeRegistry:
 
 
 def manifest_clients(*sites: SiteDescription) -> list[dict[str, Any]]:
-    clients: list[dict[str, Any]] = build_manifest(sites, config())[0]["clients"]
+    clients: list[dict[str, Any]] = build_site_manifest(sites, config())[0]["clients"]
     return clients
 
 
@@ -254,7 +254,7 @@ def test_a_node_that_came_back_before_the_run_began_is_not_two_sites() -> None:
     sites = looking(grid)
     grid.nodes = {9: introduces(own("a")), 8: introduces(own("b"))}
     sites.wait(2, timeout=0)
-    assert numbers(build_manifest(sites.sites.values(), config())[0]) == {"a": 0, "b": 1}
+    assert numbers(build_site_manifest(sites.sites.values(), config())[0]) == {"a": 0, "b": 1}
 
 
 def test_a_node_that_went_away_without_an_answer_is_not_waited_for() -> None:
@@ -276,15 +276,15 @@ def test_a_node_that_went_away_without_an_answer_is_asked_again_when_it_is_back(
     assert sites.sites == {7: own("a")}
 
 
-ONE, TWO = (key_fingerprint(pem(number)) for number in (1, 2))
+ONE, TWO = (node_key_fingerprint(pem(number)) for number in (1, 2))
 
 
 def test_a_fingerprint_is_what_ssh_keygen_shows_of_the_public_key(tmp_path: Path) -> None:
     public = make_node_key(tmp_path / "site.key")
     key = load_ssh_public_key(public.read_bytes())
     message = key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)  # by the SuperLink
-    assert key_fingerprint(message) == ssh_fingerprint(public)
-    assert key_fingerprint(bytes(32)) == key_fingerprint(b"") == ""  # what simulated nodes have
+    assert node_key_fingerprint(message) == ssh_fingerprint(public)
+    assert node_key_fingerprint(bytes(32)) == node_key_fingerprint(b"") == ""  # what simulated nodes have
 
 
 def bound_grid() -> tuple[MemoryGrid, NodeRegistry, list[dict[str, Any]]]:
@@ -308,9 +308,8 @@ def test_a_node_that_claims_the_name_of_another_key_is_turned_away_and_named(
     grid, sites, clients = bound_grid()
     grid.nodes[9], grid.keys[9] = introduces(own("a", content=content)), pem(3)
     assert sites.find_nodes(clients) == ({0: 7, 1: 8}, {})
-    turned = (
-        f"it claims the name 'a' with the key {key_fingerprint(pem(3))}, but the name belongs to {ONE} (see new-keys)"
-    )
+    other = node_key_fingerprint(pem(3))
+    turned = f"it claims the name 'a' with the key {other}, but the name belongs to {ONE} (see new-keys)"
     assert sites.failures == {9: turned}
     assert f"node 9 cannot take part: {turned}" in log.messages
     del grid.nodes[7]
@@ -346,7 +345,7 @@ def test_a_site_with_a_new_key_takes_part_if_the_run_is_resumed_with_its_name() 
     sites = NodeRegistry(grid, TaskHeader(config(), {}))
     sites.bind_keys(clients)
     assert sites.find_nodes(clients)[0] == {0: 1}
-    assert clients[0]["node_key"] == key_fingerprint(pem(4))
+    assert clients[0]["node_key"] == node_key_fingerprint(pem(4))
     release_keys(clients, ["all"])
     assert not any("node_key" in client for client in clients)
 

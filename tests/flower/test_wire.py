@@ -21,7 +21,15 @@ from hypothesis import strategies as st
 from fedcir.algorithms import make_algorithm
 from fedcir.config import AlgorithmConfig, Config, DataConfig, ModelConfig
 from fedcir.errors import InputError
-from fedcir.flower.wire import NO_REPLY, TaskHeader, describe_error, pack_reply, pack_task, unpack_reply, unpack_task
+from fedcir.flower.wire import (
+    NO_REPLY,
+    TaskHeader,
+    describe_reply_error,
+    pack_reply,
+    pack_task,
+    unpack_reply,
+    unpack_task,
+)
 from fedcir.types import ClientReply, DroppedReply, Groups
 
 ORDER = TaskHeader(Config(), {2**63 + 5: 0, 7: 1}, round=3, classes=("cat", "dog"), key="0af9")
@@ -410,7 +418,7 @@ def test_an_evaluation_that_sends_arrays_is_dropped() -> None:
 
 def test_an_error_is_dropped_with_its_reason_in_one_line_of_200_letters() -> None:
     assert read(Error(2, "out\n  of\tmemory ")) == DroppedReply(4, "out of memory")
-    assert len(describe_error(answered(Error(2, "x" * 1000)))) == 200
+    assert len(describe_reply_error(answered(Error(2, "x" * 1000)))) == 200
 
 
 @pytest.mark.parametrize(

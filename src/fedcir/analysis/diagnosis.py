@@ -44,7 +44,7 @@ SHIFT_SAMPLES = 1000
 
 
 @dataclass(frozen=True)
-class Pixels:
+class PixelStatistics:
     """Mean brightness and contrast of a domain's images, from 0 to 1."""
 
     brightness: float
@@ -63,7 +63,7 @@ class Diagnosis:
     """Empty if the network gives no representations."""
     labels: dict[str, Counts]
     """Number of training images of each class by client."""
-    pixels: dict[str, Pixels] | None = None
+    pixels: dict[str, PixelStatistics] | None = None
     """Set for a dataset before training."""
     bound: Bound | None = None
     """Set for runs with one model for all clients, if distances were measured."""
@@ -255,7 +255,7 @@ def diagnose_data(
     pixels = {}
     for domain in domains:
         images = domain.train.pixels(sample_rows(len(domain.train), 256, seed, domain.name)) / 255
-        pixels[domain.name] = Pixels(float(images.mean()), float(images.std(axis=(1, 2, 3)).mean()))
+        pixels[domain.name] = PixelStatistics(float(images.mean()), float(images.std(axis=(1, 2, 3)).mean()))
     clients, labels = _count_labels(dataset, partitions)
     measured = "distances are those of the domains, on their training"
     return Diagnosis(

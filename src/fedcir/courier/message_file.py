@@ -39,7 +39,7 @@ MAX_BYTES = 4_000_000_000
 MAX_HEADER = 1_000_000
 MAX_NAME = 200
 FIX = "ask the site for the file again"
-Images = Annotated[int, Between(0, 1_000_000_000)]
+ImageCount = Annotated[int, Between(0, 1_000_000_000)]
 
 
 @dataclass(frozen=True)
@@ -48,10 +48,10 @@ class CourierHeader:
 
     federation: str
     site: str
-    train: Images
+    train: ImageCount
     """Number of training images; `validation` and `test` are those set aside."""
-    validation: Images
-    test: Images
+    validation: ImageCount
+    test: ImageCount
     classes: tuple[str, ...]
     image_size: int
     channels: int

@@ -20,7 +20,7 @@ from fedcir.experiments.sweep import SETTINGS, Job, RunProgress, sweep
 from fedcir.files import RESTORE_HINT, check_no_links, explain_read_errors, write_file
 from fedcir.runs.reader import Run, load_run
 from fedcir.runs.tracking import check_tracker
-from fedcir.runtime.resume import check_data, check_settings, is_same_code
+from fedcir.runtime.resume import check_data, check_resumed_settings, is_same_code
 from fedcir.runtime.run_folder import RunFolder
 from fedcir.runtime.simulation import check_run
 from fedcir.types import OnNote, OnProgress, ignore_progress
@@ -184,7 +184,7 @@ def _check_unique(what: str, values: Sequence[str | int]) -> None:
         raise InputError(f"{what} names {duplicates[0]!r} twice: name it once")
 
 
-def prepare(
+def prepare_jobs(
     jobs: Sequence[Job],
     resume: bool,
     track: str | None,
@@ -203,7 +203,7 @@ def prepare(
         algorithm, folder = _make_algorithm(job.config.algorithm), RunFolder(job.out)
         folder.check_start(resume)
         if folder.exists and not job.is_done:
-            check_settings(folder, job.config, algorithm)
+            check_resumed_settings(folder, job.config, algorithm)
             started.append(job)
     opener = _DataOpener(partial(on_work, what="preparing images"))
     data: dict[str, Federation] = {}

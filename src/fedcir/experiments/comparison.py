@@ -123,7 +123,7 @@ def compare(
     }
     _check_folder(folder, next(iter(jobs.values())).config)
     needed = batch.required_methods(required)
-    _, left_out = batch.prepare(list(jobs.values()), resume, track, needed, on_work, on_note)
+    _, left_out = batch.prepare_jobs(list(jobs.values()), resume, track, needed, on_work, on_note)
     request.save(folder, REQUEST)
     workers = count_cores() if options.get("workers") is None else options["workers"]
     chosen = [job for (name, _), job in jobs.items() if name not in left_out]

@@ -206,7 +206,7 @@ def plan_reproduction(
     if len(jobs) < len(cases):
         raise InputError(f"two runs of {id} would have the same name: leave one of the methods out")
     required = batch.required_methods(experiment.algorithms if experiment.fixed else request.algorithms or ())
-    data, left_out = batch.prepare(list(jobs.values()), resume, track, required, on_work, on_note)
+    data, left_out = batch.prepare_jobs(list(jobs.values()), resume, track, required, on_work, on_note)
     cases = [case for case in cases if case.algorithm not in left_out]
     jobs = {case.name: jobs[case.name] for case in cases}
     workers = count_cores() if options.get("workers") is None else options["workers"]

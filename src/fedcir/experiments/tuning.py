@@ -243,7 +243,7 @@ def tune(
     with lock:
         plan.save(folder)
         on_note(f"trials are saved in {folder}")
-        tuning, rounds = Tuning(folder, plan.config, ranges, open_study(folder)), plan.config.server.rounds
+        tuning, rounds = Tuning(folder, plan.config, ranges, open_journal(folder)), plan.config.server.rounds
         open_data = partial(build_federation, domains=domains, clients=clients)
         while (number := len(tuning.trials)) < plan.trials and prepare_trial(tuning.study, plan.config, ranges):
 
@@ -379,7 +379,7 @@ def list_combinations(space: Space, seed: int) -> list[Settings] | None:
     return [combinations[row] for row in numpy_rng(seed, "combinations").permutation(len(combinations))]
 
 
-def open_study(folder: Path) -> "optuna.Study":
+def open_journal(folder: Path) -> "optuna.Study":
     """Open or start Optuna's journal of trials; repair the line, lock or running trial that a killed process left."""
     from optuna import create_study
     from optuna.storages import JournalStorage

@@ -143,7 +143,7 @@ def make_node_key(path: Path) -> Path:
 
 
 @lru_cache(maxsize=10_000)
-def key_fingerprint(public_key: bytes) -> str:
+def node_key_fingerprint(public_key: bytes) -> str:
     """Return the fingerprint that `ssh-keygen -lf KEY.pub` shows; empty for the random bytes of a simulated node."""
     try:
         key = load_pem_public_key(public_key)

@@ -26,7 +26,7 @@ from fedcir.files import send_event
 from fedcir.flower.client_app import state_folder
 from fedcir.flower.flwr_adapter import hide_traceback
 from fedcir.flower.site_data import AuditLog
-from fedcir.flower.site_manifest import build_manifest, release_keys
+from fedcir.flower.site_manifest import build_site_manifest, release_keys
 from fedcir.flower.transport import ROUND_TIMEOUT, SITES, WAIT_SECONDS, Clock, GridTransport, NodeRegistry
 from fedcir.flower.wire import TaskHeader
 from fedcir.machine import retain_freed_memory, use_threads
@@ -138,7 +138,7 @@ def open_deployment(
         registry.wait(settings.sites, settings.wait)
         notes = [f"node {node} takes no part: {reason}" for node, reason in registry.failures.items()]
         if manifest is None:
-            manifest, more_notes = build_manifest(registry.sites.values(), config)
+            manifest, more_notes = build_site_manifest(registry.sites.values(), config)
             notes += more_notes
         registry.bind_keys(manifest["clients"])
         for client in manifest["clients"]:

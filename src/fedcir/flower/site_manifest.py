@@ -73,7 +73,7 @@ class SiteDescription:
         return site
 
 
-def build_manifest(sites: Iterable[SiteDescription], config: Config) -> tuple[dict[str, Any], list[str]]:
+def build_site_manifest(sites: Iterable[SiteDescription], config: Config) -> tuple[dict[str, Any], list[str]]:
     """Build the manifest of all sites, and notes for the user."""
     sites = sort_sites(sites, config.partition.hold_out)
     _check_sites(sites, config)

@@ -19,7 +19,7 @@ from fedcir.client.client_requests import RequestKind
 from fedcir.client.cost import peak_memory
 from fedcir.client.head_bank import COALITIONS
 from fedcir.errors import RunError
-from fedcir.flower.certificates import key_fingerprint
+from fedcir.flower.certificates import node_key_fingerprint
 from fedcir.flower.site_data import AuditLog
 from fedcir.flower.site_manifest import NODE_KEY, SiteDescription, client_name
 from fedcir.flower.wire import (
@@ -29,7 +29,7 @@ from fedcir.flower.wire import (
     NO_REPLY,
     WRONG_SENDER,
     TaskHeader,
-    describe_error,
+    describe_reply_error,
     is_reply_to,
     make_message,
     pack_task,
@@ -100,7 +100,7 @@ class NodeRegistry:
 
     def refresh(self, advice: str = "") -> set[int]:
         """Ask new nodes for their description, read replies and report changes; return the connected nodes."""
-        self.keys = {node.node_id: key_fingerprint(node.public_key) for node in self.grid.get_nodes()}
+        self.keys = {node.node_id: node_key_fingerprint(node.public_key) for node in self.grid.get_nodes()}
         connected = set(self.keys)
         self._query(connected - {*self.sites, *self.failures, *self.pending})
         for message in self.grid.pull_messages(list(self._requests)) if self._requests else ():
@@ -172,7 +172,7 @@ class NodeRegistry:
             self.failures[node] = WRONG_SENDER
             return
         if message.has_error():
-            if (reason := describe_error(message)) != NO_REPLY:  # else it is asked again
+            if (reason := describe_reply_error(message)) != NO_REPLY:  # else it is asked again
                 self.failures[node] = reason
             return
         try:

@@ -146,7 +146,7 @@ def unpack_reply(
     Of a combined reply, `part` names the one that is wanted.
     """
     if message.has_error():
-        return DroppedReply(client, describe_error(message))
+        return DroppedReply(client, describe_reply_error(message))
     content = message.content if part is None else _select_part(message.content, part)
     if isinstance(content, str):
         return DroppedReply(client, to_one_line(content, MAX_LINE))
@@ -169,7 +169,7 @@ def unpack_reply(
         return DroppedReply(client, f"its reply cannot be read: {to_one_line(error, MAX_LINE)}")
 
 
-def describe_error(message: Message) -> str:
+def describe_reply_error(message: Message) -> str:
     """Return why a node could not reply, in one line."""
     if message.error.code in LATE_CODES:
         return NO_REPLY

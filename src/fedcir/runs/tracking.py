@@ -21,7 +21,7 @@ from fedcir.files import write_file
 from fedcir.runtime.run_folder import RunFolder
 from fedcir.types import RoundRecord
 
-Settings = dict[str, bool | int | float | str]
+FlatSettings = dict[str, bool | int | float | str]
 Values = Mapping[str, float]
 
 
@@ -42,7 +42,7 @@ class Tracker(Protocol):
 
 
 class TensorBoard:
-    def __init__(self, folder: Path, name: str, settings: Settings, id: str | None) -> None:
+    def __init__(self, folder: Path, name: str, settings: FlatSettings, id: str | None) -> None:
         from torch.utils.tensorboard import SummaryWriter
         from torch.utils.tensorboard.summary import hparams
 
@@ -69,7 +69,7 @@ class TensorBoard:
 
 
 class WandB:
-    def __init__(self, folder: Path, name: str, settings: Settings, id: str | None) -> None:
+    def __init__(self, folder: Path, name: str, settings: FlatSettings, id: str | None) -> None:
         import wandb
 
         defaults: dict[str, Any] = {
@@ -104,7 +104,7 @@ class WandB:
 
 
 class MLflow:
-    def __init__(self, folder: Path, name: str, settings: Settings, id: str | None) -> None:
+    def __init__(self, folder: Path, name: str, settings: FlatSettings, id: str | None) -> None:
         from mlflow import MlflowClient
         from mlflow.entities import Param
 
@@ -159,7 +159,7 @@ def _clean_name(name: str) -> str:
     return re.sub(r"[^\w./ -]", "_", name)
 
 
-TrackerClass = Callable[[Path, str, Settings, str | None], Tracker]
+TrackerClass = Callable[[Path, str, FlatSettings, str | None], Tracker]
 TRACKERS: dict[str, TrackerClass] = {"mlflow": MLflow, "tensorboard": TensorBoard, "wandb": WandB}
 PACKAGES = {"mlflow": ("mlflow", "sqlalchemy", "alembic", "cryptography")}
 """Packages of trackers that need more than the package of their name."""
@@ -252,7 +252,7 @@ def open_tracker(name: str | None, out: Path, on_note: Callable[[str], None]) ->
         track.close(done and RunFolder(out).finished)
 
 
-def flatten_settings(config: Config) -> Settings:
+def flatten_settings(config: Config) -> FlatSettings:
     """Return the settings by `section.field`, without paths."""
     tables = config_to_tables(config)
     tables["algorithm"]["name"] = Path(config.algorithm.name).stem

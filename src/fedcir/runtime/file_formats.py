@@ -83,7 +83,7 @@ class SavedModel(TypedDict):
     keep: Literal["last", "best"]
 
 
-class Cost(TypedDict):
+class SavedCost(TypedDict):
     peak_memory: NotRequired[int]
 
 
@@ -96,7 +96,7 @@ class Summary(TypedDict):
     rounds: int
     final: dict[str, object] | None
     best: dict[str, object] | None
-    cost: Cost
+    cost: SavedCost
     saved: NotRequired[SavedModel]
     """Missing in runs of earlier versions, which saved the model of the last round."""
     privacy: NotRequired[Guarantee]

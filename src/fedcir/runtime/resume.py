@@ -78,7 +78,7 @@ MAY_DIFFER = {
 }
 """Settings that a resume may change."""
 
-CODE_SETTINGS = ("algorithm.name", "model.name", "model.arguments")
+SETTINGS_WITH_CODE = ("algorithm.name", "model.name", "model.arguments")
 """Settings that may name custom code."""
 
 UNRESOLVED = {"server.active": None, "run.layout": "auto"}
@@ -99,7 +99,7 @@ def attach_run_folder(session: Session, out: Path, resume: bool, from_round: int
             session.releases.start()
         folder.create(config, roster.manifest, roster.hash_images())
         return
-    check_settings(folder, config, session.algorithm)
+    check_resumed_settings(folder, config, session.algorithm)
     check_data(folder, config, roster)
     _check_epsilon(session, folder)
     store, damage = ClientStore(out / "clients"), list[str]()
@@ -205,7 +205,7 @@ def _check_site_states(session: Session, folder: RunFolder, from_round: int | No
         )
 
 
-def check_settings(folder: RunFolder, config: Config, algorithm: Algorithm) -> None:
+def check_resumed_settings(folder: RunFolder, config: Config, algorithm: Algorithm) -> None:
     """Refuse to resume a run with other settings than it was started with."""
     requested = replace(config, algorithm=replace(config.algorithm, fields=get_hyper_parameters(algorithm)))
     _check_files(folder, config)
@@ -268,7 +268,7 @@ def _check_files(folder: RunFolder, config: Config) -> None:
 def is_same_code(config: Config, out: Path) -> bool:
     """Check whether a run uses the same custom code as the config, which makes it trusted."""
     saved = RunFolder(out).config()
-    changes = {key: pair for key, pair in find_differences(saved, config).items() if key in CODE_SETTINGS}
+    changes = {key: pair for key, pair in find_differences(saved, config).items() if key in SETTINGS_WITH_CODE}
     if any(not _is_same_file(key, *pair) for key, pair in changes.items()):
         return False
     return all(hash_file(out / path.name) == hash_file(path) for path in find_custom_files(config).values())
