@@ -12,7 +12,6 @@ from fedcir.config import Config, DataConfig, LocalConfig, ModelConfig
 from fedcir.data.federation import open_federation
 from fedcir.data.opening import open_dataset, open_site
 from fedcir.errors import InputError
-from fedcir.models.unet import UNet
 
 
 @pytest.fixture
@@ -131,12 +130,3 @@ def test_changes_that_move_pixels_are_refused(root: Path) -> None:
 def test_masks_are_no_classes_of_images(root: Path) -> None:
     with pytest.raises(InputError, match=r"task.name=multilabel does not fit masks: its task is segmentation"):
         open_dataset(make_data(root), 0, task="multilabel")
-
-
-@pytest.mark.parametrize(("norm", "size"), [("batch", 16), ("invariant", 17), ("standardised", 30)])
-def test_the_unet_keeps_the_size_of_any_image(norm: str, size: int) -> None:
-    x = torch.randn(2, 3, size, size + 1, requires_grad=True)
-    maps = UNet(3, 4, norm)(x)
-    assert maps.shape == (2, 4, size, size + 1)
-    maps.sum().backward()
-    assert x.grad is not None

@@ -151,7 +151,7 @@ def make_array_builder(model: ModelConfig, task: Task | int, shape: Sequence[int
         raise InputError(f"{model.name} takes images, but the inputs are of the shape {list(shape)}: use mlp or linear")
     example = torch.zeros(2, *shape)
     with seeded_init(seed, "init", "encoder"):
-        encoder = build_foreign_encoder(model, example)
+        encoder = build_foreign_encoder(model, example, to_task(task).uses_maps)
     return make_module_builder(encoder, example, task, model.latent, seed, "inputs").limit(model)
 
 
@@ -163,7 +163,7 @@ def _make_whole_builder(
         return _make_builtin_builder(model, task, (channels, image_size, image_size), seed)
     example = torch.zeros(2, channels, image_size, image_size)
     with seeded_init(seed, "init", "encoder"):
-        encoder = build_foreign_encoder(model, example)
+        encoder = build_foreign_encoder(model, example, to_task(task).uses_maps)
     return make_module_builder(encoder, example, task, model.latent, seed, "images")
 
 
@@ -236,6 +236,11 @@ def _measure_width(encoder: nn.Module, example: Tensor, whose: str, task: Task |
     if features.ndim != (4 if uses_maps else 2) or len(features) != len(example):
         fix = "leave out its pooling" if uses_maps else "nn.Flatten() at its end may help"
         raise InputError(f"encoder must map a batch to {form}, got the shape {list(features.shape)} on {inputs}: {fix}")
+    if uses_maps and features.shape[2:] != example.shape[2:]:
+        sizes = " and ".join("x".join(map(str, tensor.shape[2:])) for tensor in (example, features))
+        raise InputError(
+            f"encoder must give maps of the size of the images, got {sizes}: upsample them, as a U-Net does"
+        )
     if not features.is_floating_point():
         raise InputError(f"encoder must give floats, got {features.dtype} on {inputs}")
     return features.shape[1]

@@ -192,17 +192,19 @@ ENDS = (nn.Identity, nn.Softmax, nn.LogSoftmax, nn.Sigmoid, nn.Dropout)
 
 
 class ForeignEncoder(nn.Module):
-    """A network whose outputs are features (B, F), or maps, which are averaged to (B, C)."""
+    """A network whose outputs are features (B, F), or maps, which are averaged to (B, C) unless the head takes maps."""
 
-    def __init__(self, network: nn.Module) -> None:
+    def __init__(self, network: nn.Module, uses_maps: bool = False) -> None:
         super().__init__()
-        self.network = network
+        self.network, self.uses_maps = network, uses_maps
 
     def forward(self, x: Tensor) -> Tensor:
         features = self.network(x)
         if isinstance(features, tuple | list):  # some also return the outputs of their blocks
             features = features[0]
-        return features.flatten(2).mean(2) if isinstance(features, Tensor) and features.ndim > 3 else features
+        if isinstance(features, Tensor) and features.ndim > 3 and not self.uses_maps:
+            features = features.flatten(2).mean(2)
+        return features  # type: ignore[no-any-return]
 
 
 def build_foreign(model: ModelConfig) -> nn.Module:
@@ -282,7 +284,7 @@ def remove_classifier(network: nn.Module, example: Tensor, name: str) -> nn.Modu
     return network
 
 
-def build_foreign_encoder(model: ModelConfig, example: Tensor) -> ForeignEncoder:
+def build_foreign_encoder(model: ModelConfig, example: Tensor, uses_maps: bool = False) -> ForeignEncoder:
     """Build a network of another package without its classifier, with the configured weights and norms."""
     if model.foreign:
         network = remove_classifier(build_foreign(model), example, model.name)
@@ -292,4 +294,4 @@ def build_foreign_encoder(model: ModelConfig, example: Tensor) -> ForeignEncoder
         network = efficientnet_lite(model, example.shape[1], example.shape[-1])
     if model.norm in ("invariant", "group") and any(isinstance(layer, _BatchNorm) for layer in network.modules()):
         network = renormalise(network, example, model.norm)
-    return ForeignEncoder(network)
+    return ForeignEncoder(network, uses_maps)
