@@ -74,8 +74,8 @@ def open_study(sources: Sequence[RunSource], trust_code: bool = False) -> Study:
         try:
             run = to_run(source, trust_code)
             _ = run.final  # raises if the run is not finished
-            if not run.task.has_classes:
-                raise InputError(f"{run.path} predicts by {run.task.name}, and reports are of classification so far")
+            if "metric" in (run.summary or {}):
+                raise InputError(f"{run.path} is no classification, and reports are of classification so far")
             rounds = run.summary["rounds"] if run.summary is not None else 0
             if len(run.records) < rounds:
                 records = run.path / "rounds.jsonl"
