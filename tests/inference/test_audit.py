@@ -14,7 +14,7 @@ import fedcir
 from fedcir.analysis.leakage import Audit
 from fedcir.config import AlgorithmConfig, Config
 from fedcir.errors import InputError
-from fedcir.reporting.leakage_report import audit
+from fedcir.reporting.leakage_report import audit, describe_audit
 
 
 @pytest.fixture(scope="module")
@@ -97,3 +97,42 @@ def test_what_cannot_be_audited_is_said_in_one_line(unfinished: Path, run: Path)
         audit(unfinished)
     with pytest.raises(InputError, match="samples must be at least 10, got 3"):
         audit(run, samples=3)
+
+
+SUMS = ("model.freeze=true", "algorithm.standardise=federation")
+SKEWED = ("partition.scheme=dirichlet", "partition.clients=6", "partition.beta=0.3")
+
+
+def test_sums_of_few_images_tell_who_was_trained_on(
+    settings: Callable[..., Config], train: Callable[..., Path], tmp_path: Path
+) -> None:
+    run = train(settings("fedcirone", *SUMS, *SKEWED), tmp_path / "run")
+    clients = fedcir.load_run(run).manifest["clients"]
+    found = audit(run, steps=0)
+    fewest = min(found.sums, key=lambda attack: attack.images)
+    assert sorted(attack.images for attack in found.sums) == [
+        extreme(len(client["train"]) for client in clients if client["train"]) for extreme in (min, max)
+    ]
+    assert fewest.images < fewest.features
+    assert fewest.membership.auc.value == 1.0, "images outside the span of so few are told apart for certain"
+    labels = [
+        name.split("/")[1] for client in clients if len(client["train"]) == fewest.images for name in client["train"]
+    ]
+    if "/" in clients[0]["train"][0]:
+        assert fewest.rarest_images <= min(map(labels.count, labels))
+    assert fewest.cosine > (fewest.cosine_of_others or 0)
+    page = audit(run, steps=0, out=tmp_path / "audit").page
+    assert page is not None
+    assert f"the {fewest.images} training images of client {fewest.client} in its sums" in page.read_text()
+    assert found.to_json()["sums"][fewest.client]["membership"]["auc"]["value"] == 1.0
+
+
+def test_masks_leave_the_total_and_noise_leaves_little(
+    settings: Callable[..., Config], train: Callable[..., Path], tmp_path: Path
+) -> None:
+    masked = audit(train(settings("fedcirone", *SUMS, *SKEWED, "server.masked=true"), tmp_path / "masked"), steps=0)
+    assert all(attack.summed > attack.images for attack in masked.sums)
+    noise = ("algorithm.project=16", "privacy.unit=example", "privacy.clip=1", "privacy.noise=20")
+    noised = audit(train(settings("fedcirone", *SUMS, *SKEWED, *noise), tmp_path / "noised"), steps=0)
+    assert all(attack.is_noised and attack.membership.auc.low < 0.6 for attack in noised.sums)
+    assert not any("min_per_class" in sentence for sentence in describe_audit(noised))

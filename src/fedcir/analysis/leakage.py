@@ -165,6 +165,28 @@ class UploadSummary:
 
 
 @dataclass(frozen=True)
+class SumLeakage:
+    """What the sums that a server sees tell of one client's training images."""
+
+    client: str
+    images: int
+    """Training images of the client."""
+    summed: int
+    """Training images in the sums: those of all clients, if sums are masked."""
+    features: int
+    is_noised: bool
+    membership: Membership
+    """By leverage: the client's training images against test images of its domain."""
+    rarest: str
+    """The class of the fewest training images of the client."""
+    rarest_images: int
+    cosine: float
+    """Mean cosine of the features of these images and the sum of their class; 1 shows them as they are."""
+    cosine_of_others: float | None
+    """The same of test images of this class, which are in no sum; None if there are none."""
+
+
+@dataclass(frozen=True)
 class Audit:
     """Results of all attacks on a run, and the files that were written."""
 
@@ -175,6 +197,8 @@ class Audit:
     inverted: tuple[Inversion, ...]
     sent: tuple[UploadSummary, ...]
     notes: tuple[str, ...]
+    sums: tuple[SumLeakage, ...] = ()
+    """Of fedcirone."""
     page: Path | None = None
     picture: Path | None = None
     numbers: Path | None = None
@@ -196,6 +220,7 @@ class Audit:
                 for inversion in self.inverted
             ],
             "sent": [{**asdict(upload), "bytes": upload.bytes} for upload in self.sent],
+            "sums": {attack.client: asdict(attack) for attack in self.sums},
             "notes": list(self.notes),
         }
 
@@ -230,6 +255,8 @@ def attack_membership(
 
 def explain_no_inversion(algorithm: Algorithm, federation: Federation) -> str | None:
     """Say why gradient inversion does not apply; None if it does."""
+    if algorithm.one_shot:
+        return "clients send sums over features, so there is no gradient to invert"
     if not algorithm.one_model:
         return "clients upload no model, so no gradient can be inverted"
     if federation.builder.frozen is not None:
@@ -290,7 +317,7 @@ def _invert_update(
     recognised = sum(find_nearest(image, candidates) == number for number, image in enumerate(restored))
     return Inversion(
         when,
-        _format_client(client),
+        format_client(client),
         originals.numpy(),
         restored.numpy(),
         tuple(psnr(restored, originals)),
@@ -317,11 +344,11 @@ def summarise_uploads(
     tensors = sum(len(bag) for bag in template.values())
     cohorts = [session.cohort(record.round) for record in run.records]
     return tuple(
-        UploadSummary(_format_client(client), sum(client.id in cohort for cohort in cohorts), groups, tensors)
+        UploadSummary(format_client(client), sum(client.id in cohort for cohort in cohorts), groups, tensors)
         for client in federation.clients
         if client.train is not None
     )
 
 
-def _format_client(client: Client) -> str:
+def format_client(client: Client) -> str:
     return f"{client.id} ({client.domain})"

@@ -111,6 +111,8 @@ def audit(
             print_table(
                 leakage_report.build_inversion_rows(result), "images reconstructed from the gradient of one step"
             )
+        if result.sums:
+            print_table(leakage_report.build_sum_rows(result), "attacks on the sums that clients sent")
         if result.sent:
             print_table(leakage_report.build_upload_rows(result), "what left each client")
         for sentence in leakage_report.describe_audit(result):

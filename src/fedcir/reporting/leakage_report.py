@@ -8,11 +8,14 @@ from pathlib import Path
 import numpy as np
 
 from fedcir.algorithms import make_algorithm
+from fedcir.algorithms.fedcirone import FedCiROne
 from fedcir.analysis import leakage
-from fedcir.analysis.leakage import Audit, Inversion
+from fedcir.analysis.leakage import Audit, Inversion, SumLeakage
+from fedcir.analysis.sum_leakage import attack_sums
 from fedcir.data.federation import build_federation
 from fedcir.errors import InputError
 from fedcir.files import check_output_folder, write_file
+from fedcir.machine import use_threads
 from fedcir.reporting.charts import Bars, Series
 from fedcir.reporting.drawing import escape_math, save_figure
 from fedcir.reporting.page import Figure, Rows, Section, Sentences, Table, render_page, to_sentence
@@ -33,6 +36,12 @@ LIMITS = (
     "Only differential privacy bounds what any attack can learn. An audit cannot.",
 )
 """What an audit does not prove."""
+SUMS = (
+    "AUC and advantage: training images of the client with the fewest images, and of the one with the most, against test "
+    "images of its domain, by how far each lies outside the span of the Gram matrix (its leverage).",
+    "Cosine: between the features of the images of the client's rarest class and the sum of that class. 1 shows an image's "
+    "features as they are. Beside it, that of test images of this class, which are in no sum.",
+)
 
 
 def audit(
@@ -76,8 +85,12 @@ def audit(
     if is_secret:
         notes.append("participation in rounds is secret in this run: each site's audit log holds what it has sent")
     uploads = () if algorithm.pools or is_secret else leakage.summarise_uploads(audited, config, algorithm, federation)
+    sums: tuple[SumLeakage, ...] = ()
+    if isinstance(algorithm, FedCiROne):
+        with use_threads(config.run.threads):
+            sums = attack_sums(audited, config, algorithm, federation, samples)
     name = audited.path.resolve().name
-    result = Audit(name, config.data.name, method, membership, inverted, uploads, (*notes, *overlap.notes))
+    result = Audit(name, config.data.name, method, membership, inverted, uploads, (*notes, *overlap.notes), sums)
     if folder is None:
         return result
     folder.mkdir(parents=True, exist_ok=True)
@@ -107,6 +120,18 @@ def build_upload_rows(audit: Audit) -> Rows:
     return rows
 
 
+def build_sum_rows(audit: Audit) -> Rows:
+    """Build a table with a row for each client whose sums were attacked."""
+    rows = [["sums with", "images", "AUC (95 %)", "advantage (95 %)", "rarest class", "cosine", "of others"]]
+    for attack in audit.sums:
+        m = attack.membership
+        images = f"{attack.images:,}" + f" of {attack.summed:,}" * (attack.summed > attack.images)
+        others = "-" if attack.cosine_of_others is None else f"{attack.cosine_of_others:.2f}"
+        rare = f"{attack.rarest}, {attack.rarest_images:,}"
+        rows.append([attack.client, images, f"{m.auc:.2f}", f"{m.advantage:.2f}", rare, f"{attack.cosine:.2f}", others])
+    return rows
+
+
 def build_inversion_rows(audit: Audit) -> Rows:
     """Build a table with a row for each inverted update."""
     rows = [["update of", "client", "PSNR in dB", "recognised"]]
@@ -133,6 +158,23 @@ def describe_audit(audit: Audit) -> list[str]:
         sentences.append(
             "This attack could not tell training images from test images better than chance in any domain."
         )
+    for attack in audit.sums:
+        how = "in its sums" if attack.summed == attack.images else f"in the total of {attack.summed:,} images"
+        sentence = (
+            f"A server tells the {attack.images:,} training images of client {attack.client} {how} from test images "
+            f"with an AUC of {attack.membership.auc:.2f}; chance is 0.50"
+        )
+        if not attack.is_noised:
+            if attack.summed <= attack.features:
+                sentence += f", and fewer images than the {attack.features:,} features hide nobody"
+            if attack.summed == attack.images and attack.rarest_images == 1:
+                sentence += f". The sum of its only image of {attack.rarest} is that image's features"
+        sentences.append(f"{sentence}.")
+    if audit.sums and not audit.sums[0].is_noised:
+        sentences.append(
+            "A site's min_per_class and min_batch_size keep sums over few images from leaving, and bound nothing; "
+            "privacy.noise bounds what any attack can learn."
+        )
     if audit.inverted:
         recognised = sum(inversion.recognised for inversion in audit.inverted)
         total = sum(len(inversion.psnr) for inversion in audit.inverted)
@@ -153,6 +195,9 @@ def _render(audit: Audit) -> str:
         Section("Findings", (Sentences(tuple(describe_audit(audit))),)),
         Section("Membership inference", (table, figure)),
     ]
+    if audit.sums:
+        table = Table("Attacks on the sums that clients sent", build_sum_rows(audit))
+        sections.append(Section("Sums", (table, Sentences(SUMS))))
     if audit.picture is not None:
         where = f"The picture is in {audit.picture.name}, beside this page."
         warning = f"{where} It shows training images: protect it as such."
