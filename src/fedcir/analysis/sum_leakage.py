@@ -104,5 +104,6 @@ def _encode(restored: RestoredModel, data: Examples, rows: Labels) -> Tensor:
     encoder = trainer.modules["model"].encoder
     parts = [rows[start : start + EVALUATION_BATCH] for start in range(0, len(rows), EVALUATION_BATCH)]
     batches = [encoder.encoder(data.batch(part, trainer.device, trainer.layout)[0]) for part in parts]
-    features = torch.cat([encoder.mean.new_zeros(0, len(encoder.mean)), *batches]).double()
-    return features / features.norm(dim=1, keepdim=True).clamp_min(1e-300)
+    features: Tensor = torch.cat([encoder.mean.new_zeros(0, len(encoder.mean)), *batches]).double()
+    norms: Tensor = features.norm(dim=1, keepdim=True)
+    return features / norms.clamp_min(1e-300)

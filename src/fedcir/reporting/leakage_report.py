@@ -37,10 +37,10 @@ LIMITS = (
 )
 """What an audit does not prove."""
 SUMS = (
-    "AUC and advantage: training images of the client with the fewest images, and of the one with the most, against test "
-    "images of its domain, by how far each lies outside the span of the Gram matrix (its leverage).",
-    "Cosine: between the features of the images of the client's rarest class and the sum of that class. 1 shows an image's "
-    "features as they are. Beside it, that of test images of this class, which are in no sum.",
+    "AUC and advantage: training images of the client with the fewest images, and of the one with the most, against "
+    "test images of its domain, by how far each lies outside the span of the Gram matrix (its leverage).",
+    "Cosine: between the features of the images of the client's rarest class and the sum of that class. 1 shows an "
+    "image's features as they are. Beside it, that of test images of this class, which are in no sum.",
 )
 
 
