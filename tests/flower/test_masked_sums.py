@@ -1,5 +1,6 @@
 """Masked sums across sites: the same model to the bit, messages that tell nothing alone, and a site that is lost."""
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from fedcir.config import Config
 from fedcir.errors import InputError, RunError
 from fedcir.flower.strategy import AlgorithmStrategy
 from fedcir.flower.wire import pack_task, unpack_task
+from fedcir.runtime.run_folder import RunFolder
 from fedcir.runtime.simulation import open_run
 
 Tiny = Callable[..., Config]
@@ -124,6 +126,23 @@ def test_a_policy_can_ask_for_masks(tiny: Tiny, tmp_path: Path) -> None:
     across(grid, tiny("fedcirone", *ONE, MASKED), tmp_path / "masked")
     with pytest.raises(RunError, match=r"its policy asks for server\.masked"):
         across(grid, tiny("fedcirone", *ONE), tmp_path / "plain")
+
+
+def test_a_site_that_knows_the_others_keys_masks_with_no_other(tiny: Tiny, tmp_path: Path) -> None:
+    grid, out = shares(tmp_path), tmp_path / "first"
+    across(grid, tiny("fedcirone", *ONE, MASKED), out)
+    keys = [client["mask_key"] for client in RunFolder(out).manifest()["clients"]]
+    log = (tmp_path / "state" / "0" / "audit.jsonl").read_text(encoding="utf-8")
+    assert json.loads(log.splitlines()[0])["mask_key"] == keys[0]
+    policy = tmp_path / "policy.toml"
+    own = {"state": str(tmp_path / "state" / "0"), "policy": str(policy)}
+    grid.nodes[NODES[0]] = site(partition_id=0, device="cpu", **own)
+    policy.write_text(f"mask_keys = {json.dumps(keys[1:])}\n", encoding="utf-8")
+    across(grid, tiny("fedcirone", *ONE, MASKED), tmp_path / "known")
+    assert model(tmp_path / "known") == model(out)
+    policy.write_text(f"mask_keys = {json.dumps(keys[1:2])}\n", encoding="utf-8")
+    across(grid, tiny("fedcirone", *ONE, MASKED), tmp_path / "unknown")
+    assert "does not know a key" in dropped(tmp_path / "unknown")[0]["0"]
 
 
 def test_flowers_own_loop_takes_no_masks() -> None:

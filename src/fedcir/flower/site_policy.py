@@ -103,6 +103,8 @@ class Policy:
     """The fewest images of each class, among those to train, to validate and to test on, before anything is shared."""
     masked: bool = False
     """Whether a run must mask sums (server.masked), so that the server learns only the total over sites."""
+    mask_keys: tuple[str, ...] | None = None
+    """Public mask keys of the other sites, 64 hexadecimal digits each: a run with another key gets no masked sums."""
     never_send: tuple[str, ...] = ()
     """Tensors that never leave the site, by the beginning of their names, such as "prototypes/" or "model/head."."""
     privacy: PrivacyRules | None = None
@@ -139,6 +141,13 @@ class Policy:
             raise _refuse("asks for server.masked", "masked is true")
         if self.privacy is not None:
             self.privacy.check(config.privacy)
+
+    def check_mask_keys(self, others: Iterable[bytes]) -> None:
+        """Refuse to mask sums with keys that are not known to be other sites': the server relays them."""
+        if self.mask_keys is None:
+            return
+        if unknown := [key.hex() for key in others if key.hex() not in self.mask_keys]:
+            raise _refuse("does not know a key with which it is to mask its sums", f"{unknown[0]} is not in mask_keys")
 
     def limit_classes(self, header: TaskHeader) -> TaskHeader:
         """Return the header with the classes that the policy allows, if the run names none."""

@@ -18,7 +18,7 @@ from fedcir.algorithms.algorithm import Algorithm
 from fedcir.client.client_requests import RequestKind, handle_request
 from fedcir.client.head_bank import COALITIONS
 from fedcir.client.local_update import LocalTrainer
-from fedcir.client.masks import MASKS, mask_sums
+from fedcir.client.masks import MASKS, mask_sums, unpack_keys
 from fedcir.client.state import GENERATIONS, ClientStore
 from fedcir.client.uploads import check_example_privacy, check_update_privacy
 from fedcir.config import AlgorithmConfig, Config, config_to_tables
@@ -152,11 +152,12 @@ class SiteRequest:
         policy.check_data(site.client)
         if kind == MessageType.QUERY:
             description = replace(site.description, classes=policy.filter_classes(site.description.classes))
+            about: dict[str, Any] = {"train": description.train, "test": description.test}
             if config.server.masked:
                 key = open_mask_key(self.node)
-                description = replace(description, mask_key=key.public_key().public_bytes_raw().hex())
-            counts = {"train": description.train, "test": description.test}
-            self.audit.record("introduced", algorithm=config.algorithm.name, **counts)
+                about["mask_key"] = key.public_key().public_bytes_raw().hex()
+                description = replace(description, mask_key=about["mask_key"])
+            self.audit.record("introduced", algorithm=config.algorithm.name, **about)
             return description.to_content()
         client = replace(site.client, id=header.clients[self.msg.metadata.dst_node_id])
         part: RequestKind = "train" if kind == MessageType.TRAIN else "evaluate"
@@ -176,9 +177,9 @@ class SiteRequest:
                 reply = handle_request(trainer, client, store, part, received, header.round)
             policy.check_names(f"{group}/{name}" for group, bag in reply.tensors.items() for name in bag)
             if part == "train" and config.server.masked:
-                key = open_mask_key(self.node)
-                context = digest_request(groups, header)
-                tensors = mask_sums(reply.tensors, client.id, key, groups.get(MASKS, {}), context)
+                key, keys = open_mask_key(self.node), groups.get(MASKS, {})
+                policy.check_mask_keys(public for other, public in unpack_keys(keys).items() if other != client.id)
+                tensors = mask_sums(reply.tensors, client.id, key, keys, digest_request(groups, header))
                 reply = replace(reply, tensors=tensors)
             return reply
 
