@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import fedcir
+from fedcir.analysis.courier_heads import make_head_reply
 from fedcir.config import Config, config_from_tables
 from fedcir.courier import CourierFile, describe_courier_file, make_courier_file, merge_courier_files, read_courier_file
 from fedcir.courier.message_file import pack_courier_file
@@ -81,6 +82,62 @@ def test_the_result_is_an_ordinary_run(folders: Path, encoder: str, sent: list[C
     assert np.mean([p.label == path.parent.name for p, path in zip(predictor(images), images, strict=True)]) > 0.9
     evaluated = fedcir.evaluate(tmp_path / "run", data_root=str(folders), trust_code=True, out=tmp_path / "evaluation")
     assert evaluated.mean.value > 0.9
+
+
+def test_the_worth_of_merged_files_is_that_of_a_run_after_one_more_message(
+    folders: Path, encoder: str, sent: list[CourierFile], train: Train, tmp_path: Path
+) -> None:
+    run = train(run_config(folders, encoder), tmp_path / "one" / "run")
+    merged(sent, encoder, out := tmp_path / "two" / "run", worth=True)
+    with pytest.raises(InputError, match="have not tested its heads yet"):
+        fedcir.worth(out, trust_code=True)
+    merged_run = load_run(out, trust_code=True)
+    replies = []
+    for file in sent:
+        site, reply = file.header.site, tmp_path / f"{file.header.site}.hits"
+        make_head_reply(merged_run, folders / site, reply, key=file.path.with_suffix(".key"))
+        replies.append(reply)
+    worth = fedcir.worth(out, replies=replies[::-1], trust_code=True)
+    assert (
+        worth.to_json() == fedcir.worth(run, trust_code=True).to_json() == fedcir.worth(out, trust_code=True).to_json()
+    )
+    with pytest.raises(InputError, match="the reply of 'south' is missing"):
+        fedcir.worth(out, replies=replies[:2], trust_code=True)
+    with pytest.raises(InputError, match="is the second reply of 'east'"):
+        fedcir.worth(out, replies=[replies[0], *replies], trust_code=True)
+
+
+def test_a_reply_about_heads_is_taken_from_the_sites_key_and_of_this_run_only(
+    folders: Path, encoder: str, sent: list[CourierFile], tmp_path: Path
+) -> None:
+    merged(sent, encoder, tmp_path / "run", worth=True)
+    merged(sent[:2], encoder, tmp_path / "other", worth=True)
+    run, other = (load_run(tmp_path / name, trust_code=True) for name in ("run", "other"))
+    keys = [file.path.with_suffix(".key") for file in sent]
+    reply = tmp_path / "east.hits"
+    make_head_reply(run, folders / "east", reply, key=keys[1])
+    with pytest.raises(InputError, match="and not by the key of 'east'"):
+        fedcir.worth(tmp_path / "run", replies=[reply], trust_code=True)
+    make_head_reply(other, folders / "east", reply, key=keys[0])
+    with pytest.raises(InputError, match="about the heads of another run"):
+        fedcir.worth(tmp_path / "run", replies=[reply], trust_code=True)
+    make_head_reply(run, folders / "east", reply, key=keys[0])
+    whole = reply.read_bytes()
+    for position in (5, 150, len(whole) - 1):
+        reply.write_bytes(whole[:position] + bytes([whole[position] ^ 1]) + whole[position + 1 :])
+        with pytest.raises(InputError, match=r"cannot read .*; ask the site for the file again"):
+            fedcir.worth(tmp_path / "run", replies=[reply], trust_code=True)
+    for site, folder, key, message in (
+        ("west", "east", keys[0], "'west' is no site"),
+        ("east", "south", keys[0], "does not have the"),
+        ("east", "east", tmp_path / "none.key", "there is no key"),
+    ):
+        with pytest.raises(InputError, match=message):
+            make_head_reply(run, folders / folder, tmp_path / "new.hits", site=site, key=key)
+        assert not (tmp_path / "new.hits").exists()
+    merged(sent, encoder, tmp_path / "plain")
+    with pytest.raises(InputError, match="fedcir merge --worth"):
+        make_head_reply(load_run(tmp_path / "plain", trust_code=True), folders / "east", reply, key=keys[0])
 
 
 def test_a_file_holds_the_sums_of_its_training_and_validation_images(

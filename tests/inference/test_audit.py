@@ -121,7 +121,7 @@ def test_sums_of_few_images_tell_who_was_trained_on(
     assert fewest.cosine == pytest.approx(1, abs=1e-6), "the sum of one image is its features"
     page = audit(run, steps=0, out=tmp_path / "audit").page
     assert page is not None
-    assert f"the {fewest.images} training images of client {fewest.client} in its sums" in page.read_text()
+    assert f"training images of client {fewest.client} ({fewest.images}) in its sums" in page.read_text()
     assert found.to_json()["sums"][fewest.client]["rarest_images"] == 1
 
 

@@ -23,7 +23,7 @@ from fedcir.errors import InputError
 from fedcir.inference.evaluation import wilson_interval
 from fedcir.runs.reader import RestoredModel, Run
 from fedcir.runs.statistics import LEVEL, Interval, bootstrap_mean
-from fedcir.runtime.stored_sums import StoredSums
+from fedcir.runtime.stored_sums import load_hits
 from fedcir.server.coalitions import (
     MAX_PLAYERS,
     Members,
@@ -225,12 +225,10 @@ def measure_coalitions(
 
 
 def read_coalitions(run: Run) -> CoalitionHits:
-    """Read what the clients of a run with `server.store_sums` replied about the heads of all coalitions."""
-    stored = StoredSums(run.path)
+    """Read what the clients of a run replied about the heads of all coalitions."""
+    members, bits, *widths = load_hits(run.path)
     clients = {client["id"]: client for client in run.manifest["clients"]}
-    members = stored.list_clients()
     names = name_sites([(number, clients[number]["domain"]) for number in members])
-    bits, *widths = stored.load_hits()
     rows: dict[str, slice] = {}
     parts: list[Values] = []
     sites: list[TestedSite] = []

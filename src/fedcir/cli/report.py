@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from fedcir.cli import options as cli
 from fedcir.cli.application import name_options, print_json, print_note, print_table
 from fedcir.cli.options import argument, flag, option, output, take_options
+from fedcir.errors import InputError
 
 if TYPE_CHECKING:
     from fedcir.analysis.diagnosis import Diagnosis
@@ -161,18 +162,27 @@ def forget(
 
 def worth(
     run: Path = argument("A finished run of fedcirone."),
+    replies: list[Path] | None = argument("Replies of the sites, for a run that was merged from files.", None),
     data_root: Path | None = option("Folder of the run's data, if it has moved."),
-    out: Path | None = output("Folder for the page and the numbers. [default: RUN/worth]"),
+    site_images: Path | None = option("At a site of a merged run: its images. Writes its reply to --out."),
+    site: str | None = option("With --site-images: the site's name. [default: that of the folder]"),
+    key: Path | None = option("With --site-images: the site's key. [default: as --out, with .key]"),
+    out: Path | None = output("Folder for the page and the numbers, or a site's reply. [default: RUN/worth]"),
     quiet: bool = cli.QUIET,
     json: bool = cli.JSON_NUMBERS,
     trust_code: bool = cli.TRUST_CODE,
 ) -> None:
     """Measure whether federating is worth it, and for whom. Compares each site alone, the others, and all together."""
     from fedcir.cli.progress import Watch
+
+    if site_images is not None:
+        _reply_to_heads(run, site_images, site, key, out, trust_code)
+        return
     from fedcir.reporting import worth_report
 
     with Watch(quiet) as watch:
         keywords: dict[str, Any] = {"data_root": data_root, "out": out or run / "worth", "trust_code": trust_code}
+        keywords |= {"replies": replies or ()}
         result = worth_report.worth(run, on_work=watch.work, **keywords)
     if not quiet:
         for note in result.notes:
@@ -185,6 +195,18 @@ def worth(
         for sentence in worth_report.describe_worth(result):
             print(sentence)
         print(f"\nwrote {result.page} and {result.numbers}")
+
+
+def _reply_to_heads(
+    run: Path, images: Path, site: str | None, key: Path | None, out: Path | None, trust_code: bool
+) -> None:
+    from fedcir.analysis.courier_heads import make_head_reply
+    from fedcir.runs.reader import load_run
+
+    if out is None:
+        raise InputError("name the file of the reply with --out, such as hospital-a.hits")
+    count = make_head_reply(load_run(run, trust_code=trust_code), images, out, site=site, key=key)
+    print(f"tested the heads of all coalitions on {count:,} images; wrote {out}, a bit for each head and image")
 
 
 @take_options("data_root", "image_size", "clients", "beta", "seed")

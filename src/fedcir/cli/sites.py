@@ -195,6 +195,7 @@ def merge(
     encoder: str | None = option("Your copy of the encoder, if it is the sites' own code (./mine.py:make)."),
     trust: list[str] | None = option("Fingerprint of a site's key; may be repeated. Other keys are refused."),
     keys: Path | None = option("File of known keys: a fingerprint and a site's name on each line."),
+    worth: bool = flag("--worth", "Also write the heads of all coalitions of sites, which `fedcir worth` tests."),
     set: list[str] | None = cli.SET,
     quiet: bool = cli.ONLY_ERRORS,
 ) -> None:
@@ -203,7 +204,7 @@ def merge(
 
     known = {**({} if keys is None else read_known_keys(keys)), **dict.fromkeys(trust or ())}
     merged = merge_courier_files(
-        files, out, encoder=encoder, set=set or (), known_keys=known if trust or keys else None
+        files, out, encoder=encoder, set=set or (), known_keys=known if trust or keys else None, worth=worth
     )
     if quiet:
         return

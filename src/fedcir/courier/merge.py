@@ -22,6 +22,7 @@ from fedcir.runtime.resume import attach_run_folder
 from fedcir.runtime.rounds import run_rounds
 from fedcir.runtime.run_folder import RunFolder
 from fedcir.runtime.session import Session, open_session
+from fedcir.runtime.stored_sums import save_heads
 from fedcir.text import join_names, to_one_line
 from fedcir.types import ClientReply, ServerState
 
@@ -79,8 +80,11 @@ def merge_courier_files(
     encoder: str | None = None,
     set: Assignments = (),
     known_keys: KnownKeys | None = None,
+    worth: bool = False,
 ) -> list[CourierFile]:
     """Make the model of courier files in the new run folder `out`, and return the files by site.
+
+    With `worth`, the folder also gets the heads of all coalitions of sites, for the sites to test.
 
     `encoder` is needed where it is the user's own code, which no file may name. With `known_keys`, files that
     another key signed are refused. The order of the paths does not matter.
@@ -92,6 +96,8 @@ def merge_courier_files(
         _check_keys(files, known_keys)
     _check_distinct(files)
     _check_same(files)
+    if worth and files[0].header.noise:
+        raise InputError("the sums of these files have noise: worth compares exact ones, so leave it out")
     config = _resolve_merge_config(files[0].header, encoder, set)
     is_new = not out.exists()
     with RunFolder(out).lock(), use_threads(config.run.threads):
@@ -101,6 +107,9 @@ def merge_courier_files(
             attach_run_folder(session, out, resume=False)
             for _ in run_rounds(session, CourierTransport(replies)):
                 pass
+            if worth:
+                sums = {number: lambda file=file: file.sums for number, file in enumerate(files)}
+                save_heads(out, session.solve_coalitions(session.state, sums))
         except BaseException:
             if is_new:
                 shutil.rmtree(out, ignore_errors=True)

@@ -10,7 +10,7 @@ import numpy as np
 from fedcir.algorithms import make_algorithm
 from fedcir.algorithms.fedcirone import FedCiROne
 from fedcir.analysis import leakage
-from fedcir.analysis.leakage import Audit, Inversion, SumLeakage
+from fedcir.analysis.leakage import Audit, Inversion, SumLeakage, UploadSummary
 from fedcir.analysis.sum_leakage import attack_sums
 from fedcir.data.federation import build_federation
 from fedcir.errors import InputError
@@ -36,6 +36,8 @@ LIMITS = (
     "Only differential privacy bounds what any attack can learn. An audit cannot.",
 )
 """What an audit does not prove."""
+FEW = 12
+"""Most clients that are all listed."""
 SUMS = (
     "AUC and advantage: training images of the client with the fewest images, and of the one with the most, against "
     "test images of its domain, by how far each lies outside the span of the Gram matrix (its leverage).",
@@ -112,11 +114,16 @@ def build_membership_rows(audit: Audit) -> Rows:
 
 
 def build_upload_rows(audit: Audit) -> Rows:
-    """Build a table with a row for each client."""
+    """Build a table with a row for each client; with many, one for all that have sent the same."""
     rows = [["client", "uploads", "tensors each", "groups, bytes each", "bytes in all"]]
+    equal: dict[str, list[UploadSummary]] = {}
     for upload in audit.sent:
+        key = upload.client if len(audit.sent) <= FEW else str(replace(upload, client=""))
+        equal.setdefault(key, []).append(upload)
+    for upload, *others in equal.values():
         groups = ", ".join(f"{name} {size:,}" for name, size in upload.groups.items())
-        rows.append([upload.client, f"{upload.uploads:,}", f"{upload.tensors:,}", groups, f"{upload.bytes:,}"])
+        client = upload.client + f" and {len(others)} others" * bool(others)
+        rows.append([client, f"{upload.uploads:,}", f"{upload.tensors:,}", groups, f"{upload.bytes:,}"])
     return rows
 
 
@@ -161,7 +168,7 @@ def describe_audit(audit: Audit) -> list[str]:
     for attack in audit.sums:
         how = "in its sums" if attack.summed == attack.images else f"in the total of {attack.summed:,} images"
         sentence = (
-            f"A server tells the {attack.images:,} training images of client {attack.client} {how} from test images "
+            f"A server tells the training images of client {attack.client} ({attack.images:,}) {how} from test images "
             f"with an AUC of {attack.membership.auc:.2f}; chance is 0.50"
         )
         if not attack.is_noised:

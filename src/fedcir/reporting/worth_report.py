@@ -1,6 +1,7 @@
 """Measure whether federating is worth it for the sites of a finished run, and write a page about the result."""
 
 import json
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from fedcir.analysis.contribution import (
     measure_coalitions,
     read_coalitions,
 )
+from fedcir.analysis.courier_heads import collect_head_replies
 from fedcir.data.federation import build_federation
 from fedcir.errors import InputError
 from fedcir.files import check_output_folder, write_file
@@ -23,7 +25,7 @@ from fedcir.reporting.page import Figure, Rows, Section, Sentences, Table, rende
 from fedcir.runs.evaluation_data import exclude_seen_images, open_run_data
 from fedcir.runs.reader import Run, RunSource, restore_model, to_run
 from fedcir.runtime.resume import use_saved_code
-from fedcir.runtime.stored_sums import StoredSums
+from fedcir.runtime.stored_sums import HEADS, HITS
 from fedcir.server.coalitions import MAX_PLAYERS
 from fedcir.types import OnProgress, ignore_progress
 
@@ -47,6 +49,7 @@ READING = (
 def worth(
     run: RunSource,
     *,
+    replies: Collection[str | Path] = (),
     data_root: str | Path | None = None,
     out: str | Path | None = None,
     trust_code: bool = False,
@@ -54,8 +57,9 @@ def worth(
 ) -> Worth:
     """Measure for each site of a finished run of fedcirone what it gains from federating, and what it contributes.
 
-    A site is a client that trains. With `out`, that folder gets worth.html and worth.json. `trust_code` allows code
-    that is stored with the run to be executed.
+    A site is a client that trains. `replies` are the files in which the sites of a run that was merged from files say
+    how the heads of all coalitions classify their test images. With `out`, that folder gets worth.html and worth.json.
+    `trust_code` allows code that is stored with the run to be executed.
     """
     folder = None if out is None else Path(out)
     if folder is not None:
@@ -71,6 +75,8 @@ def worth(
         )
     if run.config.privacy.noise:
         raise InputError(f"the sums of {run.path} have noise: make a run without privacy.noise to measure its worth")
+    if replies:
+        collect_head_replies(run, [Path(path) for path in replies])
     results, notes = _find_hits(run, algorithm, data_root, on_work)
     sites, means = compare_sites(results)
     if results.directions < results.features:
@@ -95,8 +101,13 @@ def _find_hits(
     run: Run, algorithm: FedCiROne, data_root: str | Path | None, on_work: OnProgress
 ) -> tuple[CoalitionHits, list[str]]:
     """Read what clients replied about the heads of coalitions, or test them on the run's data; with notes."""
-    if data_root is None and StoredSums(run.path).has_hits:
+    if data_root is None and (run.path / HITS).exists():
         return read_coalitions(run), []
+    if data_root is None and (run.path / HEADS).exists():
+        fix = (
+            "give the files that `fedcir worth RUN --site-images DIR --out SITE.hits` writes at each site, or data_root"
+        )
+        raise InputError(f"the sites of {run.path} have not tested its heads yet: {fix}")
     if data_root is None and "key" in run.manifest:
         fix = "run it with --set server.store_sums=true, or give data_root, a folder with the images of all of them"
         raise InputError(f"{run.path} ran across sites, which keep their images: {fix}")

@@ -11,7 +11,7 @@ import torch
 from fedcir.client.calibration import Calibration
 from fedcir.client.client_requests import RequestKind, handle_request
 from fedcir.client.cost import peak_memory, sum_costs
-from fedcir.client.head_bank import COALITIONS
+from fedcir.client.head_bank import COALITIONS, HeadBank
 from fedcir.client.local_update import LocalTrainer
 from fedcir.client.masks import FEWEST, MASKS, LostClients, simulate_masks, sum_masked
 from fedcir.client.prediction import Hits
@@ -21,6 +21,7 @@ from fedcir.errors import RunError
 from fedcir.models.tensors import clone, count_bytes, find_non_finite
 from fedcir.runtime.file_formats import find_best, round_to_save
 from fedcir.runtime.session import PRIVACY, Session
+from fedcir.runtime.stored_sums import save_hits
 from fedcir.server.replies import EvaluationTotals, ReplyCollector, tally_evaluations
 from fedcir.types import ACCURACY, ClientReply, DroppedReply, Groups, RoundRecord, ServerState
 
@@ -207,13 +208,12 @@ def _run_round(session: Session, transport: Transport) -> tuple[RoundRecord, Ser
     if round % server.eval_every == 0 or round == server.rounds:
         session.next_state = state
         trained = replace(state, shared=session.evaluation_groups(state))
-        heads = session.solve_coalitions(state)
-        if heads is not None:
-            trained.shared[COALITIONS] = heads
+        heads = _ask_coalitions(session, trained)
         replies = transport.evaluate(trained, sorted(session.roster.evaluators))
         evaluation = tally_evaluations(session.roster, replies, dropped)
-        if heads is not None and session.stored_sums is not None:
-            session.stored_sums.save_hits(evaluation.tensors, heads)
+        if heads is not None and session.folder is not None and session.stored_sums is not None:
+            bits = {d: groups[COALITIONS]["bits"] for d, groups in evaluation.tensors.items() if COALITIONS in groups}
+            save_hits(session.folder.path, session.stored_sums.list_clients(), bits, heads)
     _add_time(seconds, "evaluate", measured)
     bytes_down, bytes_up, flops = _count_cost(session, before, cohort, collector)
     record = RoundRecord(
@@ -228,6 +228,17 @@ def _run_round(session: Session, transport: Transport) -> tuple[RoundRecord, Ser
         epsilon=epsilon,
     )
     return record, state, evaluation
+
+
+def _ask_coalitions(session: Session, trained: ServerState) -> HeadBank | None:
+    """Add the heads of all coalitions to what clients are to test, where the sums of clients are stored."""
+    stored = session.stored_sums
+    if stored is None or not session.roster.evaluators:
+        return None
+    sums = {client: lambda client=client: stored.load(client)["sums"] for client in stored.list_clients()}
+    heads = session.solve_coalitions(trained, sums)
+    trained.shared[COALITIONS] = heads.to_tensors()
+    return heads
 
 
 def _count_cost(

@@ -1,7 +1,7 @@
 """The session of a run: what is fixed, and the state and records that change with each round."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -10,8 +10,9 @@ from typing import Any
 import torch
 
 from fedcir.algorithms.algorithm import Algorithm
-from fedcir.algorithms.fedcirone import FedCiROne
+from fedcir.algorithms.fedcirone import FedCiROne, list_site_keys
 from fedcir.client.cost import step_flops
+from fedcir.client.head_bank import HeadBank
 from fedcir.client.local_update import LocalTrainer, learning_rate
 from fedcir.client.masks import MASK_KEY, pack_keys, simulated_key
 from fedcir.client.prediction import Hits
@@ -39,8 +40,19 @@ from fedcir.runtime.run_folder import RunFolder
 from fedcir.runtime.stored_sums import StoredSums
 from fedcir.server.accounting import ReleaseCounter, epsilon_after, get_adjacency, sample_cohort, sample_poisson_cohort
 from fedcir.server.aggregation import find_aggregator
+from fedcir.server.coalitions import Message, check_sites, solve_heads, standardise_messages
 from fedcir.server.replies import NormFilter
-from fedcir.types import Aggregator, Groups, LocalContext, Modules, RoundRecord, ServerContext, ServerState, Tensors
+from fedcir.types import (
+    Aggregator,
+    Groups,
+    LocalContext,
+    Modules,
+    RoundRecord,
+    ServerContext,
+    ServerState,
+    Tensors,
+    ignore_progress,
+)
 
 PRIVACY = "privacy"
 """The server's group that holds the norm it clips to."""
@@ -294,15 +306,18 @@ class Session:
         has_place = self.config.server.store_sums and self.folder is not None
         return StoredSums(self.folder.path) if has_place and self.folder is not None else None
 
-    def solve_coalitions(self, state: ServerState) -> Tensors | None:
-        """Solve the heads of all coalitions of clients from their stored sums; None if nobody is to test them."""
-        if self.stored_sums is None or not self.roster.evaluators:
-            return None
+    def solve_coalitions(self, state: ServerState, sums: Mapping[int, Callable[[], Tensors]]) -> HeadBank:
+        """Solve the heads of all coalitions of clients, from functions that load the sums of each."""
         assert isinstance(self.algorithm, FedCiROne)
         model = self.modules["model"]
         fit_site_count(model, state.shared["model"])
         model.load_state_dict(state.shared["model"])
-        return self.stored_sums.make_heads(self.algorithm, model.encoder, self._find_domain)
+        check_sites(len(sums), len(model.encoder.mean))
+        domains = {client: self._find_domain(client) for client in sums}
+        messages = (
+            Message(domains[client], load(), list_site_keys(domains[client], client)) for client, load in sums.items()
+        )
+        return solve_heads(standardise_messages(self.algorithm, model.encoder, messages), ignore_progress)
 
     def _find_domain(self, client: int) -> str:
         clients = self.roster.manifest["clients"]

@@ -1,25 +1,26 @@
 """The sums of single clients in a run folder, and what clients reply about the heads of all coalitions of them.
 
-With `server.store_sums`, `fedcir worth` and `fedcir forget` need no images. The files hold what no other file of a run
-does: the message of each client.
+With `server.store_sums`, `fedcir worth` and `fedcir forget` need no images. The files of the folder `sums` hold what no
+other file of a run does: the message of each client.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
+from safetensors.torch import save
 from torch import Tensor
 
 from fedcir import files
-from fedcir.algorithms.fedcirone import FedCiROne, list_site_keys
-from fedcir.client.head_bank import COALITIONS
-from fedcir.models.site_statistics import StandardisedEncoder
-from fedcir.server.coalitions import Message, check_sites, solve_heads, standardise_messages
-from fedcir.tensor_files import pack_groups, unpack_groups
-from fedcir.types import ClientReply, Groups, Tensors, ignore_progress
+from fedcir.client.head_bank import HeadBank
+from fedcir.tensor_files import copy_shared_tensors, pack_groups, unpack_groups
+from fedcir.types import ClientReply, Groups
 
 FOLDER, NAME = "sums", "client-{:06d}.safetensors"
 HITS = "coalitions.safetensors"
+"""In the run folder: a bit for each head of a coalition and test image."""
+HEADS = "heads.safetensors"
+"""In the folder of a run that was merged from courier files: the heads of all coalitions of its sites."""
 
 
 class StoredSums:
@@ -47,33 +48,22 @@ class StoredSums:
     def load(self, client: int) -> Groups:
         return unpack_groups(self.path / NAME.format(client), "reply")[0]["reply"]
 
-    def make_heads(
-        self, algorithm: FedCiROne, encoder: StandardisedEncoder, domain_of: Callable[[int], str]
-    ) -> Tensors:
-        """Solve the heads of all coalitions, for an encoder with the statistics of the run's model."""
-        clients = self.list_clients()
-        check_sites(len(clients), len(encoder.mean))
-        messages = (
-            Message(domain_of(client), self.load(client)["sums"], list_site_keys(domain_of(client), client))
-            for client in clients
-        )
-        heads = solve_heads(standardise_messages(algorithm, encoder, messages), ignore_progress)
-        return heads.to_tensors()
 
-    def save_hits(self, replies: Mapping[str, Groups], heads: Tensors) -> None:
-        """Store the bits that evaluation replies hold, by domain."""
-        hits = {domain: groups[COALITIONS] for domain, groups in replies.items() if COALITIONS in groups}
-        features = heads["weight"].shape[2]
-        about = {"heads": {"widths": torch.tensor([features, heads["basis"].shape[1] or features])}}
-        files.write_file(self.path / HITS, pack_groups({"hits": hits, "about": about}, 1))
+def save_heads(run: Path, heads: HeadBank) -> None:
+    files.write_file(run / HEADS, save(copy_shared_tensors(heads.to_tensors())))
 
-    @property
-    def has_hits(self) -> bool:
-        return (self.path / HITS).exists()
 
-    def load_hits(self) -> tuple[dict[str, Tensor], int, int]:
-        """Bits (H, N / 8) by domain, the number of features, and that of directions that heads in between use."""
-        kinds, _ = unpack_groups(self.path / HITS, "hits", "about")
-        bits = {domain: group["bits"] for domain, group in kinds["hits"].items()}
-        features, directions = kinds["about"]["heads"]["widths"].tolist()
-        return bits, features, directions
+def save_hits(run: Path, clients: Sequence[int], bits: Mapping[str, Tensor], heads: HeadBank) -> None:
+    """Store the bits (H, N / 8) that clients replied, by domain, of the heads of coalitions of these clients."""
+    about = {"clients": torch.tensor(clients), "widths": torch.tensor([heads.weight.shape[2], heads.directions])}
+    hits = {domain: {"bits": tensor} for domain, tensor in bits.items()}
+    files.write_file(run / HITS, pack_groups({"hits": hits, "about": {"heads": about}}, 1))
+
+
+def load_hits(run: Path) -> tuple[list[int], dict[str, Tensor], int, int]:
+    """Clients, bits by domain, number of features, and number of directions that heads in between use."""
+    kinds, _ = unpack_groups(run / HITS, "hits", "about")
+    bits = {domain: group["bits"] for domain, group in kinds["hits"].items()}
+    about = kinds["about"]["heads"]
+    features, directions = about["widths"].tolist()
+    return about["clients"].tolist(), bits, features, directions
