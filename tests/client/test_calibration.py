@@ -12,7 +12,18 @@ import torch.nn.functional as F
 
 from fedcir.algorithms.fedavg import FedAvg
 from fedcir.algorithms.fedcir import FedCiR
-from fedcir.client.calibration import BETAS, BINS, PREFIX, Calibration, calibration_sums, find_zero, loss_slopes
+from fedcir.client.calibration import (
+    BETAS,
+    BINS,
+    CONFIDENCE_BINS,
+    PREFIX,
+    Calibration,
+    calibration_sums,
+    compute_confidence,
+    find_threshold,
+    find_zero,
+    loss_slopes,
+)
 from fedcir.client.client_requests import load_for_evaluation, predict_batches
 from fedcir.client.prediction import predict
 from fedcir.config import Config
@@ -143,6 +154,22 @@ def run(tiny: Tiny, train: Train, tmp_path_factory: pytest.TempPathFactory) -> P
     return train(tiny("fedavg", ASIDE, "run.workers=1"), tmp_path_factory.mktemp("runs") / "run")
 
 
+def test_as_many_images_are_confident_enough_as_are_predicted_correctly() -> None:
+    logits, labels = logits_of(0, 2.0, 4000)
+    sums = calibration_sums([(logits, torch.zeros(4000), labels)])
+    correct = float((logits.argmax(1) == labels).sum())
+    result = Calibration.of([sums | {"validation/correct": correct, "validation/count": 4000.0}], 1)
+    assert result is not None
+    assert result.threshold is not None
+    other, right = logits_of(1, 2.0, 4000)
+    confident = float((compute_confidence(other) >= result.threshold).double().mean())
+    assert confident == pytest.approx(float((other.argmax(1) == right).double().mean()), abs=0.03)
+    largest = other.double().softmax(1).amax(1)
+    assert torch.equal(largest.argsort(stable=True)[:100], compute_confidence(other).argsort(stable=True)[:100])
+    assert find_threshold([2, 0, 6], 0.5) == pytest.approx(7 / 9)
+    assert Calibration.from_json(result.to_json()) == result
+
+
 def test_a_run_writes_what_all_clients_together_would(tiny: Tiny, run: Path) -> None:
     config = tiny("fedavg", ASIDE)
     federation = open_federation(config)
@@ -210,6 +237,7 @@ def test_without_images_set_aside_there_is_none(tiny: Tiny, train: Train, tmp_pa
 def test_sums_that_cannot_be_are_left_out(spoil: dict[str, float | None]) -> None:
     good = {f"{PREFIX}slope/{n}": float(n - 5) for n in range(len(BETAS))}
     good |= {f"{PREFIX}novelty/{n}": 1.0 for n in range(BINS)} | {f"{PREFIX}margin": 0.0}
+    good |= {f"{PREFIX}confidence/{n}": float(BINS / CONFIDENCE_BINS) for n in range(CONFIDENCE_BINS)}
     bad = {name: value for name, value in {**good, **spoil}.items() if value is not None}
     result = Calibration.of([good, bad], 1)
     assert result is not None

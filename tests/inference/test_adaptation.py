@@ -9,12 +9,13 @@ import pytest
 import torch
 from bands import CLASSES, write_pictures
 from PIL import Image
+from scipy.special import softmax
 
 import fedcir
 from fedcir import InputError, Predictor
 from fedcir.config import Config
 from fedcir.data.domains import Split
-from fedcir.inference.adaptation import SiteEstimate, adapt_model
+from fedcir.inference.adaptation import MEAN_IMAGES, SiteEstimate, adapt_model
 from fedcir.inference.model import open_model
 from fedcir.models.site_statistics import PRIOR_IMAGES, shrink_statistics
 
@@ -77,7 +78,11 @@ def test_adaptation_is_standardisation_by_hand_and_leaves_the_model_alone(closed
     assert np.allclose(adapted.compute(IMAGES).logits, logits, rtol=1e-3, atol=1e-3)
     probabilities, novelty = adapted.predict(IMAGES)
     assert estimate is not None
-    assert estimate.accuracy == pytest.approx(float(probabilities.amax(-1).mean()), rel=1e-4)
+    threshold = model.calibration.threshold
+    assert threshold is not None
+    confident = -np.log(1 - softmax(logits, axis=-1).max(-1)) / 10 >= threshold
+    expected = (MEAN_IMAGES * float(probabilities.amax(-1).mean()) + confident.sum()) / (MEAN_IMAGES + len(logits))
+    assert estimate.accuracy == pytest.approx(expected, rel=1e-4)
     assert estimate.novelty == pytest.approx(float(novelty.mean()), rel=1e-4)
     assert np.array_equal(encoder.mean, mean)
     assert model.features is None

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedcir.client.calibration import BINS, SUMS
+from fedcir.client.calibration import BINS, PREFIX, SUMS
 from fedcir.data.federation import SampleCounts
 from fedcir.server.replies import NormFilter, ReplyCollector, find_evaluation_fault, find_training_fault
 from fedcir.tasks.classification import to_task
@@ -16,7 +16,8 @@ TASK = to_task(3)
 SIZES = SampleCounts(train=8, test=4, validation=2)
 TEST = {"correct": 3.0, "count": 4.0, "loss": 0.5}
 ASIDE = {"validation/correct": 2.0, "validation/count": 2.0, "validation/loss": 0.1}
-CALIBRATION = dict.fromkeys(SUMS, 0.0) | {SUMS[-1]: 2.0}
+CONFIDENCE = f"{PREFIX}confidence/0"
+CALIBRATION = dict.fromkeys(SUMS, 0.0) | {SUMS[-1]: 2.0, CONFIDENCE: 2.0}
 
 
 def model(variance: float = 1.0) -> Groups:
@@ -133,6 +134,7 @@ def test_a_metric_of_training_that_is_unknown_or_without_bound_is_refused(
         ({"validation/correct": 0.5}, "its counts are invalid"),
         ({"flops": 1.0}, "metric 'flops' is not expected"),
         (CALIBRATION | {SUMS[-1]: 1.0}, "calibration/novelty does not count 2 images"),
+        (CALIBRATION | {CONFIDENCE: 1.0}, "calibration/confidence does not count 2 images"),
         (CALIBRATION | {SUMS[-1]: 1.5, SUMS[-2]: 0.5}, "calibration/novelty does not count 2 images"),
         (CALIBRATION | {SUMS[-1]: -1.0, SUMS[-2]: 3.0}, "calibration/novelty does not count 2 images"),
         (CALIBRATION | {SUMS[0]: 1e300}, "calibration/slope or margin is out of bounds"),

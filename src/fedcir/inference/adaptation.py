@@ -2,7 +2,7 @@
 
 BatchNorm statistics of a new site: Y. Li, N. Wang, J. Shi, J. Liu, X. Hou. Revisiting Batch Normalization For Practical
 Domain Adaptation. 2016. https://arxiv.org/abs/1603.04779
-Average confidence, and how it fails: S. Garg, S. Balakrishnan, Z. Lipton, B. Neyshabur, H. Sedghi. Leveraging
+Average thresholded confidence: S. Garg, S. Balakrishnan, Z. Lipton, B. Neyshabur, H. Sedghi. Leveraging
 Unlabeled Data to Predict Out-of-Distribution Performance. ICLR 2022. https://arxiv.org/abs/2201.04234
 """
 
@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
+from fedcir.client.calibration import compute_confidence
 from fedcir.data.domains import Split
 from fedcir.errors import InputError
 from fedcir.inference.model import BATCH, TrainedModel
@@ -21,6 +22,8 @@ from fedcir.runs.evaluation_data import sample_rows
 
 MAX_IMAGES = 1024
 """Most images of a site that a model is adapted to."""
+MEAN_IMAGES = 100
+"""Images as which the mean probability counts beside thresholded confidence, which varies more with few images."""
 TOO_NOVEL = 0.85
 """Mean novelty from which a site is refused: 0.5 is that of the sites that the model was trained on."""
 NO_STATISTICS = "the model has no statistics of features or of BatchNorm, so there is nothing to adapt"
@@ -32,7 +35,7 @@ class SiteEstimate:
 
     images: int
     accuracy: float
-    """Mean probability of the predicted class: a rough estimate, too high for sites unlike those of training."""
+    """Estimate of the share of correct predictions: from many images the share that is confident enough."""
     novelty: float
     """Mean novelty: how often an image is more novel than an image set aside in training."""
 
@@ -82,5 +85,15 @@ def adapt_model(model: TrainedModel, images: Split) -> tuple[TrainedModel, SiteE
 
 
 def _estimate(model: TrainedModel, batches: list[np.ndarray]) -> SiteEstimate:
-    probabilities, novelty = (torch.cat(parts) for parts in zip(*map(model.predict, batches), strict=True))
-    return SiteEstimate(len(novelty), float(probabilities.amax(-1).mean()), float(novelty.mean()))
+    """Estimate the accuracy by thresholded confidence and by the mean probability of the predicted class.
+
+    The latter is too high for sites unlike those of training, and counts as MEAN_IMAGES images.
+    """
+    outputs = [model.compute(batch) for batch in batches]
+    logits, novelty = (torch.cat(parts).cpu() for parts in zip(*((o.logits, o.novelty) for o in outputs), strict=True))
+    calibration, images = model.calibration, len(logits)
+    accuracy = float((logits.double() / calibration.temperature).softmax(-1).amax(-1).mean())
+    if calibration.threshold is not None:
+        confident = float((compute_confidence(logits) >= calibration.threshold).double().mean())
+        accuracy += (confident - accuracy) * images / (images + MEAN_IMAGES)
+    return SiteEstimate(images, accuracy, float(calibration.share(novelty).mean()))

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from fedcir.client.calibration import BINS, PREFIX, SUMS
+from fedcir.client.calibration import BINS, CONFIDENCE_BINS, PREFIX, SUMS
 from fedcir.client.uploads import decompress_update
 from fedcir.data.federation import Roster, SampleCounts
 from fedcir.errors import RunError
@@ -89,13 +89,15 @@ def _find_sums_fault(metrics: Mapping[str, float], part: str, examples: int | No
 
 
 def _find_calibration_fault(metrics: Mapping[str, float]) -> str | None:
-    """Check calibration sums, if there are any: each image is counted in one bin."""
+    """Check calibration sums, if there are any: each image is counted in one bin of each histogram."""
     if not any(name in metrics for name in SUMS):
         return None
     images, values = metrics["validation/count"], [metrics.get(name, -1.0) for name in SUMS]
-    slopes, counts = values[:-BINS], values[-BINS:]  # the margin is bounded as a slope is
-    if not all(count >= 0 and count % 1 == 0 for count in counts) or sum(counts) != images:
-        return f"{PREFIX}novelty does not count {images:g} images"
+    slopes = values[: -BINS - CONFIDENCE_BINS]  # the margin is bounded as a slope is
+    histograms = {"novelty": values[-BINS:], "confidence": values[-BINS - CONFIDENCE_BINS : -BINS]}
+    for name, counts in histograms.items():
+        if not all(count >= 0 and count % 1 == 0 for count in counts) or sum(counts) != images:
+            return f"{PREFIX}{name} does not count {images:g} images"
     if any(math.isfinite(slope) and abs(slope) > 2 * images * MAX_LOSS for slope in slopes):
         return f"{PREFIX}slope or margin is out of bounds"
     return None
