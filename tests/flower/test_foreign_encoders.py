@@ -41,14 +41,21 @@ def own(config: Config, name: str, **arguments: object) -> Config:
     return replace(config, model=replace(config.model, name=name, width=None, arguments=arguments))
 
 
-@pytest.mark.parametrize("frozen", [True, False], ids=["frozen", "trained"])
+WAYS = ["model.freeze=true", "model.freeze=false", "model.train=1", "model.adapter=lora"]
+
+
+def write_files(folder: Path, **codes: str) -> None:
+    for name, code in codes.items():
+        (folder / name).mkdir()
+        (folder / name / "mine.py").write_text(code)
+
+
+@pytest.mark.parametrize("way", WAYS)
 def test_an_encoder_of_ones_own_gives_the_same_bits_across_sites(
-    frozen: bool, tiny: Tiny, train: Train, tmp_path: Path
+    way: str, tiny: Tiny, train: Train, tmp_path: Path
 ) -> None:
-    for path in ("server", "site"):
-        (tmp_path / path).mkdir()
-        (tmp_path / path / "mine.py").write_text(MINE)
-    config = tiny("fedcir", "server.rounds=2", "run.workers=1", f"model.freeze={str(frozen).lower()}")
+    write_files(tmp_path, server=MINE, site=MINE)
+    config = tiny("fedcir", "server.rounds=2", "run.workers=1", way)
     config = own(config, str(tmp_path / "server/mine.py:make"))
     one = train(config, tmp_path / "one")
     two = across(config, tmp_path / "two", encoder=str(tmp_path / "site/mine.py:make"))
@@ -67,7 +74,20 @@ def test_a_server_cannot_have_a_site_call_what_the_site_does_not_allow(
     assert not touched.exists()
 
 
-def test_weights_in_a_file_cannot_be_frozen_across_sites(tiny: Tiny, tmp_path: Path) -> None:
-    config = tiny("fedavg", "model.freeze=true", f"model.weights={tmp_path / 'w.pth'}")
-    with pytest.raises(InputError, match=r"model\.weights cannot be used with model\.freeze across sites"):
+@pytest.mark.parametrize("way", [way for way in WAYS if way != "model.freeze=false"])
+def test_a_site_whose_frozen_weights_are_others_than_the_servers_is_refused(
+    way: str, tiny: Tiny, tmp_path: Path
+) -> None:
+    other = MINE.replace("    return", "    nn.Linear(1, 1)  # draws two random numbers\n    return")
+    write_files(tmp_path, server=MINE, site=other)
+    config = own(tiny("fedavg", "server.rounds=1", way), str(tmp_path / "server/mine.py:make"))
+    with pytest.raises(RunError, match="clients 0, 1, 2: the frozen tensors of its encoder are not the server's"):
+        across(config, tmp_path / "other", encoder=str(tmp_path / "site/mine.py:make"))
+
+
+@pytest.mark.parametrize("way", ["freeze=true", "train=1", "adapter=lora"])
+def test_weights_in_a_file_cannot_be_frozen_across_sites(way: str, tiny: Tiny, tmp_path: Path) -> None:
+    config = tiny("fedavg", f"model.{way}", f"model.weights={tmp_path / 'w.pth'}")
+    setting = way.partition("=")[0]
+    with pytest.raises(InputError, match=rf"model\.weights cannot be used with model\.{setting} across sites"):
         across(config, tmp_path / "run")

@@ -1,0 +1,89 @@
+"""Measure full fine-tuning, partial training and adapters of EfficientNet-Lite0 on PACS, and write adapters.json.
+
+python results/adapters.py --pacs DIR --lists DIR [--runs DIR] [--rounds 5] [--seeds 0]
+
+Every run is a `fedcir run` of FedAvg with one worker, in a process of its own, so that its processor time and its peak
+memory are those of the run. All have the same settings but for what trains; none of them was tuned.
+"""
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from fedcir.reporting.page import join_markdown
+from fedcir.runs.reader import load_run
+
+PUBLISHED = Path(__file__).with_name("adapters.json")
+SETTINGS = (
+    *("data.image_size=128", "model.name=efficientnet-lite0", "model.batchnorm=frozen", "algorithm.name=fedavg"),
+    *("local.steps=20", "local.batch_size=32", "local.optimizer=adam", "local.lr=0.0005", "server.eval_every=5"),
+    *("run.workers=1", "server.checkpoint_every=1"),
+)
+KINDS = {
+    "last stage": ["model.train=_blocks.15,_conv_head,_bn1"],
+    "LoRA, rank 8": ["model.adapter=lora"],
+    "all": [],
+}
+"""Settings by what trains beside the head."""
+
+
+def measure(kind: str, data: list[str], out: Path, rounds: int, seed: int) -> dict[str, Any]:
+    settings = [*SETTINGS, *KINDS[kind], *data, f"server.rounds={rounds}", f"run.seed={seed}"]
+    options = [part for setting in settings for part in ("--set", setting)]
+    command = [sys.executable, "-m", "fedcir", "run", "--out", str(out), "--no-report", "--quiet", *options]
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run(command, check=True)
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    run = load_run(out)
+    return {
+        "trains": kind,
+        "seed": seed,
+        "rounds": rounds,
+        "accuracy": run.final["accuracy"],
+        "accuracy_mean": run.final["accuracy_mean"],
+        "bytes_up": run.records[-1].bytes_up,
+        "bytes_down": run.records[-1].bytes_down,
+        "peak_memory": run.peak_memory,
+        "cpu_seconds": used.ru_utime + used.ru_stime - before.ru_utime - before.ru_stime,
+        "settings": [*SETTINGS, *KINDS[kind]],
+        "date": datetime.now(UTC).date().isoformat(),
+    }
+
+
+def table(which: str = "") -> str:
+    """Write a row for each run: accuracies in per cent, megabytes of a round, peak memory and processor time."""
+    runs = json.loads(PUBLISHED.read_text(encoding="utf-8"))
+    domains = list(runs[0]["accuracy"])
+    lines = [["trains, besides the head", *domains, "mean", "uploads of a round", "peak memory", "processor time"]]
+    for run in runs:
+        accuracies = (*run["accuracy"].values(), run["accuracy_mean"])
+        cost = (f"{run['bytes_up'] / 1e6:.1f} MB", f"{run['peak_memory'] / 1e9:.2f} GB", f"{run['cpu_seconds']:.0f} s")
+        lines.append([run["trains"], *(f"{100 * value:.1f}" for value in accuracies), *cost])
+    return join_markdown(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pacs", required=True)
+    parser.add_argument("--lists", required=True)
+    parser.add_argument("--runs", type=Path, default=Path("runs/adapters"))
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    options = parser.parse_args()
+    data = ["data.name=pacs", f"data.root={options.pacs}", f"data.lists={options.lists}"]
+    measured = []
+    for seed in options.seeds:
+        for number, kind in enumerate(KINDS):
+            out = options.runs / f"{number}-{seed}"
+            measured.append(measure(kind, data, out, options.rounds, seed))
+            print(json.dumps(measured[-1]), flush=True)
+            PUBLISHED.write_text(json.dumps(measured, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
