@@ -21,7 +21,7 @@ from fedcir.runs.reader import load_run
 PUBLISHED = Path(__file__).with_name("adapters.json")
 SETTINGS = (
     *("data.image_size=128", "model.name=efficientnet-lite0", "model.batchnorm=frozen", "algorithm.name=fedavg"),
-    *("local.steps=20", "local.batch_size=32", "local.optimizer=adam", "local.lr=0.0005", "server.eval_every=5"),
+    *("local.steps=20", "local.batch_size=16", "local.optimizer=adam", "local.lr=0.0005", "server.eval_every=5"),
     *("run.workers=1", "server.checkpoint_every=1"),
 )
 KINDS = {

@@ -1,5 +1,6 @@
 """Runs in which parts of the encoder, or adapters on it, train: only these travel and are stored."""
 
+import re
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -201,3 +202,12 @@ def test_frozen_parts_have_neither_gradients_nor_momentum(tiny: Tiny) -> None:
         list(rounds)
     assert sum(p.numel() for p in trainer.optimizer.parameters) == 128 * 128 + 128 + 3 * 128 + 3
     assert np.isfinite(session.records[-1].accuracy_mean or np.nan)
+
+
+def test_the_example_of_the_docs_uploads_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "encoders.md").read_text(encoding="utf-8")
+    (example,) = (code for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "model.adapter" in code)
+    exec(example, {})
+    said = re.search(r"# 4 bytes \* (.*)$", example, re.MULTILINE)
+    assert said is not None
+    assert capsys.readouterr().out == f"{4 * eval(said[1].replace('clients', ''))}\n"

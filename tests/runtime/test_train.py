@@ -132,6 +132,7 @@ def test_a_run_that_on_round_stops_keeps_its_model_and_summary_and_can_be_contin
     saved = fedcir.load_run(tmp_path / "run")
     assert saved.summary["rounds"] == stopped.summary["rounds"] == saved.final["round"] == 2
     assert same(saved.model(encoder=on_vectors()), stopped.model)
+    assert fedcir.report(tmp_path / "run", out=tmp_path / "run.html").path.stat().st_size > 0
     assert same(run(True).model, fedcir.train(clients(vectors), encoder=on_vectors(), **TINY).model)
 
 
