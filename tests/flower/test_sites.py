@@ -63,7 +63,7 @@ def test_an_introduction_tells_how_many_images_a_site_has_but_not_which() -> Non
     assert message == json.loads(json.dumps(asdict(own("a"))))
     assert message.keys() == {
         *("domain", "classes", "train", "test", "content"),
-        *("image_size", "channels", "validation", "partition", "shared", "versions", "mask_key"),
+        *("image_size", "channels", "validation", "partition", "shared", "versions", "mask_key", "shape", "summary"),
     }
 
 

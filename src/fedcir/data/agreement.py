@@ -4,8 +4,8 @@ A site tells its task, the kinds and categories of its columns, and sums over it
 a run across sites agrees on the same bits as a run in one process.
 """
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,6 +24,10 @@ class Agreement(NamedTuple):
 
     task: Task
     encoding: TableEncoding | None
+
+    def with_classes(self, classes: Sequence[str]) -> "Agreement":
+        """Name the classes of a task that has any."""
+        return self._replace(task=replace(self.task, names=tuple(classes))) if self.task.has_classes else self
 
     def to_card(self) -> dict[str, Any]:
         table = {} if self.encoding is None else {"table": self.encoding.to_card()}

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple, Protocol, cast
 import numpy as np
 
 from fedcir.config import BUILTIN_MODELS, Config
-from fedcir.data.agreement import Agreement, agree, summarise_data
+from fedcir.data.agreement import Agreement, DataSummary, agree, summarise_data
 from fedcir.data.decoding import OnFile
 from fedcir.data.domains import Domains, Split
-from fedcir.data.encoding import TableEncoding, encode_domains
+from fedcir.data.encoding import TableEncoding, encode_domains, read_encoding
 from fedcir.data.examples import ArrayExamples, Examples, ImageExamples, Normalisation, PooledExamples
 from fedcir.data.features import DatasetFeatures, FeatureCache, FeatureExamples
 from fedcir.data.manifest import build_manifest
@@ -158,6 +158,8 @@ class Federation:
     unseen: tuple[str, ...] = ()  # domains without training data
     pooled: int = 0  # number of clients whose training data were pooled at the first client
     features: DatasetFeatures | None = None  # features of a frozen encoder, on which clients train instead of on images
+    summary: DataSummary | None = None
+    """What other sites have to know of the data, to agree on task and encoding; None if they have agreed already."""
     dataset_and_partition: tuple[Domains, Partition] | None = None
     """Source of the clients' data; None if the caller passed Datasets."""
 
@@ -251,9 +253,11 @@ def build_federation(
     """
     partition = Partition.from_clients(clients, domains.names)
     manifest = build_manifest(domains, partition)
+    summary: DataSummary | None = None
     if agreed is None:
         shares = {name: part.rows.astype(np.int64) for name, part in partition.by_domain.items() if len(part.rows)}
-        agreed = agree({domains.name: summarise_data(config, domains, shares)}, config.data.scale)
+        summary = summarise_data(config, domains, shares)
+        agreed = agree({domains.name: summary}, config.data.scale)
     encoding = agreed.encoding
     domains = replace(domains, task=agreed.task)
     if encoding is not None:
@@ -306,6 +310,7 @@ def build_federation(
         tuple(notes),
         unseen,
         features=features,
+        summary=summary,
         dataset_and_partition=(domains, partition),
     )
 
@@ -348,22 +353,32 @@ def make_array_card(task: Task, shape: Sequence[int], encoding: TableEncoding | 
 def build_roster(manifest: dict[str, Any], config: Config, notes: Iterable[str] = ()) -> SiteRoster:
     """Build the roster of a manifest, new or saved."""
     task, channels = read_task(manifest), manifest["channels"]
+    if "shape" in manifest:
+        encoding = read_encoding(manifest["table"]) if "table" in manifest else None
+        array_builder = make_array_builder(config.model, task, manifest["shape"], config.run.seed)
+        return SiteRoster(manifest, array_builder, make_array_card(task, manifest["shape"], encoding), tuple(notes))
     size, normalisation = manifest["image_size"], Normalisation.from_model(config.model, channels)
     builder = make_image_builder(config.model, task, channels, config.run.seed, size)
     return SiteRoster(manifest, builder, make_image_card(task, size, channels, normalisation), tuple(notes))
 
 
 def open_site_federation(
-    config: Config, root: Path, domain: str, classes: Sequence[str] = (), on_file: OnFile | None = None
+    config: Config,
+    root: Path,
+    domain: str,
+    classes: Sequence[str] = (),
+    on_file: OnFile | None = None,
+    agreed: Agreement | None = None,
 ) -> Federation:
-    """Open a site's own images, as the only client of a federation with these classes."""
-    domains = open_site(root, domain, config.data, config.run.seed, classes, on_file, config.task.name)
+    """Open a site's own data, as the only client of a federation with these classes."""
+    task = config.task.name if agreed is None or agreed.task.has_classes else agreed.task
+    domains = open_site(root, domain, config.data, config.run.seed, classes, on_file, task)
     train = domains.domains[0].train
     rows = {} if domain == config.partition.hold_out else {domain: np.arange(len(train))}
     share = limit_samples(
         ClientPartition(domain, rows), {domain: train.labels}, config.partition.max_samples, config.run.seed
     )
-    return build_federation(config, domains, [share], on_file)
+    return build_federation(config, domains, [share], on_file, agreed)
 
 
 def pool_clients(federation: Federation) -> Federation:

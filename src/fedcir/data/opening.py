@@ -34,6 +34,7 @@ from fedcir.data.sources.source import (
     notes_on_unused,
 )
 from fedcir.data.sources.table import LABELS, Table, list_site_table
+from fedcir.data.sources.target_columns import list_labels
 from fedcir.data.splits import drop_copies, hash_arrays, split_items, split_validation
 from fedcir.data.targets import WantedTask, assign_task
 from fedcir.errors import InputError, suggest_name
@@ -167,26 +168,16 @@ def open_site(
     on_file: OnFile | None = None,
     task: WantedTask = None,
 ) -> Domains:
-    """Open a site's own images, split like a domain of `folders` or `table`; only the agreed classes are used."""
+    """Open a site's own images or table, split like a domain of all sites' data; only the agreed classes are used."""
+    if data.name == "csv":
+        check_settings(data, Csv())
+        table = read_site_table(root, domain, data)
+        return _set_aside(build_domains("csv", [table], data, seed, classes, task), data, seed)
     index = list_site_images(root, domain, data)
     if index.masks is None:
         index = index._replace(pictures=select_classes(index.pictures, classes or None, root, missing=True))
     domains = assign_task(_open_images("folders", root, index, data, seed, on_file, classes), task)
     return _set_aside(domains, data, seed)
-
-
-def open_site_table(
-    root: Path,
-    domain: str,
-    data: DataConfig,
-    seed: int,
-    classes: Sequence[str] = (),
-    task: WantedTask = None,
-) -> Domains:
-    """Open a site's own table, split like a domain of `csv`."""
-    check_settings(data, Csv())
-    table = read_site_table(root, domain, data)
-    return _set_aside(build_domains("csv", [table], data, seed, classes, task), data, seed)
 
 
 IMAGE_SETTINGS = ("image_size", "channels", "lists", "table")
@@ -205,6 +196,15 @@ def check_settings(data: DataConfig, source: DatasetSource, kind: str = "tables"
             raise InputError(
                 f"data.{name} is for {owner}, and {data.name} holds {'images' if has_images else kind}: leave it out"
             )
+
+
+def list_site_classes(root: Path, domain: str, data: DataConfig) -> tuple[str, ...]:
+    """List the classes of a site's own images or table; none if it has other targets."""
+    if data.name == "csv":
+        labels = list_labels(read_site_table(root, domain, data), data)
+    else:
+        labels = [item.label for item in list_site_images(root, domain, data).pictures.items]
+    return tuple(sorted(set(labels) - {""}))
 
 
 def list_site_images(root: Path, domain: str, data: DataConfig) -> ImageIndex:

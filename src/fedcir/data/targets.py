@@ -60,10 +60,11 @@ def choose_task(wanted: str | None, columns: Sequence[TargetColumn]) -> Task:
         return Regression(names) if is_regression else CLASSIFICATION
     if all(column.kind == "whole" and set(column.values) <= {"0", "1"} and column.values for column in columns):
         return MultiLabel(names)
-    raise InputError(
+    message = (
         f"data.target names {len(names)} columns that are not all 0 or 1, which may be several tasks: name one column, "
         "or set task.name=regression, or task.name=survival with data.target=event,time"
     )
+    raise InputError(message, public=message)
 
 
 def _make_named_task(name: str, columns: Sequence[TargetColumn]) -> Task:

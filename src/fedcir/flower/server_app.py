@@ -146,7 +146,8 @@ def open_deployment(
         session = open_session(config, algorithm, build_roster(manifest, config, notes))
         session.deployed = True
         attach_run_folder(session, settings.out, settings.resume, settings.from_round)
-        registry.header = replace(registry.header, classes=tuple(manifest["classes"]))
+        agreed: dict[str, Any] = {name: manifest[name] for name in ("task", "table") if name in manifest}
+        registry.header = replace(registry.header, classes=tuple(manifest["classes"]), agreed=agreed)
         transport = GridTransport(registry, session, manifest["clients"], manifest["key"], settings.timeout)
         with closing(_audit_rounds(run_rounds(session, transport), audit, manifest)) as rounds:
             yield session, rounds

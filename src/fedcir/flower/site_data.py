@@ -26,8 +26,10 @@ from fedcir import __version__
 from fedcir.client.local_update import LocalTrainer
 from fedcir.client.masks import make_mask_key
 from fedcir.config import Config, config_from_tables, config_to_tables
+from fedcir.data.agreement import Agreement
 from fedcir.data.federation import Client, Federation, open_federation, open_site_federation
-from fedcir.data.opening import find_dataset, get_source, list_site_images, selected_classes
+from fedcir.data.opening import find_dataset, get_source, list_site_classes, list_site_images, selected_classes
+from fedcir.data.sources.site_tables import find_site_file
 from fedcir.data.sources.source import ImageList
 from fedcir.errors import InputError, RunError
 from fedcir.files import make_private_folder
@@ -35,6 +37,7 @@ from fedcir.flower.client_app import state_folder
 from fedcir.flower.site_manifest import SiteDescription
 from fedcir.flower.wire import TaskHeader
 from fedcir.models.builder import NetworkBuilder
+from fedcir.plugins import is_file_plugin
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
@@ -169,8 +172,16 @@ class LocalSite:
         """Describe a client of a federation; `fields` are those that do not follow from it."""
         federation.load_features()  # while the server still waits for sites, so that no round takes longer
         client, card = federation.clients[number], federation.card
-        values = {**client.sizes._asdict(), "image_size": card["image_size"], "channels": card["channels"], **fields}
+        values = {
+            **client.sizes._asdict(),
+            **{name: card.get(name, 0) for name in ("image_size", "channels")},
+            **fields,
+        }
         classes = values.pop("classes", tuple(card["classes"]))
+        if "shape" in card or "task" in card:
+            assert federation.dataset_and_partition is not None
+            values["shape"] = tuple(card.get("shape", ()))
+            values["summary"] = "" if federation.summary is None else json.dumps(federation.summary.to_card())
         description = SiteDescription(client.domain, classes, content=content, versions=VERSIONS, **values)
         return cls(client, federation.builder, description)
 
@@ -183,24 +194,29 @@ def open_local_site(header: TaskHeader, context: Context) -> LocalSite:
             f"resident in --node-config must be true or false, got {resident!r}",
             public="resident in its node-config is neither true nor false",
         )
+    for kind, name in (("dataset", header.config.data.name), ("task", header.config.task.name or "")):
+        if is_file_plugin(name):
+            raise InputError(
+                f"the run's {kind} is the file {name!r}: a site runs no {kind} file that a server names",
+                public=f"the run's {kind} is a Python file, which a site does not run",
+            )
     config, partition, root = _resolve_encoder(header.config, node), node.partition, node.data_root
     if partition < 0:
         if root is None:
             raise InputError(
-                '--node-config names a domain but no data-root: add data-root="DIR", the folder of its <class>/<image>',
+                '--node-config names a domain but no data-root: add data-root="DIR", the folder of its <class>/<image>'
+                " or of its table",
                 public="its node-config names no data-root",
             )
         classes = header.classes or selected_classes(config.data)
-        domain = str(node.site)
-        stamp = _compute_stamp(config, list_site_images(Path(root), domain, config.data).pictures)
-        site = _open_folder(_get_config_key(config), Path(root), domain, classes, stamp)
+        domain, folder = str(node.site), Path(root)
+        if config.data.name == "csv":
+            stamp = _compute_stamp(config, None, [find_site_file(folder, domain)])
+        else:
+            stamp = _compute_stamp(config, list_site_images(folder, domain, config.data).pictures)
+        site = _open_own(_get_config_key(config), folder, domain, classes, json.dumps(header.agreed), stamp)
         content = keyed_digest(node.state_folder, site.description.content)
         return replace(site, description=replace(site.description, content=content))
-    if ".py" in config.data.name:
-        raise InputError(
-            f"the run's dataset is the file {config.data.name!r}: a site runs no dataset file that a server names",
-            public="the run's dataset is a Python file, which a site does not run",
-        )
     if root is not None:
         config = replace(config, data=replace(config.data, root=root))
     elif get_source(config.data.name).root != "nothing" and not _is_simulated():
@@ -216,12 +232,14 @@ def open_local_site(header: TaskHeader, context: Context) -> LocalSite:
 
 
 @lru_cache(maxsize=CACHED_RUNS)
-def _open_folder(config_key: str, root: Path, domain: str, classes: tuple[str, ...], stamp: str) -> LocalSite:
-    config = config_from_tables(json.loads(config_key))
-    own_classes = tuple(sorted({item.label for item in list_site_images(root, domain, config.data).pictures.items}))
-    federation = open_site_federation(config, root, domain, classes)
+def _open_own(
+    config_key: str, root: Path, domain: str, classes: tuple[str, ...], agreed_card: str, stamp: str
+) -> LocalSite:
+    config, card = config_from_tables(json.loads(config_key)), json.loads(agreed_card)
+    federation = open_site_federation(config, root, domain, classes, agreed=Agreement.from_card(card) if card else None)
     assert federation.dataset_and_partition is not None
     domains, _ = federation.dataset_and_partition
+    own_classes = list_site_classes(root, domain, config.data) if domains.task.has_classes else ()
     # A held-out site does not train, so its client has no training images.
     counts = {"train": federation.clients[0].sizes.train or len(domains.domains[0].train)}
     return LocalSite.from_federation(federation, 0, domains.content, classes=own_classes, **counts)
@@ -264,7 +282,7 @@ def _resolve_encoder(config: Config, node: NodeConfig) -> Config:
 def _get_config_key(config: Config) -> str:
     """Encode the settings that determine the data and the networks as JSON."""
     tables = config_to_tables(config)
-    return json.dumps({name: tables[name] for name in ("task", "data", "partition", "model", "run")})
+    return json.dumps({name: tables[name] for name in ("task", "data", "partition", "model", "run", "privacy")})
 
 
 def _compute_stamp(config: Config, pictures: ImageList | None, paths: Iterable[Path] = ()) -> str:

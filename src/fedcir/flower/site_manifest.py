@@ -12,6 +12,8 @@ from flwr.app import ConfigRecord, Message, RecordDict
 
 from fedcir.client.masks import MASK_KEY
 from fedcir.config import Config
+from fedcir.data.agreement import DataSummary, agree, check_scaling
+from fedcir.data.domains import CLASSIFICATION
 from fedcir.data.opening import selected_classes
 from fedcir.errors import InputError
 from fedcir.flower.wire import CONFIG, HEADER
@@ -24,6 +26,8 @@ MAX_IMAGES = 1_000_000_000
 NODE_KEY = "node_key"
 """Field of a client in the manifest: the fingerprint of the key that its name is bound to."""
 ALL_SITES = "all"
+OWN_DATA = ("folders", "masks", "csv")
+"""Datasets that sites have each for itself."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,10 @@ class SiteDescription:
     versions: str = ""
     mask_key: str = ""
     """Public key with which other clients mask their sums, where the run asks for masks."""
+    shape: tuple[int, ...] = ()
+    """Shape of an input that is no image."""
+    summary: str = ""
+    """Card of a DataSummary, from which all sites agree on the task and on the encoding of tables."""
 
     @property
     def name(self) -> str:
@@ -70,23 +78,31 @@ class SiteDescription:
             raise ValueError("an impossible number of images")
         if site.mask_key and len(bytes.fromhex(site.mask_key)) != 32:
             raise ValueError("no public key")
+        _ = site.data_summary
         return site
+
+    @property
+    def data_summary(self) -> DataSummary:
+        """The summary of its data; classes of images without one."""
+        return DataSummary.from_card(json.loads(self.summary)) if self.summary else DataSummary(CLASSIFICATION)
 
 
 def build_site_manifest(sites: Iterable[SiteDescription], config: Config) -> tuple[dict[str, Any], list[str]]:
     """Build the manifest of all sites, and notes for the user."""
     sites = sort_sites(sites, config.partition.hold_out)
     _check_sites(sites, config)
-    configured = selected_classes(config.data)
-    classes = sorted(set(configured) if configured else {name for site in sites for name in site.classes})
-    holders = Counter(name for site in sites for name in {*site.classes})
-    if (missing := next((name for name in classes if not holders[name]), None)) is not None:
-        raise InputError(f"data.classes: no site has an image of {missing!r}")
-    if len(classes) < 2:
-        raise InputError(f"the sites have only one class, {classes[0]!r}: a classifier needs two")
-    notes = [] if sites[0].shared else _compare_classes(sites, classes, bool(configured), holders)
     first = sites[0]
+    told = [first] if first.shared else sites  # all tell the same of a shared dataset
+    agreed = agree({site.domain: site.data_summary for site in told}, config.data.scale)
+    if any(site.data_summary.columns or site.data_summary.targets for site in told):
+        check_scaling(config)
+    classes, notes = _agree_on_classes(sites, config) if agreed.task.has_classes else ([], [])
+    agreed = agreed.with_classes(classes)
+    shape = first.shape if agreed.encoding is None else (len(agreed.encoding.features),)
     for site in sites:
+        if agreed.encoding is None and site.shape != shape:
+            shapes = f"{list(site.shape)}, those of {first.domain!r} {list(shape)}"
+            raise InputError(f"the inputs of site {site.domain!r} are of the shape {shapes}: make them equal")
         if site.versions != first.versions:
             notes.append(f"site {site.domain!r} runs {site.versions}, but site {first.domain!r} runs {first.versions}")
     manifest = {
@@ -94,10 +110,27 @@ def build_site_manifest(sites: Iterable[SiteDescription], config: Config) -> tup
         "classes": classes,
         "image_size": first.image_size,
         "channels": first.channels,
+        **({"shape": list(shape)} if shape else {}),
+        **(agreed.to_card() if first.summary else {}),
         "clients": list_clients(sites, config.partition.hold_out),
     }
     digest = hashlib.blake2b(json.dumps(manifest, sort_keys=True).encode(), digest_size=16).hexdigest()
     return {**manifest, "hash": digest, "key": secrets.token_hex(8)}, notes
+
+
+def _agree_on_classes(sites: Sequence[SiteDescription], config: Config) -> tuple[list[str], list[str]]:
+    """Return the classes of a run, and notes on sites that have others."""
+    configured = selected_classes(config.data)
+    if (site := next((site for site in sites if site.partition < 0 and len(site.classes) < 2), None)) is not None:
+        only = "".join(f", only {name!r}" for name in site.classes)
+        raise InputError(f"site {site.domain!r} has too few classes{only}: add images of at least two")
+    classes = sorted(set(configured) if configured else {name for site in sites for name in site.classes})
+    holders = Counter(name for site in sites for name in {*site.classes})
+    if (missing := next((name for name in classes if not holders[name]), None)) is not None:
+        raise InputError(f"data.classes: no site has an image of {missing!r}")
+    if len(classes) < 2:
+        raise InputError(f"the sites have only one class, {classes[0]!r}: a classifier needs two")
+    return classes, [] if sites[0].shared else _compare_classes(sites, classes, bool(configured), holders)
 
 
 def sort_sites(sites: Iterable[SiteDescription], hold_out: str | None = None) -> list[SiteDescription]:
@@ -144,13 +177,11 @@ def _check_sites(sites: Sequence[SiteDescription], config: Config) -> None:
     scheme, hold_out, domains = config.partition.scheme, config.partition.hold_out, [site.domain for site in sites]
     if scheme != "domain":
         raise InputError(f"partition.scheme={scheme} divides one dataset, but sites have their own data: leave it out")
-    if config.data.name != "folders":
-        raise InputError(f"the sites have images of their own, but data.name is {config.data.name}: set it to folders")
+    if config.data.name not in OWN_DATA:
+        names = join_names(OWN_DATA)
+        raise InputError(f"the sites have data of their own, but data.name is {config.data.name}: set it to {names}")
     if hold_out is not None and hold_out not in domains:
         raise InputError(f"partition.hold_out: there is no site {hold_out!r}; choose from {', '.join(domains)}")
-    if (site := next((site for site in sites if len(site.classes) < 2), None)) is not None:
-        only = "".join(f", only {name!r}" for name in site.classes)
-        raise InputError(f"site {site.domain!r} has too few classes{only}: add images of at least two")
 
 
 def _compare_classes(

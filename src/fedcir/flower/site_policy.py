@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcir.config import PrivacyConfig, read_toml
+from fedcir.data.agreement import DataSummary
 from fedcir.data.decoding import IMAGE_SIZE
 from fedcir.data.federation import Client
 from fedcir.data.opening import selected_classes
@@ -101,6 +102,10 @@ class Policy:
     """The largest width and height of an image, in pixels."""
     min_per_class: Annotated[int, Between(1, 2**63)] = 1
     """The fewest images of each class, among those to train, to validate and to test on, before anything is shared."""
+    column_sums: bool = True
+    """Whether sums over training rows of a table may leave: counts, sums and sums of squares of columns of numbers."""
+    categories: bool = True
+    """Whether the categories of a table's columns may leave."""
     masked: bool = False
     """Whether a run must mask sums (server.masked), so that the server learns only the total over sites."""
     mask_keys: tuple[str, ...] | None = None
@@ -176,6 +181,14 @@ class Policy:
             if fewest < self.min_per_class:
                 rule = f"it asks for {self.min_per_class} of each class to {part} on, and one class has {fewest}"
                 raise _refuse("asks for more images of each class than the site has", rule)
+
+    def check_summary(self, summary: DataSummary) -> None:
+        """Refuse to tell the sums or the categories of a table."""
+        if not self.column_sums and any(column.count for column in (*summary.columns, *summary.targets)):
+            raise _refuse("does not allow data.scale=federation, which takes sums of columns", "column_sums is false")
+        if not self.categories and (column := next((c for c in summary.columns if c.categories), None)):
+            rule = f"categories is false, and {column.name!r} has some"
+            raise _refuse("does not allow columns of categories: name them in data.ignore", rule)
 
     def check_names(self, names: Iterable[str]) -> None:
         """Refuse to send any of these tensors, `group/name`, or a whole group, `group/`."""

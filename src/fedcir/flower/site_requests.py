@@ -151,6 +151,7 @@ class SiteRequest:
         site = self.open_site(policy.limit_classes(header), self.node.context)
         policy.check_data(site.client)
         if kind == MessageType.QUERY:
+            policy.check_summary(site.description.data_summary)
             description = replace(site.description, classes=policy.filter_classes(site.description.classes))
             about: dict[str, Any] = {"train": description.train, "test": description.test}
             if config.server.masked:

@@ -339,11 +339,12 @@ class GridTransport:
         """
         nodes, missing = self._find_nodes(cohort)
         numbers = {node: client for client, node in nodes.items()}
-        classes = self.registry.header.classes
+        known = self.registry.header
         header = TaskHeader(
-            *(self.session.config, numbers, round, classes, self.key),
+            *(self.session.config, numbers, round, known.classes, self.key),
             tests=tuple(tests),
             frozen=self.session.frozen_hash,
+            agreed=known.agreed,
         )
         content = pack_task(groups, self.session.algorithm.trains, header, config)
         ttl = (2 if tests else 1) * self.timeout

@@ -12,7 +12,7 @@ import json
 import math
 import secrets
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +59,8 @@ class TaskHeader:
     """Clients that evaluate the model they receive, the result of the round before, and then train on it."""
     frozen: str = ""
     """Hash of the frozen tensors of the network, which a site must have too; empty if there are none."""
+    agreed: Mapping[str, Any] = field(default_factory=dict)
+    """Card of the task and of the encoding of tables that all sites have agreed on; empty for classes of images."""
 
     def to_json(self) -> str:
         tables = config_to_tables(self.config)
@@ -81,12 +83,12 @@ class TaskHeader:
         if not all(letter in "0123456789abcdef" for letter in key):  # it names a folder
             raise InputError(f"the run's key must be hexadecimal, got {key!r}")
         classes, groups, tests = (tuple(values[name]) for name in ("classes", "groups", "tests"))
-        config, round, frozen = (
+        config, frozen, agreed = (
             config_from_tables(values["config"]),
-            int(values["round"]),
-            str(values.get("frozen", "")),
+            values.get("frozen", ""),
+            values.get("agreed", {}),
         )
-        return cls(config, clients, round, classes, key, groups, tests, frozen)
+        return cls(config, clients, int(values["round"]), classes, key, groups, tests, str(frozen), dict(agreed))
 
 
 def pack_task(

@@ -171,7 +171,10 @@ def _list_parts(table: SiteTable, data: DataConfig) -> list[Part | None]:
     position = _find_column(table, data.split, "split")
     if wrong := next((row for row in table.rows if row.cells[position].casefold() not in PARTS), None):
         cell = wrong.cells[position][:100]
-        raise InputError(f"{table.at(wrong)}: {data.split} must be train, validation or test, got {cell!r}")
+        raise InputError(
+            f"{table.at(wrong)}: {data.split} must be train, validation or test, got {cell!r}",
+            public=f"its column {data.split!r} holds other words than train, validation and test",
+        )
     return [PARTS[row.cells[position].casefold()] for row in table.rows]
 
 

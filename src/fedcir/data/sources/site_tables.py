@@ -87,7 +87,10 @@ def _read_file(path: Path, data: DataConfig) -> tuple[tuple[str, ...], list[CsvR
     if twice := next((name for name, count in Counter(header).items() if count > 1), None):
         raise InputError(f"{path} has two columns {twice!r}: rename one", public="its table has a column twice")
     if "" in header:
-        raise InputError(f"{path}: column {header.index('') + 1} has no name: name it in the first line")
+        raise InputError(
+            f"{path}: column {header.index('') + 1} has no name: name it in the first line",
+            public="its table has a column without a name",
+        )
     rows = [CsvRow(line, row) for line, row in cells]
     if not rows:
         raise InputError(f"{path} has no rows", public="its table has no rows")
