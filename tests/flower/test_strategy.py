@@ -79,6 +79,19 @@ def test_in_flowers_loop_it_gives_what_train_gives_bit_for_bit(tmp_path: Path, n
     assert result.train_metrics_clientapp[3]["loss/total"] == same.records[-1].losses["total"]
 
 
+@pytest.mark.parametrize("setting", [{"model.adapter": "lora"}, {"model.train": "head"}])
+def test_adapters_and_frozen_parts_are_trained_in_flowers_loop_too(tmp_path: Path, setting: dict[str, str]) -> None:
+    result = strategy("fedavg", set=setting).start(grid(tmp_path), num_rounds=2)
+    sites = [data(site) for site in range(3)]
+    same = fedcir.train(
+        *(sites,), encoder=encoder(), num_classes=2, algorithm="fedavg", rounds=2, local_steps=3, workers=1, set=setting
+    )
+    assert result.arrays is not None
+    model = unpack_arrays(result.arrays)["model"]
+    assert torch.equal(model["head.weight"], same.model.state_dict()["head.weight"])
+    assert sum(tensor.numel() for tensor in model.values()) == 2 * 6 + 2 + ("model.adapter" in setting) * 8 * (4 + 6)
+
+
 def test_its_step_on_the_server_takes_the_threads_of_every_run(tmp_path: Path) -> None:
     before = torch.get_num_threads()
     arrays = []

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -165,6 +166,35 @@ def test_a_run_cannot_be_resumed_with_another_rank(tiny: Tiny, train: Train, tmp
     out = train(tiny("fedavg", LORA, "server.rounds=2"), tmp_path / "run")
     with pytest.raises(InputError, match=r"started with model\.adapter_rank=None, not 4"):
         train(tiny("fedavg", LORA, "model.adapter_rank=4"), out, resume=True)
+
+
+LOADS_ITSELF = """
+import torch
+from torch import nn
+
+def make(file):
+    network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 1), nn.ReLU())
+    network.load_state_dict(torch.load(file))
+    return network
+"""
+
+
+@pytest.mark.parametrize("setting", ["model.train=2", LORA, "model.freeze=true"])
+def test_a_run_cannot_be_resumed_with_other_frozen_weights(
+    setting: str, tiny: Tiny, train: Train, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.py").write_text(LOADS_ITSELF)
+    network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 1), nn.ReLU())
+    torch.save(network.state_dict(), tmp_path / "weights.pth")
+    config = tiny("fedavg", setting)
+    model = replace(config.model, name=f"{tmp_path}/mine.py:make", width=None)
+    config = replace(config, model=replace(model, arguments={"file": str(tmp_path / "weights.pth")}))
+    out = train(config, tmp_path / "run", until=1)
+    train(config, out, resume=True, until=2)
+    network[0].weight.data[0, 0, 0, 0] += 1
+    torch.save(network.state_dict(), tmp_path / "weights.pth")
+    with pytest.raises(InputError, match="was started with other weights in the frozen part of its encoder"):
+        train(config, out, resume=True)
 
 
 def test_the_card_of_other_models_says_nothing_of_adapters(tiny: Tiny, train: Train, tmp_path: Path) -> None:

@@ -97,10 +97,13 @@ def attach_run_folder(session: Session, out: Path, resume: bool, from_round: int
     if not folder.exists:
         if session.releases is not None:
             session.releases.start()
-        folder.create(config, roster.manifest, roster.hash_images())
+        folder.create(config, roster.manifest, roster.hash_images(), session.frozen_hash)
         return
     check_resumed_settings(folder, config, session.algorithm)
     check_data(folder, config, roster)
+    if folder.file_hash("frozen") not in (None, session.frozen_hash):
+        reason = "with other weights in the frozen part of its encoder than are here now"
+        raise InputError(f"{out} was started {reason}: restore them, or choose another folder")
     _check_epsilon(session, folder)
     store, damage = ClientStore(out / "clients"), list[str]()
     if (state := _find_resume_state(folder, store, from_round, damage)) is not None:
@@ -121,7 +124,7 @@ def attach_run_folder(session: Session, out: Path, resume: bool, from_round: int
         if (repeated := session.count_repeated(round)) > 0:
             _add_notes(session, f"{repeated} rounds after round {round} were begun before, and epsilon counts them too")
         session.records = folder.rewind(round, backup=from_round is not None)
-        folder.create(config, roster.manifest, roster.hash_images())  # server.rounds may be larger
+        folder.create(config, roster.manifest, roster.hash_images(), session.frozen_hash)  # server.rounds may be larger
         return
     session.records = folder.records()
     if _is_summary_stale(folder, session):

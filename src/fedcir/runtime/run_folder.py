@@ -68,8 +68,13 @@ class RunFolder:
         if self.exists and not resume:
             raise InputError(f"{self.path} already holds a run: resume it, or choose another folder")
 
-    def create(self, config: Config, manifest: dict[str, Any], hashes: ImageHashes | None = None) -> None:
-        """Write the first files of a run; config.toml comes last, so that its presence means that all are there."""
+    def create(
+        self, config: Config, manifest: dict[str, Any], hashes: ImageHashes | None = None, frozen: str = ""
+    ) -> None:
+        """Write the first files of a run; config.toml comes last, so that its presence means that all are there.
+
+        `frozen` is the hash of the tensors that never change, which no checkpoint holds.
+        """
         from fedcir import __version__
 
         for folder in (self.path, self.path / "checkpoint"):
@@ -80,6 +85,8 @@ class RunFolder:
         about = {"format": FORMAT, "version": __version__, "torch": torch.__version__}
         if config.model.frozen_by is not None and config.model.weights is not None:  # no checkpoint holds them
             about["weights"] = files.hash_file(Path(config.model.weights))
+        if frozen:
+            about["frozen"] = frozen
         for kind, source in file_formats.find_custom_files(config).items():
             about[kind] = files.hash_file(source)
             files.write_file(self.path / source.name, source.read_bytes())
