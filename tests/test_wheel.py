@@ -1,7 +1,9 @@
 """The package as others install it."""
 
 import ast
+import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -53,3 +55,23 @@ def test_the_wheel_builds_installs_and_runs(tmp_path: Path) -> None:
         check=True,
     )
     assert "fedcir" in shown.stdout
+
+
+@pytest.mark.slow
+def test_the_template_of_a_weights_wheel_is_a_model_by_its_name(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("setuptools")
+    source = shutil.copytree(ROOT / "examples" / "weights_wheel", tmp_path / "source")
+    config = transformers.ViTConfig(num_hidden_layers=1, hidden_size=12, num_attention_heads=2, image_size=16)
+    transformers.ViTModel(config).save_pretrained(source / "fedcir_dinov2_small" / "weights")
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    subprocess.run([*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", tmp_path, source], check=True)
+    wheel = tmp_path / "fedcir_dinov2_small-1.0-py3-none-any.whl"
+    subprocess.run([*pip, "install", "--no-deps", "--no-index", "--target", tmp_path / "site", wheel], check=True)
+    settings = ["model.freeze=true", "model.native_size=true", "data.train_per_domain=20"]
+    command = ["run", "--model", "dinov2-small", "--algorithm", "fedcirone", *(f"--set={text}" for text in settings)]
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{tmp_path / 'site'}"}
+    subprocess.run(
+        [sys.executable, "-m", "fedcir", *command, "--out", tmp_path / "run"], env=environment, check=True, timeout=600
+    )
+    assert b'"name": "hf"' in (tmp_path / "run" / "model.safetensors").read_bytes().replace(b"\\", b"")

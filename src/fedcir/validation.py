@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from numbers import Real
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints, is_typeddict
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints, is_typeddict
 
 from fedcir.errors import InputError, suggest_name
 
@@ -96,11 +96,15 @@ def build_dataclass(cls: type[T], values: Mapping[str, Any], section: str) -> T:
     return cls(**{name: check_type(value, hints[name], f"{section}.{name}") for name, value in values.items()})
 
 
+UNIONS = (UnionType, Union)
+"""Origins of `X | None`; that of Literal[...] | None is Union."""
+
+
 def check_type(value: Any, hint: Any, name: str) -> Any:
     """Return a value read from a file as a type, which may be nested; an error names the part that is wrong."""
     if type(value) is hint and (hint is not int or abs(value) < 2**63):  # the usual case, for speed
         return value
-    if isinstance(hint, UnionType):
+    if get_origin(hint) in UNIONS:
         return None if value is None else check_type(value, strip_optional(hint), name)
     if dataclasses.is_dataclass(hint):
         return build_dataclass(hint, check_type(value, dict, name), name)  # type: ignore[arg-type]
@@ -115,7 +119,7 @@ def check_type(value: Any, hint: Any, name: str) -> Any:
 
 def strip_optional(hint: Any) -> Any:
     """Return the type X of a hint `X | None`, and any other hint as it is."""
-    if not isinstance(hint, UnionType):
+    if get_origin(hint) not in UNIONS:
         return hint
     (inner,) = (arg for arg in get_args(hint) if arg is not NoneType)
     return inner

@@ -1,5 +1,6 @@
 """Encoders across sites: a frozen one stays at each, and one of others' code is called only where a site allows it."""
 
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 import pytest
 from grid import MemoryGrid, run_of_flower, site  # noqa: F401
 
-from fedcir.config import Config
+from fedcir.config import Config, ModelConfig
 from fedcir.errors import InputError, RunError
 from fedcir.flower.server_app import DeploymentSettings, open_deployment
 
@@ -91,3 +92,34 @@ def test_weights_in_a_file_cannot_be_frozen_across_sites(way: str, tiny: Tiny, t
     setting = way.partition("=")[0]
     with pytest.raises(InputError, match=rf"model\.weights cannot be used with model\.{setting} across sites"):
         across(config, tmp_path / "run")
+
+
+@pytest.fixture(scope="module")
+def vit(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of save_pretrained."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 12, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    folder = tmp_path_factory.mktemp("encoder") / "vit"
+    transformers.ViTModel(transformers.ViTConfig(**sizes, image_size=8, patch_size=4)).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("freeze", [True, False], ids=["frozen", "trained"])
+def test_a_folder_of_weights_at_every_site_gives_the_same_bits(
+    freeze: bool, vit: Path, tiny: Tiny, train: Train, tmp_path: Path
+) -> None:
+    copy = shutil.copytree(vit, tmp_path / "copy")
+    config = tiny("fedcirone" if freeze else "fedavg", "server.rounds=1")
+    config = replace(config, model=ModelConfig(f"hf:{vit}", freeze=freeze))
+    one = train(config, tmp_path / "one")
+    two = across(config, tmp_path / "two", encoder=f"hf:{copy}")
+    assert (one / "model.safetensors").read_bytes() == (two / "model.safetensors").read_bytes()
+
+
+def test_a_site_uses_no_other_folder_than_its_own_copy(vit: Path, tiny: Tiny, tmp_path: Path) -> None:
+    config = replace(tiny("fedavg", "server.rounds=1"), model=ModelConfig(f"hf:{vit}"))
+    other = shutil.copytree(vit, tmp_path / "other")
+    (other / "config.json").write_text((vit / "config.json").read_text() + " ")
+    for number, encoder in enumerate(("", f"hf:{other}", "torch.nn:Conv2d")):
+        with pytest.raises(RunError, match=r"its node-config names no copy of the folder of the run's encoder"):
+            across(config, tmp_path / f"run{number}", encoder=encoder)

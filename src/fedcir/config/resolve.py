@@ -36,7 +36,9 @@ OPTIONS = {
     "dataset": Option("data.name", "Name of the dataset; see `fedcir data list`."),
     "data_root": Option("data.root", "Folder that holds the dataset."),
     "image_size": Option("data.image_size", "Image width and height; 128 by default for files."),
-    "model": Option("model.name", "Network: cnn, resnet18, efficientnet-lite0, or a callable such as ./mine.py:make."),
+    "model": Option(
+        "model.name", "Network: cnn, resnet18, efficientnet-lite0, hf:DIR, or a callable, as in ./mine.py:make."
+    ),
     "norm": Option("model.norm", "Normalisation: batch, group, invariant or standardised."),
     "rounds": Option("server.rounds", "Number of training rounds."),
     "local_steps": Option("local.steps", "SGD steps per client and round."),

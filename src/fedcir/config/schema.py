@@ -1,6 +1,7 @@
 """The settings: frozen dataclasses, with a sentence and a default for each field."""
 
 import dataclasses
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,11 +22,15 @@ BUILTIN_MODELS = ("cnn", "resnet18", "unet", "mlp", "linear")
 """Networks of this package, which start from random weights."""
 PRETRAINED_SIZES = {"efficientnet-lite0": 224, "efficientnet-lite1": 240, "efficientnet-lite2": 260}
 """Encoders with ImageNet weights, and the image sizes that they were trained with."""
-MODELS = (*BUILTIN_MODELS, *PRETRAINED_SIZES)
+HUGGING_FACE = "hf"
+"""Name of an encoder of transformers, whose folder is model.weights; hf:DIR names both."""
+MODELS = (*BUILTIN_MODELS, *PRETRAINED_SIZES, HUGGING_FACE)
 """Networks that have a name; others are called by `package.module:callable` or `./mine.py:callable`."""
 MAX_IMAGE_SIZE = 4_096
 """Width and height of images in pixels."""
 MAX_CLIENTS = 100_000
+
+Pooling = Literal["cls", "mean", "pooler"]
 
 
 @dataclass(frozen=True)
@@ -120,7 +125,7 @@ class PartitionConfig:
 @dataclass(frozen=True)
 class ModelConfig:
     name: str = "cnn"
-    """cnn, resnet18 (paper), unet, mlp, linear, efficientnet-lite0, -1, -2 (pretrained; two: a+b), ./mine.py:make."""
+    """cnn, resnet18, unet, mlp, linear, efficientnet-lite0, -1, -2 (pretrained; two: a+b), hf:DIR, ./mine.py:make."""
     arguments: dict[str, object] = field(default_factory=dict)
     """Keyword arguments of the callable, in a table [model.arguments]."""
     width: Annotated[int | None, Between(1, 4_096)] = None
@@ -129,6 +134,8 @@ class ModelConfig:
     """Dimensions of z in the probabilistic algorithms; by default as many as the features have."""
     weights: str | None = None
     """File of weights to start from (.safetensors or .pth), of this network or of one that contains it."""
+    pooling: Pooling | None = None
+    """How the tokens of a transformer become features: cls, mean or pooler; by default what the network is made for."""
     start: Literal["none", "fedcirone"] = "none"
     """With fedcirone, training begins with the head that it fits in closed form on the encoder's features."""
     freeze: bool = False
@@ -160,24 +167,9 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         check_bounds(self, "model")
-        module, colon, attribute = self.name.rpartition(":")
-        if "+" in self.name:
-            self._check_side_by_side()
-        elif self.native_size and not (self.freeze and self.name in PRETRAINED_SIZES):
-            raise InputError(f"model.native_size is for a frozen {' or '.join(PRETRAINED_SIZES)}: leave it out")
-        if self.foreign and self.file is None and not (module and colon and attribute):
-            installed = list_entry_points("model")
-            if self.name not in installed:
-                names = (*MODELS, *installed, "package.module:callable")
-                raise InputError(f"model.name cannot be {format_value(self.name)}; {suggest_name(self.name, names)}")
-        if self.name in BUILTIN_MODELS and self.arguments:
-            raise InputError(f"{self.name} takes no model.arguments: leave them out")
-        for setting, is_set, names in (
-            ("width", self.width is not None, ("cnn", "resnet18", "unet", "mlp")),
-            ("norm=standardised", self.norm == "standardised", ("cnn", "resnet18", "unet")),
-        ):
-            if is_set and self.name not in names:
-                raise InputError(f"model.{setting} is for {' and '.join(names)}, not for {self.name}: leave it out")
+        if self.name.startswith(f"{HUGGING_FACE}:"):
+            self._split_folder()
+        self._check_name()
         for setting, is_set in (("stages", self.stages is not None), ("hidden", self.hidden is not None)):
             if is_set and not self.freeze:
                 raise InputError(f"model.{setting} is for a frozen encoder: set model.freeze=true too, or leave it out")
@@ -202,6 +194,40 @@ class ModelConfig:
                 raise InputError(f"model.{name} names no part: name some, or leave it out")
         if self.freeze and self.partial:
             raise InputError(f"model.freeze=true freezes the whole encoder: leave it out, or {self.frozen_by}")
+
+    def _check_name(self) -> None:
+        module, colon, attribute = self.name.rpartition(":")
+        if "+" in self.name:
+            self._check_side_by_side()
+        elif self.native_size and (not self.freeze or colon or self.name in BUILTIN_MODELS):
+            raise InputError(f"model.native_size is for a frozen {', '.join(PRETRAINED_SIZES)} or hf:DIR: leave it out")
+        if self.pooling is not None and self.name in (*BUILTIN_MODELS, *PRETRAINED_SIZES):
+            raise InputError(f"model.pooling is for transformers, such as hf:DIR, not for {self.name}: leave it out")
+        if self.foreign and self.file is None and not (module and colon and attribute):
+            installed = list_entry_points("model")
+            if self.name not in installed:
+                names = (*MODELS[:-1], "hf:DIR", *installed, "package.module:callable")
+                raise InputError(f"model.name cannot be {format_value(self.name)}; {suggest_name(self.name, names)}")
+        if self.name in BUILTIN_MODELS and self.arguments:
+            raise InputError(f"{self.name} takes no model.arguments: leave them out")
+        for setting, is_set, names in (
+            ("width", self.width is not None, ("cnn", "resnet18", "unet", "mlp")),
+            ("norm=standardised", self.norm == "standardised", ("cnn", "resnet18", "unet")),
+        ):
+            if is_set and self.name not in names:
+                raise InputError(f"model.{setting} is for {' and '.join(names)}, not for {self.name}: leave it out")
+
+    def _split_folder(self) -> None:
+        """Take the folder of hf:DIR as the weights."""
+        folder = self.name.partition(":")[2]
+        if not folder:
+            raise InputError("model.name: hf: names no folder: write hf:DIR, a folder that save_pretrained wrote")
+        if self.weights is not None and os.path.abspath(self.weights) != os.path.abspath(folder):
+            raise InputError(f"model.name: {self.name} has weights: leave out model.weights={self.weights}")
+        if self.arguments:
+            raise InputError(f"{self.name} takes no model.arguments: the config.json of the folder has its settings")
+        object.__setattr__(self, "name", HUGGING_FACE)
+        object.__setattr__(self, "weights", folder)
 
     def _check_side_by_side(self) -> None:
         for name in self.names:

@@ -12,7 +12,7 @@ from typing import Any
 
 import tomli_w
 
-from fedcir.config.schema import DEFAULT_ALGORITHM, PATH_SETTINGS, SECTIONS, AlgorithmConfig, Config
+from fedcir.config.schema import DEFAULT_ALGORITHM, HUGGING_FACE, PATH_SETTINGS, SECTIONS, AlgorithmConfig, Config
 from fedcir.errors import InputError, suggest_name
 from fedcir.files import read_text
 from fedcir.validation import build_dataclass, check_type, format_value
@@ -80,6 +80,10 @@ def join_paths(tables: Mapping[str, Any], folder: str | Path = ".") -> dict[str,
             path = os.path.normpath(os.path.join(folder, values[name]))
             is_hub_name = key == "data.root" and values.get("name") == "hub" and not os.path.exists(path)
             resolved[section] = values if is_hub_name else {**values, name: path}
+    model, prefix = resolved.get("model"), f"{HUGGING_FACE}:"
+    if isinstance(model, Mapping) and str(model.get("name")).startswith(prefix):
+        path = os.path.normpath(os.path.join(folder, model["name"].removeprefix(prefix)))
+        resolved["model"] = {**model, "name": prefix + path}
     return resolved
 
 
@@ -145,6 +149,8 @@ def merge_tables(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[
         if isinstance(values, Mapping) and isinstance(result.get(name), dict):
             old = result[name].get("name", DEFAULT_ALGORITHM)
             another = name == "algorithm" and values.get("name", old) != old
+            if name == "model" and str(values.get("name")).startswith(f"{HUGGING_FACE}:"):  # it names the weights
+                result[name].pop("weights", None)
             result[name] = dict(values) if another else merge_tables(result[name], values)
         elif isinstance(values, Mapping) and name in result:
             raise InputError(f"{name} must be a section [{name}], got {format_value(result[name])}")

@@ -10,7 +10,7 @@ from typing import Any
 
 from fedcir.algorithms import make_algorithm, resolve_config
 from fedcir.client.cost import peak_memory
-from fedcir.config import BUILTIN_MODELS, PRETRAINED_SIZES, Assignments, Config, ConfigRequest
+from fedcir.config import BUILTIN_MODELS, HUGGING_FACE, PRETRAINED_SIZES, Assignments, Config, ConfigRequest
 from fedcir.courier.message_file import CourierFile, CourierHeader, read_courier_file
 from fedcir.courier.site_message import ALGORITHM, SITE_FIELD, describe_encoder, hash_encoder
 from fedcir.data.federation import SiteRoster, build_roster
@@ -181,6 +181,8 @@ def _resolve_merge_config(header: CourierHeader, encoder: str | None, set: Assig
         ):
             raise InputError(f"[{section}] was decided at the sites: a merge takes settings of the head only")
     name = str(header.model["name"])
+    if encoder is None and name == HUGGING_FACE:
+        raise InputError("the encoder is a folder of each site: name your copy, as in --encoder hf:DIR")
     if encoder is None and not {*name.split("+")} <= {*BUILTIN_MODELS, *PRETRAINED_SIZES}:
         raise InputError(f"the encoder {name!r} is code of the sites' own: name your copy as --encoder, and trust it")
     model = {key: value for key, value in header.model.items() if key != "arguments"}

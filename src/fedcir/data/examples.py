@@ -15,6 +15,7 @@ from fedcir.config import PRETRAINED_SIZES, ModelConfig
 from fedcir.data.domains import Split
 from fedcir.errors import InputError
 from fedcir.models import pretrained as efficientnet
+from fedcir.models.hugging_face import find_folder, read_normalisation
 
 SMALLEST_CROP = 0.75  # smallest crop as a fraction of the side; it is enlarged to the full size
 COLOUR = 0.4  # largest change of brightness (in standard deviations), and of contrast and saturation (as a fraction)
@@ -110,6 +111,11 @@ class Normalisation:
             return cls(model.mean, model.std)
         if set(model.names) <= set(PRETRAINED_SIZES):
             return cls((efficientnet.MEAN,) * channels, (efficientnet.STD,) * channels)
+        folder = find_folder(model)
+        own = None if folder is None else read_normalisation(folder)
+        if own is not None and len(own[0]) in (1, channels):
+            mean, std = (values * (channels // len(values)) for values in own)
+            return cls(mean, std)
         return cls.default(channels)
 
     @classmethod

@@ -10,7 +10,7 @@ import threading
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -20,13 +20,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedcir.config import ModelConfig
+from fedcir.config import HUGGING_FACE, ModelConfig
 from fedcir.data.cache import cache_folder, image_digests, lock_cache
 from fedcir.data.decoding import OnFile
 from fedcir.data.domains import Domains, Images, Indices, Split
 from fedcir.data.examples import Examples, ImageExamples, Normalisation, PooledExamples, Positions, select_targets
 from fedcir.files import create_file, make_inner_folder, open_append, read_bytes, read_text
 from fedcir.machine import count_cores, use_threads
+from fedcir.models.hugging_face import find_folder
 from fedcir.models.onnx_encoder import ConversionError, OnnxEncoder, find_onnxruntime
 from fedcir.models.tensors import snapshot
 
@@ -228,9 +229,12 @@ class FeatureCache:
     def key(self, runtime: str) -> str:
         """Hash of everything that features depend on besides the image."""
         digest = hashlib.blake2b(digest_size=16)
-        code = self.model.name if self.model.file is None else self.model.name.rpartition(":")[2]
+        model = self.model
+        code = model.name if model.file is None else model.name.rpartition(":")[2]
+        if model.name == HUGGING_FACE or find_folder(model) is not None:  # str(network) holds the settings
+            code, model = HUGGING_FACE, replace(model, arguments={})
         computed: list[Any] = [VERSION, BATCH, torch.__version__, torch.backends.cpu.get_cpu_capability(), self.shape]
-        encoder = [code, self.model.arguments, str(self.network), self.normalisation.mean, self.normalisation.std]
+        encoder = [code, model.arguments, str(self.network), self.normalisation.mean, self.normalisation.std]
         computed += [runtime] * (runtime != "torch")
         digest.update(json.dumps([*computed, *encoder], default=str).encode())
         if self.model.file is not None:

@@ -5,7 +5,7 @@ import dataclasses
 import inspect
 import sys
 from dataclasses import dataclass
-from types import NoneType, UnionType
+from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import torch
@@ -22,7 +22,7 @@ from fedcir.models.tensors import count_bytes
 from fedcir.runtime.resolution import get_hyper_parameters
 from fedcir.runtime.rounds import SerialTransport
 from fedcir.runtime.session import open_session
-from fedcir.validation import bounds_of
+from fedcir.validation import UNIONS, bounds_of
 
 CLASSES = 10
 
@@ -111,7 +111,7 @@ def describe_field(cls: type, name: str) -> tuple[str, tuple[str, ...]]:
 
 
 def _describe_type(hint: Any) -> tuple[str, tuple[str, ...]]:
-    if isinstance(hint, UnionType):
+    if get_origin(hint) in UNIONS:
         types = [arg for arg in get_args(hint) if arg is not NoneType]
         return _describe_type(types[0]) if len(types) == 1 else (str(hint), ())
     if get_origin(hint) is Literal:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Self
 import psutil
 from filelock import FileLock, Timeout
 
-from fedcir.config import Config, config_to_tables, dump_toml
+from fedcir.config import HUGGING_FACE, Config, config_to_tables, dump_toml
 from fedcir.errors import InputError, RunError
 from fedcir.files import EVENTS_FILE, read_events
 from fedcir.flower.certificates import make_certificates, make_node_key
@@ -85,6 +85,8 @@ def run_local_federation(
         node["algorithm"] = config.algorithm.name
     if config.model.foreign:
         node["encoder"] = config.model.name
+    elif config.model.name == HUGGING_FACE:
+        node["encoder"] = f"{HUGGING_FACE}:{config.model.weights}"
     if get_source(config.data.name).root != "nothing":
         node["data-root"] = str(find_dataset(config.data)[1])
     end_abandoned()

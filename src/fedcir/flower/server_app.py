@@ -30,6 +30,7 @@ from fedcir.flower.site_manifest import build_site_manifest, release_keys
 from fedcir.flower.transport import ROUND_TIMEOUT, SITES, WAIT_SECONDS, Clock, GridTransport, NodeRegistry
 from fedcir.flower.wire import TaskHeader
 from fedcir.machine import retain_freed_memory, use_threads
+from fedcir.models.hugging_face import find_folder
 from fedcir.runs.reader import describe_saved_model
 from fedcir.runtime.resume import attach_run_folder
 from fedcir.runtime.rounds import Rounds, run_rounds
@@ -187,6 +188,8 @@ def check_deployable(config: Config, algorithm: Algorithm) -> None:
         raise InputError(f"model.start={config.model.start} is for runs on one machine: leave it out")
     if algorithm.pools:
         raise InputError(f"{config.algorithm.name} trains on all data in one place, not across sites: use `fedcir run`")
+    if find_folder(config.model) is not None:  # every site has a copy
+        return
     if config.model.weights is not None and config.model.frozen_by is not None:
         raise InputError(
             f"model.weights cannot be used with {config.model.frozen_by} across sites, which do not have the file: "

@@ -25,7 +25,7 @@ from flwr.app import Context
 from fedcir import __version__
 from fedcir.client.local_update import LocalTrainer
 from fedcir.client.masks import make_mask_key
-from fedcir.config import Config, config_from_tables, config_to_tables
+from fedcir.config import HUGGING_FACE, Config, config_from_tables, config_to_tables
 from fedcir.data.agreement import Agreement
 from fedcir.data.federation import Client, Federation, open_federation, open_site_federation
 from fedcir.data.opening import find_dataset, get_source, list_site_classes, list_site_images, selected_classes
@@ -37,6 +37,7 @@ from fedcir.flower.client_app import state_folder
 from fedcir.flower.site_manifest import SiteDescription
 from fedcir.flower.wire import TaskHeader
 from fedcir.models.builder import NetworkBuilder
+from fedcir.models.hugging_face import find_folder, hash_folder
 from fedcir.plugins import is_file_plugin
 
 if TYPE_CHECKING:
@@ -200,7 +201,7 @@ def open_local_site(header: TaskHeader, context: Context) -> LocalSite:
                 f"the run's {kind} is the file {name!r}: a site runs no {kind} file that a server names",
                 public=f"the run's {kind} is a Python file, which a site does not run",
             )
-    config, partition, root = _resolve_encoder(header.config, node), node.partition, node.data_root
+    config, partition, root = _resolve_encoder(header, node), node.partition, node.data_root
     if partition < 0:
         if root is None:
             raise InputError(
@@ -265,12 +266,21 @@ def _is_simulated() -> bool:
     return ray is not None and bool(ray.is_initialized())
 
 
-def _resolve_encoder(config: Config, node: NodeConfig) -> Config:
+def _resolve_encoder(header: TaskHeader, node: NodeConfig) -> Config:
     """Use this site's copy of the run's encoder. A foreign encoder is code, so the node-config must allow it."""
-    name = config.model.name
+    config, name, allowed = header.config, header.config.model.name, node.get("encoder")
+    if header.encoder or name == HUGGING_FACE:
+        model = replace(config.model, name=allowed or HUGGING_FACE, weights=None, arguments={})
+        folder = find_folder(model)
+        if folder is None or hash_folder(folder) != header.encoder:
+            raise InputError(
+                f"the run's encoder is a folder whose files have the hash {header.encoder or 'none'}, and "
+                f'{allowed or "no encoder"} in --node-config is not it: name a copy, as in encoder="hf:/srv/vit"',
+                public="its node-config names no copy of the folder of the run's encoder",
+            )
+        return replace(config, model=model)
     if not config.model.foreign:
         return config
-    allowed = node.get("encoder")
     if (Path(allowed).name if config.model.file is not None else allowed) != name:
         raise InputError(
             f'the run\'s encoder is {name}: allow it in --node-config, as encoder="{name}" (a file by its path here)',
@@ -289,7 +299,8 @@ def _compute_stamp(config: Config, pictures: ImageList | None, paths: Iterable[P
     """Hash names, labels, sizes and times of a site's files, and of those that settings name besides."""
     named = [config.model.file, None if config.partition.file is None else Path(config.partition.file)]
     texts = [] if pictures is None else [pictures.fingerprint(), *map(repr, pictures.items)]
-    for path in (*paths, *named):
+    folder = find_folder(config.model)
+    for path in (*paths, *named, *(() if folder is None else sorted(folder.iterdir()))):
         if path is not None and path.exists():
             stat = path.stat()
             texts.append(json.dumps([os.fspath(path), stat.st_size, stat.st_mtime_ns, stat.st_ino]))

@@ -25,6 +25,7 @@ from fedcir.client.client_requests import RequestKind
 from fedcir.config import Config, config_from_tables, config_to_tables
 from fedcir.errors import InputError
 from fedcir.flower.flwr_adapter import LATE_CODES
+from fedcir.models.hugging_face import find_folder, hash_folder
 from fedcir.text import to_one_line
 from fedcir.types import ClientReply, DroppedReply, Groups, Tensors
 
@@ -61,6 +62,8 @@ class TaskHeader:
     """Hash of the frozen tensors of the network, which a site must have too; empty if there are none."""
     agreed: Mapping[str, Any] = field(default_factory=dict)
     """Card of the task and of the encoding of tables that all sites have agreed on; empty for classes of images."""
+    encoder: str = ""
+    """Hash of the encoder's folder, of which every site has a copy; empty for other encoders."""
 
     def to_json(self) -> str:
         tables = config_to_tables(self.config)
@@ -70,6 +73,8 @@ class TaskHeader:
         if self.config.model.file is not None:
             tables["model"]["name"] = Path(tables["model"]["name"]).name
         values = {field.name: getattr(self, field.name) for field in fields(self)}
+        if (folder := find_folder(self.config.model)) is not None:
+            values["encoder"] = hash_folder(folder)
         return json.dumps({"format": FORMAT, **values, "config": tables})
 
     @classmethod
@@ -83,12 +88,9 @@ class TaskHeader:
         if not all(letter in "0123456789abcdef" for letter in key):  # it names a folder
             raise InputError(f"the run's key must be hexadecimal, got {key!r}")
         classes, groups, tests = (tuple(values[name]) for name in ("classes", "groups", "tests"))
-        config, frozen, agreed = (
-            config_from_tables(values["config"]),
-            values.get("frozen", ""),
-            values.get("agreed", {}),
-        )
-        return cls(config, clients, int(values["round"]), classes, key, groups, tests, str(frozen), dict(agreed))
+        config, agreed = config_from_tables(values["config"]), dict(values.get("agreed", {}))
+        frozen, encoder = (str(values.get(name, "")) for name in ("frozen", "encoder"))
+        return cls(config, clients, int(values["round"]), classes, key, groups, tests, frozen, agreed, encoder)
 
 
 def pack_task(

@@ -27,6 +27,7 @@ from fedcir.models.classifier import (
     NormalisedEncoder,
     ProjectedEncoder,
 )
+from fedcir.models.hugging_face import add_pooling, find_image_size
 from fedcir.models.networks import CNN, MLP, Flat, ResNet18, StagedEncoder
 from fedcir.models.pretrained import (
     ConcatenatedEncoder,
@@ -120,7 +121,9 @@ def make_image_builder(
         return _make_whole_builder(model, task, channels, seed, image_size).limit(model)
     networks = []
     for name in model.names:
-        size = PRETRAINED_SIZES[name] if model.native_size or len(model.names) > 1 else image_size
+        size = image_size
+        if model.native_size or len(model.names) > 1:
+            size = PRETRAINED_SIZES[name] if name in PRETRAINED_SIZES else find_image_size(model)
         whole = _make_whole_builder(replace(model, name=name), task, channels, seed, size)
         encoder = whole.encoder().eval().requires_grad_(False)
         if model.stages:
@@ -207,7 +210,7 @@ def make_module_builder(
     except Exception as error:
         raise InputError(f"encoder cannot be copied to the CPU: {describe_error(error)}") from error
     task = to_task(task)
-    width = _measure_width(copied, example, whose, task)
+    width = _measure_width(add_pooling(copied), example, whose, task)
     return NetworkBuilder(task, width, latent or width, seed, lambda: copy.deepcopy(copied), example)
 
 

@@ -1,10 +1,12 @@
 """Pretrained weights, frozen encoders, and networks of other packages as encoders.
 
 A network is named as `package.module:callable` (monai.networks.nets:DenseNet121), `timm:NAME`, `./mine.py`,
-`./mine.py:callable` or an entry point of the group `fedcir.models`. Its classifier is removed, and its maps are pooled.
+`./mine.py:callable`, `hf:DIR` or an entry point of the group `fedcir.models`. Its classifier is removed, and its maps
+or tokens are pooled.
 """
 
 import importlib
+import json
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,8 +21,9 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedcir.config import ModelConfig
+from fedcir.config import HUGGING_FACE, ModelConfig, Pooling
 from fedcir.errors import InputError
+from fedcir.models.hugging_face import EXPECTED, build_network, find_folder, pool_output, read_settings
 from fedcir.models.normalisation import renormalise
 from fedcir.models.tensors import describe_tensor, is_statistic
 from fedcir.plugins import find_plugin, get_attribute, is_file_plugin
@@ -192,19 +195,26 @@ ENDS = (nn.Identity, nn.Softmax, nn.LogSoftmax, nn.Sigmoid, nn.Dropout)
 
 
 class ForeignEncoder(nn.Module):
-    """A network whose outputs are features (B, F), or maps, which are averaged to (B, C) unless the head takes maps."""
+    """A network whose outputs are features (B, F), or maps or tokens, which are pooled to (B, F).
 
-    def __init__(self, network: nn.Module, uses_maps: bool = False) -> None:
+    With `uses_maps`, for a head that takes maps, these stay as they are.
+    """
+
+    def __init__(
+        self, network: nn.Module, uses_maps: bool = False, pooling: Pooling | None = None, about: str = ""
+    ) -> None:
         super().__init__()
-        self.network, self.uses_maps = network, uses_maps
+        self.network, self.uses_maps, self.pooling, self.about = network, uses_maps, pooling, about
 
     def forward(self, x: Tensor) -> Tensor:
-        features = self.network(x)
-        if isinstance(features, tuple | list):  # some also return the outputs of their blocks
-            features = features[0]
-        if isinstance(features, Tensor) and features.ndim > 3 and not self.uses_maps:
-            features = features.flatten(2).mean(2)
-        return features  # type: ignore[no-any-return]
+        output = self.network(x)
+        if self.uses_maps:
+            return cast(Tensor, output[0] if isinstance(output, tuple | list) else output)
+        return cast(Tensor, pool_output(self.network, output, self.pooling))
+
+    def extra_repr(self) -> str:
+        """Name what the modules do not show: the key of cached features contains this text."""
+        return ", ".join(filter(None, [self.pooling and f"pooling={self.pooling}", self.about]))
 
 
 def build_foreign(model: ModelConfig) -> nn.Module:
@@ -225,7 +235,7 @@ def find_callable(name: str) -> Callable[..., Any]:
     """Return what makes the network: a callable of a module or a user's file, or an entry point."""
     module_name, _, attribute = name.rpartition(":")
     if not module_name or is_file_plugin(name):
-        function = find_plugin("model", name, {}, callable, "one class or function that returns an nn.Module")
+        function = find_plugin("model", name, {}, callable, EXPECTED)
     elif module_name == TIMM:
         create = _import_module(module_name, name).create_model
         return lambda **arguments: create(attribute, **{"pretrained": False, **arguments})
@@ -268,6 +278,7 @@ def remove_classifier(network: nn.Module, example: Tensor, name: str) -> nn.Modu
         raise InputError(f"model.name: {name} fails on {size}: {describe_error(error)}; set model.arguments") from error
     finally:
         network.train()
+    output = [*output.values()] if isinstance(output, Mapping) else output  # of transformers
     output = output[0] if isinstance(output, tuple | list) and output else output
     while last and isinstance(last[-1][0], ENDS) and last[-1][1] is output:
         last.pop()
@@ -286,7 +297,11 @@ def remove_classifier(network: nn.Module, example: Tensor, name: str) -> nn.Modu
 
 def build_foreign_encoder(model: ModelConfig, example: Tensor, uses_maps: bool = False) -> ForeignEncoder:
     """Build a network of another package without its classifier, with the configured weights and norms."""
-    if model.foreign:
+    folder, about = find_folder(model), ""
+    if folder is not None or model.name == HUGGING_FACE:
+        settings = read_settings(model, folder)
+        network, about = build_network(settings, folder, model, example), json.dumps(settings, sort_keys=True)
+    elif model.foreign:
         network = remove_classifier(build_foreign(model), example, model.name)
         if model.weights is not None:
             load_weights(network, read_weights(Path(model.weights)), model.weights)
@@ -294,4 +309,4 @@ def build_foreign_encoder(model: ModelConfig, example: Tensor, uses_maps: bool =
         network = efficientnet_lite(model, example.shape[1], example.shape[-1])
     if model.norm in ("invariant", "group") and any(isinstance(layer, _BatchNorm) for layer in network.modules()):
         network = renormalise(network, example, model.norm)
-    return ForeignEncoder(network, uses_maps)
+    return ForeignEncoder(network, uses_maps, model.pooling, about)

@@ -16,12 +16,13 @@ from fedcir.client.client_requests import load_for_evaluation
 from fedcir.client.local_update import LOCAL, LocalTrainer, get_local_tensors
 from fedcir.client.prediction import Hits
 from fedcir.client.state import ClientStore
-from fedcir.config import Config, ModelConfig
+from fedcir.config import HUGGING_FACE, Config, ModelConfig
 from fedcir.data.federation import Client
 from fedcir.errors import InputError, suggest_name
 from fedcir.files import RESTORE_HINT
 from fedcir.models.adapters import load_trained, merge_adapters
 from fedcir.models.builder import NetworkBuilder, make_array_builder, make_image_builder
+from fedcir.models.hugging_face import add_pooling
 from fedcir.models.site_statistics import fit_site_count
 from fedcir.models.tensors import HEAD, batchnorm_names, find_mismatch, find_non_finite
 from fedcir.runtime.resume import use_saved_algorithm, use_saved_model
@@ -224,7 +225,8 @@ class Run:
                 raise InputError(f"{self.path} has an encoder of its own, {self.config.model.name}: leave encoder out")
             model = build_dataclass(ModelConfig, self.card["model"], "model")
             configured = self.config.model.name
-            if Path(model.name).name != Path(configured).name:  # trust covers only the model of the settings
+            is_code = model.name != HUGGING_FACE  # trust covers only the model of the settings
+            if is_code and Path(model.name).name != Path(configured).name:
                 saved = f"{self.path}/model.safetensors is of {model.name}"
                 raise InputError(f"{saved}, not of {configured}; {REWRITE_HINT}")
             return self.make_builder(use_saved_model(model, self.path, self.trust_code)).whole()
@@ -233,7 +235,7 @@ class Run:
             raise InputError(f"{self.path} was trained by fedcir.train with its caller's encoder: {fix}")
         if not isinstance(encoder, nn.Module):
             raise InputError(f"encoder must be an nn.Module, got {encoder!r}")
-        copied = copy.deepcopy(encoder).to("cpu", torch.float32)
+        copied = add_pooling(copy.deepcopy(encoder).to("cpu", torch.float32))
         gaussian = arrays.get("encoder.gaussian.weight")
         after = ("encoder.gaussian.weight", "encoder.projection.0.weight", "head.weight")
         widest = next((arrays[name] for name in after if name in arrays), None)

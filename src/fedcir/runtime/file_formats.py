@@ -18,6 +18,7 @@ from fedcir.data.domains import HashKind
 from fedcir.data.encoding import read_encoding
 from fedcir.data.splits import ImageHashes
 from fedcir.errors import InputError
+from fedcir.models.hugging_face import find_folder, hash_folder
 from fedcir.tasks.classification import read_task
 from fedcir.tensor_files import compute_tensor_checksum
 from fedcir.types import ACCURACY, Metric, RoundRecord
@@ -241,6 +242,14 @@ def read_image_hashes(path: Path) -> ImageHashes:
             raise InputError("its hashes are not whole numbers of 64 bits")
         files.compare_checksums(metadata.get(files.CHECKSUM_KEY), compute_tensor_checksum({"kind": kind}, tensors))
     return ImageHashes(kind, *(np.sort(tensors[split].numpy().view(np.uint64)) for split in HASHED_SPLITS))
+
+
+def hash_weights(model: ModelConfig) -> str | None:
+    """Hash of an encoder's folder, or of the weights of a frozen one, which no checkpoint holds; else None."""
+    if (folder := find_folder(model)) is not None:
+        return hash_folder(folder)
+    has_weights = model.frozen_by is not None and model.weights is not None
+    return files.hash_file(Path(str(model.weights))) if has_weights else None
 
 
 def find_custom_files(config: Config) -> dict[str, Path]:

@@ -14,7 +14,7 @@ from fedcir.files import RESTORE_HINT, hash_file
 from fedcir.models.site_statistics import drop_site_statistics
 from fedcir.models.tensors import find_mismatch
 from fedcir.plugins import is_file_plugin
-from fedcir.runtime.file_formats import find_custom_files
+from fedcir.runtime.file_formats import find_custom_files, hash_weights
 from fedcir.runtime.resolution import get_hyper_parameters
 from fedcir.runtime.rounds import summarise
 from fedcir.runtime.run_folder import RunFolder
@@ -217,6 +217,7 @@ def check_resumed_settings(folder: RunFolder, config: Config, algorithm: Algorit
             key not in MAY_DIFFER
             and not (key in UNRESOLVED and new == UNRESOLVED[key])
             and not _is_same_file(key, old, new)
+            and not (key == "model.weights" and old and new and folder.file_hash("weights") is not None)  # equal files
         ):
             raise InputError(f"{folder.path} was started with {key}={old}, not {new}: choose another folder")
     old_rounds, new_rounds = folder.config().server.rounds, config.server.rounds
@@ -252,9 +253,10 @@ def check_data(folder: RunFolder, config: Config, roster: Roster) -> None:
 
 def _check_files(folder: RunFolder, config: Config) -> None:
     """Refuse custom code or weights that have changed since the run's first round; files may have moved."""
-    original, weights = folder.file_hash("weights"), config.model.weights
-    if original is not None and weights is not None and hash_file(Path(weights)) != original:
-        raise InputError(f"{weights} has changed since {folder.path} was started: choose another folder")
+    original, weights = folder.file_hash("weights"), hash_weights(config.model)
+    if original is not None and weights is not None and weights != original:
+        source = config.model.weights or config.model.name
+        raise InputError(f"{source} has changed since {folder.path} was started: choose another folder")
     copies = {kind: folder.path / file.name for kind, file in find_custom_files(folder.config()).items()}
     for kind, path in find_custom_files(config).items():
         original, copy = folder.file_hash(kind), copies.get(kind)

@@ -83,8 +83,8 @@ class RunFolder:
         if hashes is not None:
             files.write_file(self.path / IMAGE_HASHES, file_formats.pack_image_hashes(hashes))
         about = {"format": FORMAT, "version": __version__, "torch": torch.__version__}
-        if config.model.frozen_by is not None and config.model.weights is not None:  # no checkpoint holds them
-            about["weights"] = files.hash_file(Path(config.model.weights))
+        if (weights := file_formats.hash_weights(config.model)) is not None:
+            about["weights"] = weights
         if frozen:
             about["frozen"] = frozen
         for kind, source in file_formats.find_custom_files(config).items():

@@ -25,12 +25,13 @@ from fedcir.client.uploads import (
     compress_update,
     make_noise,
 )
-from fedcir.config import Config, config_to_tables
+from fedcir.config import HUGGING_FACE, Config, config_to_tables
 from fedcir.data.federation import Roster
 from fedcir.errors import RunError
 from fedcir.files import compute_checksum
 from fedcir.models.adapters import select_frozen
 from fedcir.models.builder import NetworkBuilder
+from fedcir.models.hugging_face import find_folder, read_architecture
 from fedcir.models.site_statistics import fit_site_count
 from fedcir.models.tensors import hash_tensors, snapshot, to_cpu
 from fedcir.rng import numpy_rng, secret_rng, torch_rng
@@ -98,6 +99,8 @@ class Session:
         model = {name: value for name, value in tables["model"].items() if name not in left_out}
         if (file := self.config.model.file) is not None:
             model["name"] = f"{file.name}:{self.config.model.name.rpartition(':')[2]}"
+        if (folder := find_folder(self.config.model)) is not None:
+            model |= {"name": HUGGING_FACE, "arguments": read_architecture(folder)}
         method = self.config.algorithm
         about = {"model": model, "algorithm": {"name": Path(method.name).stem, **method.fields}}
         privacy = {} if self.guarantee is None else {"privacy": self.guarantee}
