@@ -1,6 +1,6 @@
 """Measure full fine-tuning, partial training and adapters of EfficientNet-Lite0 on PACS, and write adapters.json.
 
-python results/adapters.py --pacs DIR --lists DIR [--runs DIR] [--rounds 5] [--seeds 0]
+python results/adapters.py --pacs DIR --lists DIR [--runs DIR] [--rounds 3] [--seeds 0] [--kinds all]
 
 Every run is a `fedcir run` of FedAvg with one worker, in a process of its own, so that its processor time and its peak
 memory are those of the run. All have the same settings but for what trains; none of them was tuned.
@@ -21,19 +21,20 @@ from fedcir.runs.reader import load_run
 PUBLISHED = Path(__file__).with_name("adapters.json")
 SETTINGS = (
     *("data.image_size=128", "model.name=efficientnet-lite0", "model.batchnorm=frozen", "algorithm.name=fedavg"),
-    *("local.steps=20", "local.batch_size=16", "local.optimizer=adam", "local.lr=0.0005", "server.eval_every=5"),
+    *("local.steps=20", "local.batch_size=16", "local.optimizer=adam", "local.lr=0.0005", "server.eval_every=10"),
     *("run.workers=1", "server.checkpoint_every=1"),
 )
 KINDS = {
-    "last stage": ["model.train=_blocks.15,_conv_head,_bn1"],
-    "LoRA, rank 8": ["model.adapter=lora"],
-    "all": [],
+    "last": ("last stage", ["model.train=_blocks.15,_conv_head,_bn1"]),
+    "lora": ("LoRA, rank 8", ["model.adapter=lora"]),
+    "all": ("all", []),
 }
-"""Settings by what trains beside the head."""
+"""What trains beside the head, and the settings for it."""
 
 
 def measure(kind: str, data: list[str], out: Path, rounds: int, seed: int) -> dict[str, Any]:
-    settings = [*SETTINGS, *KINDS[kind], *data, f"server.rounds={rounds}", f"run.seed={seed}"]
+    name, special = KINDS[kind]
+    settings = [*SETTINGS, *special, *data, f"server.rounds={rounds}", f"run.seed={seed}"]
     options = [part for setting in settings for part in ("--set", setting)]
     command = [sys.executable, "-m", "fedcir", "run", "--out", str(out), "--no-report", "--quiet", *options]
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -41,7 +42,8 @@ def measure(kind: str, data: list[str], out: Path, rounds: int, seed: int) -> di
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     run = load_run(out)
     return {
-        "trains": kind,
+        "kind": kind,
+        "trains": name,
         "seed": seed,
         "rounds": rounds,
         "accuracy": run.final["accuracy"],
@@ -50,7 +52,7 @@ def measure(kind: str, data: list[str], out: Path, rounds: int, seed: int) -> di
         "bytes_down": run.records[-1].bytes_down,
         "peak_memory": run.peak_memory,
         "cpu_seconds": used.ru_utime + used.ru_stime - before.ru_utime - before.ru_stime,
-        "settings": [*SETTINGS, *KINDS[kind]],
+        "settings": [*SETTINGS, *special],
         "date": datetime.now(UTC).date().isoformat(),
     }
 
@@ -72,17 +74,19 @@ def main() -> None:
     parser.add_argument("--pacs", required=True)
     parser.add_argument("--lists", required=True)
     parser.add_argument("--runs", type=Path, default=Path("runs/adapters"))
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=list(KINDS))
     options = parser.parse_args()
     data = ["data.name=pacs", f"data.root={options.pacs}", f"data.lists={options.lists}"]
-    measured = []
     for seed in options.seeds:
-        for number, kind in enumerate(KINDS):
-            out = options.runs / f"{number}-{seed}"
-            measured.append(measure(kind, data, out, options.rounds, seed))
-            print(json.dumps(measured[-1]), flush=True)
-            PUBLISHED.write_text(json.dumps(measured, indent=1) + "\n", encoding="utf-8")
+        for kind in options.kinds:
+            run = measure(kind, data, options.runs / f"{kind}-{seed}", options.rounds, seed)
+            print(json.dumps(run), flush=True)
+            published = json.loads(PUBLISHED.read_text(encoding="utf-8")) if PUBLISHED.exists() else []
+            others = [other for other in published if (other["kind"], other["seed"]) != (kind, seed)]
+            runs = sorted([*others, run], key=lambda run: (run["seed"], list(KINDS).index(run["kind"])))
+            PUBLISHED.write_text(json.dumps(runs, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
