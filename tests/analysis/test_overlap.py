@@ -183,7 +183,7 @@ def test_a_run_without_hashes_is_checked_by_the_names_in_its_manifest(
     assert unknown.overlap.unchecked
     assert unknown.notes[0] == (
         "whether the model was trained on any of these images could not be checked: the run has no "
-        "image_hashes.safetensors, and the images that its manifest names are not all at hand"
+        "image_hashes.safetensors, and the images that its manifest names cannot all be found"
     )
     assert unknown.to_json()["overlap"]["checked"] is False
 

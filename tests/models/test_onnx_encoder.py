@@ -58,7 +58,7 @@ def test_images_are_resized_to_the_size_of_training() -> None:
     ("name", "fields", "message"),
     [
         (BOTH, {}, "set model.freeze=true"),
-        ("efficientnet-lite0+resnet18", {"freeze": True}, "'resnet18' cannot stand beside another"),
+        ("efficientnet-lite0+resnet18", {"freeze": True}, "'resnet18' cannot be combined with another"),
         ("efficientnet-lite0+efficientnet-lite0", {"freeze": True}, "names an encoder twice"),
         (BOTH, {"freeze": True, "weights": "w.pth"}, "leave out model.weights"),
         ("resnet18", {"freeze": True, "native_size": True}, "model.native_size is for a frozen efficientnet-lite0"),

@@ -47,7 +47,7 @@ SET = option("A setting of `fedcir settings`; may be repeated.", None, "--set", 
 TRUST_CODE = flag("--trust-code", "Run the code that the run names, a copy in its folder or a package's.")
 FROM_ROUND = option("With --resume: go back to the last checkpoint at or before round N.", metavar="N")
 SITE = option("Domain whose model to take, where each client has a part for itself.")
-FORCE_SITE = flag("--force", "Use the model at a site that is too unlike those it was trained on, too.")
+FORCE_SITE = flag("--force", "Use the model even at a site whose images are too novel for it.")
 DEVICE = option("Where to run: auto, cpu, cuda or mps.", "auto")
 OWN_ALGORITHM = option("The file of the algorithm, if it is your own (./mine.py).", None, "--algorithm")
 TARGET = option("Accuracy to reach, such as 0.9. [default: FedAvg's last]")

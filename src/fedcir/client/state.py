@@ -95,7 +95,7 @@ class ClientStore:
         kinds, about = unpack_groups(path, "kept")
         if about.round != earlier[-1] or about.kept not in (None, {str(client): about.round}):
             owner = next(iter(about.kept or {}), client)
-            raise InputError(f"{path} holds what client {owner} kept after round {about.round}")
+            raise InputError(f"{path} holds what client {owner} saved after round {about.round}")
         return kinds["kept"]
 
     def save(self, client: int, round: int, groups: Groups) -> None:

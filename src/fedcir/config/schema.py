@@ -233,7 +233,7 @@ class ModelConfig:
         for name in self.names:
             if name not in PRETRAINED_SIZES:
                 raise InputError(
-                    f"model.name: {name!r} cannot stand beside another; {suggest_name(name, PRETRAINED_SIZES)}"
+                    f"model.name: {name!r} cannot be combined with another; {suggest_name(name, PRETRAINED_SIZES)}"
                 )
         if len(set(self.names)) < len(self.names):
             raise InputError(f"model.name: {self.name} names an encoder twice")

@@ -195,8 +195,8 @@ def _describe_calibration(trained: TrainedModel, note: str, is_private: bool) ->
 
 def _describe_limits(accuracy: dict[str, float], is_private: bool) -> str:
     limits = [
-        "It always answers with one of its classes, whatever the image shows. fedcir's own predictor also tells how "
-        "unlike anything seen an image is."
+        "It always answers with one of its classes, whatever the image shows. fedcir's own predictor also scores the "
+        "novelty of each image."
     ]
     if len(accuracy) > 1:
         worst = min(accuracy, key=lambda name: accuracy[name])

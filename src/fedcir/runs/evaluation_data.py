@@ -119,7 +119,7 @@ def select_images(run: Run, domains: Domains, split: SplitName) -> tuple[dict[st
     if hashes is None and "key" in run.manifest:
         unchecked = "sites do not tell the server which images they hold"
     elif hashes is None:
-        unchecked = f"the run has no {IMAGE_HASHES}, and the images that its manifest names are not all at hand"
+        unchecked = f"the run has no {IMAGE_HASHES}, and the images that its manifest names cannot all be found"
     for domain in domains:
         parts = []
         for part in _select_splits(domain, split):
