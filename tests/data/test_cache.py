@@ -344,10 +344,11 @@ def test_the_command_shows_the_entries_and_clears_them(root: Path, own: Path, fe
         assert fedcir("data", "prepare", "folders", "--data-root", root, "--image-size", size)[0] == 0
     code, out, err = fedcir("data", "cache")
     assert (code, err) == (0, "")
+    prepared = sorted(sum(path.stat().st_size for path in entry.iterdir()) for entry in own.glob("prepared-*"))
+    sizes = zip((128, 256), prepared, strict=True)
     rows = [line.split() for line in out.splitlines() if line.split()[:1] == ["folders"]]
     assert sorted(rows, key=lambda row: row[3]) == [
-        ["folders", str(root), "20", "128x128", "984", "kB"],  # 20 * 128 * 128 * 3 bytes, and 1,000 of hashes
-        ["folders", str(root), "20", "256x256", "3.93", "MB"],
+        ["folders", str(root), "20", f"{pixels}x{pixels}", *format_bytes(size).split()] for pixels, size in sizes
     ]
     assert out.endswith(f"\n4.92 MB in {own}\n")
     assert fedcir("data", "cache", "--clear") == (0, f"freed 4.92 MB in {own}\n", "")

@@ -10,7 +10,7 @@ from safetensors import safe_open
 
 import fedcir
 from fedcir.config import Config
-from fedcir.inference.exporting import about, export
+from fedcir.inference.exporting import export, make_metadata
 from fedcir.inference.model import open_model
 from fedcir.inference.model_card import CARD
 from fedcir.runtime.run_folder import RunFolder
@@ -45,7 +45,7 @@ def test_the_files_of_a_private_run_name_its_guarantee(private: Path, tmp_path: 
 
 def test_the_metadata_of_onnx_and_torch_files_names_the_guarantee(private: Path) -> None:
     """By the entries that both get, since torch's exporters take long to import."""
-    entries = about(open_model(private, device="cpu"))
+    entries = make_metadata(open_model(private, device="cpu"))
     assert json.loads(entries["privacy"]) == guarantee()
     assert (entries["temperature"], entries["calibrated_on"]) == ("1.0", "0")
 

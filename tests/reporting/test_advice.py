@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedcir.config import Config
-from fedcir.reporting.methods import advice, choose_method, count_seeds_needed, describe_losses, measure_rise
+from fedcir.reporting.methods import choose_method, count_seeds_needed, describe_losses, list_advice, measure_rise
 from fedcir.runs.reader import Run
 from fedcir.runs.statistics import CostToTarget, Estimate, MethodResult
 from fedcir.types import RoundRecord
@@ -39,7 +39,7 @@ def told(
     runs = {
         each.algorithm: {s: run(tmp_path / f"{each.algorithm}-{s}", curve) for s in range(seeds)} for each in methods
     }
-    return " ".join(advice(runs, methods, "fedavg"))
+    return " ".join(list_advice(runs, methods, "fedavg"))
 
 
 def noisy(means: Sequence[float], seed: int = 0) -> list[float]:

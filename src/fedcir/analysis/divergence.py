@@ -48,9 +48,9 @@ def proxy_a_distance(a: Representations, b: Representations, seed: int = 0) -> f
 
 def distance(a: Representations, b: Representations, seed: int = 0) -> Interval:
     """Proxy A-distance with its interval. The larger set is cut to the size of the smaller, so that chance is 1/2."""
-    _check(a, b)
+    _check_representations(a, b)
     sides = [[(draw_resamples(name, len(rows), seed), np.arange(len(rows)))] for name, rows in (("a", a), ("b", b))]
-    return _clip_to_bounds(*_measure(a, b, sides, seed))
+    return _clip_to_bounds(*_measure_distance(a, b, sides, seed))
 
 
 @dataclass(frozen=True)
@@ -70,12 +70,12 @@ class Divergences:
 
     @property
     def mean_pair(self) -> Interval:
-        return _mean(self.pairs.values(), self.pair_draws)
+        return _average_intervals(self.pairs.values(), self.pair_draws)
 
     @property
     def mean_to_mixture(self) -> Interval:
         """Second term of the bound (Theorem 2), with equal weights for all clients."""
-        return _mean(self.to_mixture.values(), self.mixture_draws)
+        return _average_intervals(self.to_mixture.values(), self.mixture_draws)
 
 
 NO_DIVERGENCES = Divergences({}, {}, np.zeros(0), np.zeros(0))
@@ -101,8 +101,8 @@ def divergences(
 
     def measure(sides: Any) -> tuple[float, Draws]:
         a, b = (np.concatenate([clients[name][rows] for name, rows in side]) for side in sides)
-        _check(a, b)
-        return _measure(a, b, [[(drawn[name], rows) for name, rows in side] for side in sides], seed)
+        _check_representations(a, b)
+        return _measure_distance(a, b, [[(drawn[name], rows) for name, rows in side] for side in sides], seed)
 
     distances, draws = {}, {}
     with ThreadPoolExecutor(min(count_cores(), len(comparisons))) as pool:  # a fit does not hold Python's lock
@@ -119,7 +119,9 @@ def divergences(
     )
 
 
-def _measure(a: Representations, b: Representations, sides: Sequence[Sequence[Part]], seed: int) -> tuple[float, Draws]:
+def _measure_distance(
+    a: Representations, b: Representations, sides: Sequence[Sequence[Part]], seed: int
+) -> tuple[float, Draws]:
     """Measure a distance and its value in every resample, not yet clipped at 0."""
     picks, wrong = _compute_errors(a, b, seed)
     errors = []
@@ -163,7 +165,7 @@ def _compute_errors(a: Representations, b: Representations, seed: int) -> tuple[
     return np.stack(picks), wrong.reshape(2, size)
 
 
-def _check(a: Representations, b: Representations) -> None:
+def _check_representations(a: Representations, b: Representations) -> None:
     for rows in (a, b):
         if rows.ndim != 2 or len(rows) < LEAST:
             raise InputError(f"a distance needs at least {LEAST} samples (N, Z) on each side, got {list(rows.shape)}")
@@ -177,7 +179,7 @@ def _clip_to_bounds(value: float, draws: Draws) -> Interval:
     return percentile_interval(float(np.clip(value, 0, 2)), np.clip(draws, 0, 2))
 
 
-def _mean(distances: Any, draws: Draws) -> Interval:
+def _average_intervals(distances: Any, draws: Draws) -> Interval:
     return _clip_to_bounds(float(np.mean([interval.value for interval in distances])), draws)
 
 

@@ -41,7 +41,7 @@ def verdict(diagnosis: Diagnosis, compared: Diagnosis | None = None) -> list[str
         )
     sentences += describe_alignment(diagnosis)
     if compared is not None:
-        sentences += [*describe_alignment(compared), *_compare(diagnosis, compared)]
+        sentences += [*describe_alignment(compared), *_compare_runs(diagnosis, compared)]
     return sentences
 
 
@@ -116,7 +116,7 @@ def _check_same_images(before: Diagnosis, after: Diagnosis) -> None:
         raise InputError(f"{before.name} and {after.name} were tested on different images, so they cannot be compared")
 
 
-def _compare(before: Diagnosis, after: Diagnosis) -> list[str]:
+def _compare_runs(before: Diagnosis, after: Diagnosis) -> list[str]:
     gain = change_of_accuracy(before, after)
     accuracies = f"from {before.mean_accuracy.value:.1%} to {after.mean_accuracy.value:.1%}"
     accuracy = (

@@ -96,7 +96,7 @@ def show(
     config = _resolve_config(name, settings, set)
     path = out or Path(f"{name}.png")
     check_output_file(path, PLOTS)
-    domains = _open(config, quiet)
+    domains = _open_domains(config, quiet)
     draw_contact_sheet(domains, path)
     aside = any(domain.validation is not None for domain in domains)
     rows = [["domain", "train", *(["validation"] if aside else []), "test"]]
@@ -130,8 +130,8 @@ def prepare(
 
     config = _resolve_config(name, settings, set)
     if has_dataset(name) and get_source(name).downloads and settings["data_root"] is not None:
-        _fetch(name, settings["data_root"], sha512 or [], quiet)
-    domains = _open(config, quiet)
+        _fetch_files(name, settings["data_root"], sha512 or [], quiet)
+    domains = _open_domains(config, quiet)
     entry = next((entry for entry in cache_entries() if entry.path.name == f"prepared-{domains.content}"), None)
     if entry is None:
         print(f"{name} needs no preparation")
@@ -208,7 +208,7 @@ def _resolve_config(name: str, settings: dict[str, Any], set: list[str] | None) 
     return ConfigRequest(options={**settings, "dataset": name}, assignments=set or ()).resolve()
 
 
-def _open(config: Config, quiet: bool) -> "Domains":
+def _open_domains(config: Config, quiet: bool) -> "Domains":
     from fedcir.cli.progress import Meter
     from fedcir.data.opening import open_dataset
 
@@ -219,7 +219,7 @@ def _open(config: Config, quiet: bool) -> "Domains":
     return domains
 
 
-def _fetch(name: str, root: Path, trusted: Sequence[str], quiet: bool) -> None:
+def _fetch_files(name: str, root: Path, trusted: Sequence[str], quiet: bool) -> None:
     """Fetch the files that are missing, and name those without a published hash."""
     from fedcir.cli.progress import Meter
     from fedcir.data.opening import get_source

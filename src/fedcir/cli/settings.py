@@ -28,7 +28,7 @@ def algorithms(
     from fedcir.experiments.reference import describe_algorithm, measure_traffic
 
     if check:
-        _check(name)
+        _check_algorithm(name)
         return
     described = [describe_algorithm(find_algorithm(item)) for item in ([name] if name else list_algorithms())]
     traffic = measure_traffic(find_algorithm(name)()) if name else {}
@@ -51,7 +51,7 @@ def algorithms(
         print_table([["algorithm", "idea"]] + [[item["name"], item["idea"]] for item in described])
 
 
-def _check(name: str | None) -> None:
+def _check_algorithm(name: str | None) -> None:
     """Run the conformance checks and print a line for each."""
     from fedcir.algorithms import find_algorithm
     from fedcir.cli.progress import Meter

@@ -105,25 +105,25 @@ def prepare_images(
     # RGB has no entry in the key, so that caches of earlier versions are used.
     settings = [VERSION, decoding.size, *([decoding.channels] if decoding.channels != RGB else [])]
     seen = _hash_key([*settings, pictures.fingerprint()])
-    if (prepared := _open(seen)) is None:
+    if (prepared := _find_prepared(seen)) is None:
         with lock_cache(seen) as folder:
-            if (prepared := _open(seen)) is None:  # another process may have built it in the meantime
+            if (prepared := _find_prepared(seen)) is None:  # another process may have built it in the meantime
                 about = {"dataset": name, "root": root, "images": len(pictures.items)}
                 about |= {"size": decoding.size, "channels": decoding.channels or 1}
                 build = folder / f"build-{seen}"
                 shutil.rmtree(build, ignore_errors=True)  # left by a killed process
                 make_inner_folder(build)
                 try:
-                    content = _build(build, settings, pictures, about, decoding, on_file)
+                    content = _build_prepared(build, settings, pictures, about, decoding, on_file)
                     target = folder / f"prepared-{content}"
                     with lock_cache(content):  # equal files at another root may be prepared at the same time
-                        if _read(target) is None:
+                        if _open_prepared(target) is None:
                             shutil.rmtree(target, ignore_errors=True)  # a damaged one
                             os.rename(build, target)
                 finally:
                     shutil.rmtree(build, ignore_errors=True)
                 write_file(folder / f"seen-{seen}", content)
-                prepared = _open(seen)
+                prepared = _find_prepared(seen)
     assert prepared is not None
     return prepared
 
@@ -132,15 +132,15 @@ def _hash_key(key: list[Any]) -> str:
     return hashlib.blake2b(json.dumps(key).encode(), digest_size=16).hexdigest()
 
 
-def _open(seen: str) -> PreparedImages | None:
+def _find_prepared(seen: str) -> PreparedImages | None:
     try:
         content = (cache_folder() / f"seen-{seen}").read_text(encoding="ascii")
     except (OSError, ValueError):
         return None
-    return _read(cache_folder() / f"prepared-{content}")
+    return _open_prepared(cache_folder() / f"prepared-{content}")
 
 
-def _read(path: Path) -> PreparedImages | None:
+def _open_prepared(path: Path) -> PreparedImages | None:
     """Open a prepared dataset; None if it is missing or incomplete."""
     try:
         digests = np.load(path / "digests.npy")
@@ -154,7 +154,7 @@ def _read(path: Path) -> PreparedImages | None:
     return PreparedImages(images, digests, content, sizes) if len(images) == len(digests) else None
 
 
-def _build(
+def _build_prepared(
     folder: Path,
     settings: list[int],
     pictures: ImageList,

@@ -206,14 +206,14 @@ def decode_files(
     rows = range(len(paths))
     few = len(paths) <= MAX_IN_PROCESS
     decoded: dict[int, DecodedFile] = {}
-    for batch in (_decode_here if few else _decode_in_processes)(paths, rows, decoding, images):
+    for batch in (_decode_in_process if few else _decode_in_processes)(paths, rows, decoding, images):
         decoded |= batch
         if on_file is not None:
             on_file(len(decoded), len(paths))
     return [decoded[row] for row in rows]
 
 
-def _decode_here(
+def _decode_in_process(
     paths: Sequence[str], rows: Sequence[int], decoding: Decoding, images: PixelFile | None
 ) -> Iterator[dict[int, DecodedFile]]:
     """Yield decoded files by row, in batches."""
@@ -263,7 +263,7 @@ def _decode_in_processes(
                 # In a session of its own, so that Ctrl-C reaches only the parent process.
                 worker = subprocess.Popen(command, stdin=job, stdout=subprocess.PIPE, text=True, start_new_session=True)
             workers.append(worker)
-            threading.Thread(target=_receive, args=(worker.stdout, results), daemon=True).start()
+            threading.Thread(target=_receive_results, args=(worker.stdout, results), daemon=True).start()
         running = count
         while running:
             if (batch := results.get()) is None:
@@ -278,7 +278,7 @@ def _decode_in_processes(
             worker.wait()
 
 
-def _receive(output: IO[str], results: queue.Queue[dict[int, DecodedFile] | None]) -> None:
+def _receive_results(output: IO[str], results: queue.Queue[dict[int, DecodedFile] | None]) -> None:
     try:
         with output, suppress(ValueError):  # a line cut short by a kill; the exit code is checked
             for line in output:
@@ -290,7 +290,7 @@ def _receive(output: IO[str], results: queue.Queue[dict[int, DecodedFile] | None
 def main() -> None:
     """Decode the files that standard input lists, and print results every few files."""
     paths, rows, decoding, images = json.load(sys.stdin)
-    for batch in _decode_here(paths, rows, Decoding(*decoding), None if images is None else PixelFile(*images)):
+    for batch in _decode_in_process(paths, rows, Decoding(*decoding), None if images is None else PixelFile(*images)):
         print(json.dumps(list(batch.items())), flush=True)
 
 

@@ -25,7 +25,7 @@ from fedcir.types import Tensors
 
 MAX_JSON_SAMPLES = 100_000  # training samples up to which a manifest is plain JSON
 ARRAYS_FILE = "manifest.safetensors"
-_encode = json.JSONEncoder(sort_keys=True).encode
+_encode_sorted = json.JSONEncoder(sort_keys=True).encode
 
 
 class ManifestClient(TypedDict):
@@ -96,10 +96,10 @@ def add_hash(manifest: dict[str, Any]) -> dict[str, Any]:
     digest = hashlib.blake2b(b'{"clients": [', digest_size=16)
     separator = ""
     for client in manifest["clients"]:  # "clients" is the first of the sorted keys
-        digest.update(f"{separator}{_encode(client)}".encode())
+        digest.update(f"{separator}{_encode_sorted(client)}".encode())
         separator = ", "
     rest = {key: value for key, value in manifest.items() if key != "clients"}
-    digest.update((f"], {_encode(rest)[1:]}" if rest else "]}").encode())
+    digest.update((f"], {_encode_sorted(rest)[1:]}" if rest else "]}").encode())
     return {**manifest, "hash": digest.hexdigest()}
 
 
@@ -141,10 +141,10 @@ def load_manifest(folder: Path) -> dict[str, Any]:
     with files.explain_read_errors(folder / ARRAYS_FILE, files.RESTORE_HINT):
         arrays = load_file(files.check_regular_file(folder / ARRAYS_FILE))
         files.compare_checksums(about["arrays"], compute_tensor_checksum(None, arrays))
-        return _unpack(about, arrays)
+        return _unpack_manifest(about, arrays)
 
 
-def _unpack(about: dict[str, Any], arrays: Tensors) -> dict[str, Any]:
+def _unpack_manifest(about: dict[str, Any], arrays: Tensors) -> dict[str, Any]:
     names_of = cache(lambda domain: _unpack_names(arrays[f"train/{domain}"]))
     by_domain = {
         domain: DomainRows(arrays[f"rows/{domain}"].numpy(), arrays[f"ends/{domain}"].numpy())

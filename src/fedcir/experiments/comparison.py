@@ -17,7 +17,7 @@ from fedcir.files import write_file
 from fedcir.machine import count_cores
 from fedcir.reporting.charts import convergence_chart
 from fedcir.reporting.drawing import draw_charts
-from fedcir.reporting.methods import advice, comparison_numbers, comparison_rows
+from fedcir.reporting.methods import comparison_numbers, comparison_rows, list_advice
 from fedcir.reporting.page import Rows, to_csv, to_latex, to_markdown, to_text_rows
 from fedcir.reporting.run_report import try_report
 from fedcir.runs.reader import Run
@@ -67,7 +67,7 @@ class Comparison:
 
     def advice(self) -> list[str]:
         """Advise in sentences what to try next."""
-        return advice(self.runs, self.methods, self.baseline, lambda run: str(run.path))
+        return list_advice(self.runs, self.methods, self.baseline, lambda run: str(run.path))
 
 
 def compare(

@@ -136,13 +136,13 @@ def make_table2(results: Results) -> Outcome:
 
 def make_table3(results: Results) -> Outcome:
     """Compute, communication and memory per client until the target accuracy is reached."""
-    with_paper = "domainnet" in results.datasets and _target(results, "domainnet") == TABLE3_TARGET
+    with_paper = "domainnet" in results.datasets and _choose_target(results, "domainnet") == TABLE3_TARGET
     paper_columns = [f"{measure}, paper" for measure in TABLE3_MEASURES] if with_paper else []
     rows: Rows = [["dataset", "target", "method", "rounds", *TABLE3_MEASURES, *paper_columns]]
     numbers: Rows = [["dataset", "target", "method", "seeds", "reached", "rounds", "tflops", "gb", "memory_gb"]]
     panels: list[Chart] = []
     for dataset in results.datasets:
-        target = _target(results, dataset)
+        target = _choose_target(results, dataset)
         target_text = f"{100 * target:.1f} %"
         moved: list[tuple[float, float]] = []
         for x, algorithm in enumerate(results.algorithms):
@@ -171,7 +171,7 @@ def make_table3(results: Results) -> Outcome:
     return Outcome(rows, numbers, panels, TABLE3_NOTES)
 
 
-def _target(results: Results, dataset: str) -> float:
+def _choose_target(results: Results, dataset: str) -> float:
     """The requested target; else the paper's on DomainNet, and the baseline's last accuracy on other data."""
     if results.target is not None:
         return results.target

@@ -126,14 +126,16 @@ class Starter:
         """The settings file: the findings, then each setting under its reason."""
         counts, images = self.profile.counts, sum(self.profile.counts.values())
         lines = [f"# Settings for {self.data.root}, written by `fedcir init`. Change what you like.", "#"]
-        lines += _comment(f"What was found: {len(counts)} domains, {self.profile.classes} classes, {images:,} images.")
+        lines += _wrap_comment(
+            f"What was found: {len(counts)} domains, {self.profile.classes} classes, {images:,} images."
+        )
         width = max(len("domain"), *map(len, self.counts))
         lines.append(f"#   {'domain':{width}}  images  fewest of a class  most of a class")
         for domain, by_class in self.counts.items():
             fewest, most = min(by_class.values()), max(by_class.values())
             lines.append(f"#   {domain:{width}}  {sum(by_class.values()):6,}  {fewest:17,}  {most:15,}")
         for sentence in self.findings:
-            lines += _comment(sentence)
+            lines += _wrap_comment(sentence)
         lines += ["#", NEXT_COMMANDS.format(file)]
         reasons = {choice.setting: choice.why for choice in self.choices}
         for section, values in self.tables.items():
@@ -142,7 +144,7 @@ class Starter:
                 is_relative = (section, name) == ("data", "root") and not Path(value).is_absolute()
                 # Paths in a file are relative to its folder.
                 entry = os.path.relpath(value, Path(file).parent) if is_relative else value
-                lines += _comment(reasons.get(f"{section}.{name}", ""))
+                lines += _wrap_comment(reasons.get(f"{section}.{name}", ""))
                 lines.append(dump_toml({name: entry}).rstrip())
         return "\n".join(lines) + "\n"
 
@@ -192,7 +194,7 @@ def init(root: str | Path, *, dataset: str = "folders", on_work: OnProgress = ig
         profile = replace(profile, shift=diagnosis.divergences.mean_pair.value, skew=skew)
         findings = describe_shift(diagnosis)
     counts = {domain: {label: n[label] for label in classes} for domain, n in inspection.counts.items()}
-    return Starter(data, profile, [*findings, *_notes(inspection)], counts, choose_settings(profile))
+    return Starter(data, profile, [*findings, *_list_notes(inspection)], counts, choose_settings(profile))
 
 
 def choose_settings(profile: DatasetProfile) -> list[Choice]:
@@ -229,7 +231,7 @@ def _check_domains(inspection: Inspection, data: DataConfig) -> None:
             )
 
 
-def _notes(inspection: Inspection) -> list[str]:
+def _list_notes(inspection: Inspection) -> list[str]:
     notes = [f"Note: {domain} has no image of {', '.join(names)}." for domain, names in inspection.missing.items()]
     if copies := inspection.copies_left_out:
         are = "copies of other images are" if copies > 1 else "copy of another image is"
@@ -240,7 +242,7 @@ def _notes(inspection: Inspection) -> list[str]:
     return notes
 
 
-def _comment(text: str) -> list[str]:
+def _wrap_comment(text: str) -> list[str]:
     return textwrap.wrap(text, COMMENT_WIDTH, initial_indent="# ", subsequent_indent="# ", break_long_words=False)
 
 

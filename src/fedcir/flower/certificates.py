@@ -78,7 +78,7 @@ def make_certificates(hosts: Sequence[str], folder: Path, days: int = DAYS, rene
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(ca_key.public_key()), critical=False)
         .sign(ca_key, hashes.SHA384())
     )
-    certificate, key = _issue(names, hosts[0], authority, ca_key, days)
+    certificate, key = _issue_certificate(names, hosts[0], authority, ca_key, days)
     if renewable:
         _write_private(paths["ca.key"], _to_pem(ca_key))
     else:
@@ -95,7 +95,7 @@ def renew_certificate(folder: Path, hosts: Sequence[str] = (), days: int = DAYS)
     The old ones stay in the folder, under a name with their last day. Sites need nothing new.
     """
     _check_days(days)
-    authority, old = _load(folder / "ca.crt"), _load(folder / "server.crt")
+    authority, old = _load_certificate(folder / "ca.crt"), _load_certificate(folder / "server.crt")
     try:
         ca_key = load_pem_private_key((folder / "ca.key").read_bytes(), None)
     except OSError:
@@ -105,7 +105,7 @@ def renew_certificate(folder: Path, hosts: Sequence[str] = (), days: int = DAYS)
         raise InputError(f"{folder / 'ca.key'} is not the key of {folder / 'ca.crt'}: put the right one there")
     (subject, *_) = old.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
     names = _parse_hosts(hosts) if hosts else list(_list_hosts(old))
-    certificate, key = _issue(names, hosts[0] if hosts else str(subject.value), authority, ca_key, days)
+    certificate, key = _issue_certificate(names, hosts[0] if hosts else str(subject.value), authority, ca_key, days)
     backup = f"server-until-{old.not_valid_after_utc:%Y-%m-%d}-{old.serial_number % 16**8:08x}"
     paths = {f"server.{ending}": folder / f"server.{ending}" for ending in ("key", "crt")}
     for ending, content in (("key", _to_pem(key)), ("crt", certificate.public_bytes(Encoding.PEM))):
@@ -124,7 +124,7 @@ def read_certificates(folder: Path) -> list[CertificateInfo]:
     """Read when the certificates in a folder end."""
     infos = []
     for path in (folder / "ca.crt", folder / "server.crt"):
-        certificate = _load(path)
+        certificate = _load_certificate(path)
         hosts = tuple(str(host.value) for host in _list_hosts(certificate))
         infos.append(CertificateInfo(path, certificate.not_valid_after_utc, hosts))
     return infos
@@ -155,7 +155,7 @@ def node_key_fingerprint(public_key: bytes) -> str:
     return f"SHA256:{base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip('=')}"
 
 
-def _issue(
+def _issue_certificate(
     names: list[x509.GeneralName], name: str, authority: x509.Certificate, ca_key: ec.EllipticCurvePrivateKey, days: int
 ) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
     """Issue a server's certificate, which ends with its CA's at the latest, and its key."""
@@ -188,7 +188,7 @@ def _start_certificate(
     )
 
 
-def _load(path: Path) -> x509.Certificate:
+def _load_certificate(path: Path) -> x509.Certificate:
     try:
         return x509.load_pem_x509_certificate(path.read_bytes())
     except OSError:

@@ -45,7 +45,7 @@ def handle(msg: Message, context: Context) -> Message:
         reply = send_to_resident(msg, context)
         if reply is not None:
             return reply
-    return _handle_here(msg, context)
+    return _handle_in_process(msg, context)
 
 
 query = app.query()(handle)
@@ -53,7 +53,7 @@ train = app.train()(handle)
 evaluate = app.evaluate()(handle)
 
 
-def _handle_here(msg: Message, context: Context) -> Message:
+def _handle_in_process(msg: Message, context: Context) -> Message:
     from fedcir.flower.site_data import open_local_site  # imports torch
     from fedcir.flower.site_requests import handle_message
 
@@ -180,7 +180,7 @@ def serve(listener: socket.socket, folder: Path, watched: Sequence[int], idle: f
                 msg = flwr_adapter.message_from_bytes(receive(connection))
                 context = flwr_adapter.context_from_bytes(receive(connection))
                 endings.register(connection, select.EPOLLRDHUP)  # nobody else wants the reply
-                reply = flwr_adapter.message_to_bytes(_handle_here(msg, context))
+                reply = flwr_adapter.message_to_bytes(_handle_in_process(msg, context))
                 endings.unregister(connection)
                 send(connection, reply)
             except OSError as error:  # another user's connection, or one that has ended

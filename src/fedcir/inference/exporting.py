@@ -24,7 +24,7 @@ from fedcir.data.domains import Domains, Split
 from fedcir.errors import InputError, RunError, suggest_name
 from fedcir.files import check_output_file, write_file
 from fedcir.inference.model import AlgorithmChoice, ExportedModule, TrainedModel, open_model
-from fedcir.inference.model_card import CARD, OWN_LAYERS, guarantee_of, model_card
+from fedcir.inference.model_card import CARD, OWN_LAYERS, guarantee_of, make_model_card
 from fedcir.rng import numpy_rng
 from fedcir.runs.evaluation_data import open_run_data
 from fedcir.runs.reader import RunSource
@@ -94,7 +94,7 @@ def export(
     card = path.parent / CARD
     new = not card.exists()
     if new:
-        write_file(card, model_card(file.trained, path.name, format, _list_accuracies(file, domains), file.note))
+        write_file(card, make_model_card(file.trained, path.name, format, _list_accuracies(file, domains), file.note))
     return Exported(path, card, new, file.difference, len(images), domains is not None, file.note)
 
 
@@ -115,7 +115,7 @@ def _make_file(trained: TrainedModel, format: Format, images: Pixels) -> _File:
     def make(model: TrainedModel, note: str = "") -> _File:
         write = {"onnx": _write_onnx, "torch": _write_torch, "safetensors": _write_safetensors}[format]
         data, predict = write(model)
-        return _File(data, predict, model, _compare(model, predict, images), note)
+        return _File(data, predict, model, _compare_probabilities(model, predict, images), note)
 
     plain = replace(trained, algorithm=Algorithm())  # the answer is what the network gives
     if float((trained.predict(images)[0] - plain.predict(images)[0]).abs().max()) <= TOLERANCE:
@@ -152,7 +152,7 @@ def _measure_accuracy(predict: Predict, images: Split) -> float:
     return float((np.concatenate(predicted) == images.labels).mean())
 
 
-def about(trained: TrainedModel) -> dict[str, str]:
+def make_metadata(trained: TrainedModel) -> dict[str, str]:
     """Return metadata for programs that use the file."""
     card = trained.card
     return {
@@ -185,7 +185,7 @@ def _write_onnx(trained: TrainedModel) -> tuple[bytes, Predict]:
             _trace_program(trained), input_names=["images"], output_names=["probabilities"], verbose=False
         )
     proto = program.model_proto
-    for name, value in about(trained).items():
+    for name, value in make_metadata(trained).items():
         entry = proto.metadata_props.add()
         entry.key, entry.value = name, value
     data: bytes = proto.SerializeToString()
@@ -196,7 +196,9 @@ def _write_onnx(trained: TrainedModel) -> tuple[bytes, Predict]:
 def _write_torch(trained: TrainedModel) -> tuple[bytes, Predict]:
     file = io.BytesIO()
     with _silence_exporter():
-        torch.export.save(_trace_program(trained), file, extra_files={"fedcir.json": json.dumps(about(trained))})
+        torch.export.save(
+            _trace_program(trained), file, extra_files={"fedcir.json": json.dumps(make_metadata(trained))}
+        )
         module = torch.export.load(io.BytesIO(file.getvalue())).module()
 
     def predict(images: Pixels) -> NDArray[np.float32]:
@@ -252,7 +254,7 @@ def _select_check_images(trained: TrainedModel, data_root: str | Path | None) ->
     return np.concatenate(samples)[:CHECKED], domains
 
 
-def _compare(trained: TrainedModel, predict: Predict, images: Pixels) -> float:
+def _compare_probabilities(trained: TrainedModel, predict: Predict, images: Pixels) -> float:
     expected = trained.predict(images)[0].numpy()
     largest = 0.0
     for size in BATCHES:

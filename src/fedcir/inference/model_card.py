@@ -63,7 +63,7 @@ def describe_guarantee(guarantee: dict[str, Any], site: str | None = None) -> st
 CARD = "MODEL_CARD.md"
 
 
-def model_card(trained: TrainedModel, file: str, format: str, tested: dict[str, Any], note: str = "") -> str:
+def make_model_card(trained: TrainedModel, file: str, format: str, tested: dict[str, Any], note: str = "") -> str:
     """Write the text of MODEL_CARD.md, without paths, times and versions.
 
     `tested` holds the accuracies of the file, and `note` why it predicts in another way than the run, where it does.

@@ -73,7 +73,7 @@ def diagnose(
     on_distance = partial(on_work, what="measuring distances")
     if paths:
         root = None if data_root is None else str(data_root)
-        diagnoses = _diagnose_runs(paths, root, samples, on_distance, trust_code)
+        diagnoses = _diagnose_folders(paths, root, samples, on_distance, trust_code)
     else:
         diagnoses = [diagnose_data(request.resolve(), samples, on_distance)]
     if picture is not None:
@@ -81,7 +81,7 @@ def diagnose(
     return Diagnosed(diagnoses, verdict(*diagnoses), picture)
 
 
-def _diagnose_runs(
+def _diagnose_folders(
     paths: Sequence[Path], data_root: str | None, samples: int, on_distance: Any, trust_code: bool
 ) -> list[Diagnosis]:
     folders = find_runs(paths)

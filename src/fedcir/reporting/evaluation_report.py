@@ -111,7 +111,7 @@ def evaluate(
     folder.mkdir(parents=True, exist_ok=True)
     evaluation = replace(evaluation, page=folder / "evaluation.html", numbers=folder / "evaluation.json")
     roots = [str(root) for root in (data_root, run.config.data.root) if root]
-    write_file(folder / "evaluation.html", _render(evaluation, roots))
+    write_file(folder / "evaluation.html", _render_evaluation(evaluation, roots))
     write_file(folder / "evaluation.json", json.dumps(evaluation.to_json(), indent=1, ensure_ascii=False) + "\n")
     return evaluation
 
@@ -193,7 +193,7 @@ def build_domain_rows(evaluation: Evaluation) -> Rows:
         before = [f"{100 * (domain.accuracy_before or 0.0):.1f}"] if is_adapted else []
         values = [f"{domain.log_loss:.3f}", f"{domain.calibration_error:.3f}"]
         values += ["-" if math.isnan(value) else f"{value:.3f}" for value in domain.class_metrics.values()]
-        rows.append([_mark(domain), f"{len(domain):,}", *before, _format_percent(domain.accuracy_interval), *values])
+        rows.append([_label(domain), f"{len(domain):,}", *before, _format_percent(domain.accuracy_interval), *values])
     if has_several:
         before = [f"{100 * (evaluation.mean_before or 0.0):.1f}"] if is_adapted else []
         rows.append(["mean over domains", "", *before, _format_percent(evaluation.mean), *[""] * (2 + len(metrics))])
@@ -224,7 +224,7 @@ def describe_evaluation(evaluation: Evaluation) -> list[str]:
     return sentences
 
 
-def _mark(domain: DomainPredictions) -> str:
+def _label(domain: DomainPredictions) -> str:
     return mark_unseen(domain.domain, not domain.is_trained_on)
 
 
@@ -232,11 +232,11 @@ def _format_percent(interval: Interval) -> str:
     return f"{interval.scaled(100):.1f}"
 
 
-def _render(evaluation: Evaluation, hidden_paths: Sequence[str]) -> str:
+def _render_evaluation(evaluation: Evaluation, hidden_paths: Sequence[str]) -> str:
     notes = list(evaluation.notes)
     for path in sorted(hidden_paths, key=len, reverse=True):
         notes = [note.replace(path, "DIR") for note in notes]
-    names = tuple(_mark(domain) for domain in evaluation)
+    names = tuple(_label(domain) for domain in evaluation)
     intervals = [domain.accuracy_interval.scaled(100) for domain in evaluation]
     bars = Bars("", "accuracy (%)", names, (Series.from_intervals(evaluation.name, intervals),))
     caption = "Intervals: Wilson by domain and for all images, the bootstrap for the mean"
@@ -256,7 +256,7 @@ def _build_calibration(evaluation: Evaluation) -> Section:
         confidences, accuracies, _ = zip(*domain.reliability(), strict=True)
         series = Series(evaluation.name, confidences, accuracies)
         ideal = Series("perfectly calibrated", (0.0, 1.0), (0.0, 1.0))
-        charts[_mark(domain)] = Lines("", "probability of the predicted class", "accuracy", (series, ideal))
+        charts[_label(domain)] = Lines("", "probability of the predicted class", "accuracy", (series, ideal))
     note = "Below the diagonal the model is overconfident, above it underconfident. Empty bins are left out."
     error = (
         f"The expected calibration error (ECE) over all images is {evaluation.all.calibration_error:.3f}: on average, "
@@ -275,9 +275,9 @@ def _build_classes(evaluation: Evaluation) -> Section:
         return Section("Classes", (table,))
     recalls = zip(*(domain.recall for domain in evaluation), strict=True)
     cells = tuple(tuple(None if recall is None else 100 * recall.value for recall in row) for row in recalls)
-    names = tuple(_mark(domain) for domain in evaluation)
+    names = tuple(_label(domain) for domain in evaluation)
     charts: dict[str, Chart] = {"by class and domain": Heatmap("recall (%)", classes, names, cells, 0.0, 100.0)}
     for domain in (all_images, *evaluation):
-        charts[f"confusion, {_mark(domain)}"] = Heatmap.from_counts(domain.confusion, classes, classes)
+        charts[f"confusion, {_label(domain)}"] = Heatmap.from_counts(domain.confusion, classes, classes)
     note = "In a confusion matrix, rows are true classes and columns are predictions."
     return Section("Classes", (table, Figure("Class by class", charts, note)))

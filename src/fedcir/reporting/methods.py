@@ -107,7 +107,7 @@ def goal_cells(method: MethodResult, seeds: int) -> list[str]:
     return [rounds, format_bytes(goal.bytes), "" if goal.flops is None else format_flops(goal.flops)]
 
 
-def advice(
+def list_advice(
     runs: Runs, methods: Sequence[MethodResult], baseline: str, name: Callable[[Run], str] = lambda run: run.path.name
 ) -> list[str]:
     """Advise in sentences, the most important first. `name` is how a run is called in a command."""

@@ -9,7 +9,7 @@ from fedcir.analysis.diagnosis import Diagnosis, diagnose_run
 from fedcir.errors import InputError
 from fedcir.files import check_output_file, write_file
 from fedcir.reporting import client_sections, sections
-from fedcir.reporting.methods import advice
+from fedcir.reporting.methods import list_advice
 from fedcir.reporting.page import Section, Sentences, render_page, to_sentence
 from fedcir.reporting.sections import Study, open_study
 from fedcir.runs.reader import RunSource, find_runs, get_run_path
@@ -106,7 +106,7 @@ def write_report(
         return to_sentence(note)
 
     missing = list(map(clean_note, reasons)) if samples else ["Not measured, because the number of samples is 0."]
-    sentences = advice(study.runs, methods, study.baseline)
+    sentences = list_advice(study.runs, methods, study.baseline)
     contents = [
         *first,
         Section("What to do next", (Sentences(tuple(sentences)),)) if sentences else None,
@@ -119,11 +119,11 @@ def write_report(
         sections.build_settings(study),
     ]
     shown = [section for section in contents if section is not None]
-    write_file(path, render_page(title or f"{study.dataset}: report", _summarise(study), shown, list(study.runs)))
+    write_file(path, render_page(title or f"{study.dataset}: report", _summarise_study(study), shown, list(study.runs)))
     return *study.notes, *(f"distances {reason}" for reason in reasons)
 
 
-def _summarise(study: Study) -> str:
+def _summarise_study(study: Study) -> str:
     """Count methods, clients, rounds, seeds and runs in one line."""
 
     def count(number: int, noun: str) -> str:

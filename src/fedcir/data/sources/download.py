@@ -62,7 +62,7 @@ def download_file(
         return None
     root.mkdir(parents=True, exist_ok=True)
     part = root / f".{Path(download.makes).name}.part"
-    _receive(download, part, on_bytes)
+    _receive_file(download, part, on_bytes)
     with open(part, "rb") as file:
         digest = hashlib.file_digest(file, "sha512").hexdigest()
     expected = (download.sha512,) if download.sha512 else tuple(trusted)
@@ -71,14 +71,14 @@ def download_file(
         published = " or ".join(f"{digits[:16]}..." for digits in expected)
         raise InputError(f"{download.url} has the SHA-512 {digest[:16]}..., not {published}: the file was deleted")
     if download.packed:
-        _unpack(part, root, download)
+        _unpack_archive(part, root, download)
         part.unlink()
     else:
         os.replace(part, root / download.makes)
     return None if expected else digest
 
 
-def _receive(download: Download, part: Path, on_bytes: OnBytes | None) -> None:
+def _receive_file(download: Download, part: Path, on_bytes: OnBytes | None) -> None:
     def check_size(size: int) -> None:
         if size > download.most:
             part.unlink(missing_ok=True)
@@ -131,7 +131,7 @@ def _check_secure(url: str) -> None:
         raise InputError(f"{url} is not fetched: files are fetched over https only")
 
 
-def _unpack(archive: Path, root: Path, download: Download) -> None:
+def _unpack_archive(archive: Path, root: Path, download: Download) -> None:
     """Unpack into a temporary folder, then move its content, `makes` last. The archive's checksums are verified."""
     unpacked = archive.with_suffix(".unpacked")
     shutil.rmtree(unpacked, ignore_errors=True)

@@ -48,7 +48,7 @@ def list_hub_images(root: str, columns: Sequence[str]) -> ImageIndex:
         names = ", ".join(columns)
         raise InputError(f"data.columns must name three columns, for image, label and domain, got {names!r}")
     image, label, domain = columns
-    splits = _load(root)
+    splits = _load_tables(root)
     items = []
     for split, table in splits.items():
         if missing := next((column for column in columns if column not in table.column_names), None):
@@ -69,7 +69,7 @@ def list_hub_images(root: str, columns: Sequence[str]) -> ImageIndex:
         raise InputError(f"the column {image!r} of {root} holds no images: {error}") from error
 
 
-def _load(root: str) -> dict[str, Any]:
+def _load_tables(root: str) -> dict[str, Any]:
     """Load the tables by split."""
     try:
         import datasets

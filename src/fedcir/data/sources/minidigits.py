@@ -94,7 +94,7 @@ def minidigits(seed: int = 0) -> Domains:
     from sklearn.datasets import load_digits, load_sample_images  # slow to import, and not needed with a cache
 
     writing, photos = load_digits(), load_sample_images().images
-    dealt, faces = _deal(writing.target, seed), _divide_faces(seed)
+    dealt, faces = _deal_originals(writing.target, seed), _divide_faces(seed)
 
     def split(domain: str, part: str) -> Split:
         rng = numpy_rng(seed, "minidigits", domain, part)
@@ -115,7 +115,7 @@ def minidigits(seed: int = 0) -> Domains:
     return Domains("minidigits", tuple("0123456789"), tuple(domains))
 
 
-def _deal(labels: Labels, seed: int) -> dict[tuple[str, str], NDArray[np.int64]]:
+def _deal_originals(labels: Labels, seed: int) -> dict[tuple[str, str], NDArray[np.int64]]:
     """Assign each original to one domain and one split, every class in equal shares."""
     shuffled = numpy_rng(seed, "minidigits", "deal").permutation(len(labels))
     by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]
