@@ -58,7 +58,7 @@ def make_head_reply(run: Run, folder: Path, out: Path, *, site: str | None = Non
     site, key = site or folder.resolve().name, key or out.with_suffix(".key")
     check_output_file(out, [SUFFIX])
     if not os.path.lexists(key):
-        raise InputError(f"there is no key {key}: name the one that signed the site's courier file, with --key")
+        raise InputError(f"there is no key {key}: name the one that signed the site's courier file as key")
     signing_key, heads = open_key(key), _load_heads(run)
     clients = {str(client["domain"]): client for client in run.manifest["clients"]}
     if site not in clients:

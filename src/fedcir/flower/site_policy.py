@@ -152,7 +152,9 @@ class Policy:
         if self.mask_keys is None:
             return
         if unknown := [key.hex() for key in others if key.hex() not in self.mask_keys]:
-            raise _refuse("does not know a key with which it is to mask its sums", f"{unknown[0]} is not in mask_keys")
+            raise _refuse_run(
+                "does not know a key with which it is to mask its sums", f"{unknown[0]} is not in mask_keys"
+            )
 
     def limit_classes(self, header: TaskHeader) -> TaskHeader:
         """Return the header with the classes that the policy allows, if the run names none."""
