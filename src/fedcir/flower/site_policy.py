@@ -63,7 +63,7 @@ class PrivacyRules:
     def check(self, privacy: PrivacyConfig) -> None:
         """Refuse privacy settings of a run that protect less."""
         if privacy.clip is None or not privacy.noise:
-            raise _refuse_run("asks for privacy.clip and privacy.noise", "its table [privacy] lets nothing else leave")
+            raise _refuse("asks for privacy.clip and privacy.noise", "its table [privacy] lets nothing else leave")
         for setting, refused, rule in (
             ("place=server", self.place == "client" and privacy.by_server, "the site itself must add the noise"),
             ("unit=example", self.unit == "client" and privacy.unit == "example", "it protects all data of the site"),
@@ -71,7 +71,7 @@ class PrivacyRules:
             (f"clip={privacy.clip:g}", privacy.clip > (self.max_clip or np.inf), f"its max_clip is {self.max_clip}"),
         ):
             if refused:
-                raise _refuse_run(f"does not allow privacy.{setting}", rule)
+                raise _refuse(f"does not allow privacy.{setting}", rule)
 
 
 @dataclass(frozen=True)
@@ -121,18 +121,18 @@ class Policy:
     def check_header(self, header: TaskHeader) -> None:
         """Refuse a run before anything is opened for it."""
         if not self.allow:
-            raise _refuse_run("takes part in no run", "allow is false")
+            raise _refuse("takes part in no run", "allow is false")
         if self.veto is not None and Path(self.veto).expanduser().exists():
-            raise _refuse_run("takes part in no run", f"{self.veto} exists")
+            raise _refuse("takes part in no run", f"{self.veto} exists")
         config = header.config
         names = [("algorithm.name=", Path(config.algorithm.name).name, self.algorithms)]
         names += [("model.name=", config.model.name, self.models)]
         names += [("the class ", name, self.classes) for name in _list_requested_classes(header)]
         for setting, name, allowed in names:
             if allowed is not None and name not in allowed:
-                raise _refuse_run(f"does not allow {setting}{name}", f"it allows {', '.join(allowed) or 'none'}")
+                raise _refuse(f"does not allow {setting}{name}", f"it allows {', '.join(allowed) or 'none'}")
         if (epochs := config.local.epochs) is not None and (self.min_steps > 1 or self.max_steps is not None):
-            raise _refuse_run(f"does not allow local.epochs={epochs}", "it limits local.steps")
+            raise _refuse(f"does not allow local.epochs={epochs}", "it limits local.steps")
         for setting, number, least, most in (
             ("server.rounds", max(config.server.rounds, header.round), 0, self.max_rounds),
             ("local.steps", config.local.steps, self.min_steps, self.max_steps),
@@ -141,9 +141,9 @@ class Policy:
         ):
             if number < least or (most is not None and number > most):
                 rule = f"it asks for at least {least}" if number < least else f"it allows at most {most}"
-                raise _refuse_run(f"does not allow {setting}={number}", rule)
+                raise _refuse(f"does not allow {setting}={number}", rule)
         if self.masked and not config.server.masked:
-            raise _refuse_run("asks for server.masked", "masked is true")
+            raise _refuse("asks for server.masked", "masked is true")
         if self.privacy is not None:
             self.privacy.check(config.privacy)
 
@@ -152,9 +152,7 @@ class Policy:
         if self.mask_keys is None:
             return
         if unknown := [key.hex() for key in others if key.hex() not in self.mask_keys]:
-            raise _refuse_run(
-                "does not know a key with which it is to mask its sums", f"{unknown[0]} is not in mask_keys"
-            )
+            raise _refuse("does not know a key with which it is to mask its sums", f"{unknown[0]} is not in mask_keys")
 
     def limit_classes(self, header: TaskHeader) -> TaskHeader:
         """Return the header with the classes that the policy allows, if the run names none."""
@@ -177,12 +175,12 @@ class Policy:
         """Check the number of training images, if there are any, and the labels of each part."""
         if images is not None and images < self.min_batch_size:
             rule = f"min_batch_size is {self.min_batch_size}, and there are {images} to train on"
-            raise _refuse_run("asks for more images to train on than the run leaves", rule)
+            raise _refuse("asks for more images to train on than the run leaves", rule)
         for part, labels in parts.items():
             fewest = min(Counter(labels.tolist()).values(), default=self.min_per_class)
             if fewest < self.min_per_class:
                 rule = f"it asks for {self.min_per_class} of each class to {part} on, and one class has {fewest}"
-                raise _refuse_run("asks for more images of each class than the site has", rule)
+                raise _refuse("asks for more images of each class than the site has", rule)
 
     def check_summary(self, summary: DataSummary) -> None:
         """Refuse to tell the sums or the categories of a table."""
@@ -196,7 +194,7 @@ class Policy:
         """Refuse to send any of these tensors, `group/name`, or a whole group, `group/`."""
         for name in names:
             if name.startswith(self.never_send):
-                raise _refuse_run(f"never sends {name}", f"never_send is {', '.join(self.never_send)}")
+                raise _refuse(f"never sends {name}", f"never_send is {', '.join(self.never_send)}")
 
     def __str__(self) -> str:
         """The rules that limit something, as they are written."""
@@ -222,7 +220,7 @@ def _list_changed_fields(rules: Policy | PrivacyRules) -> dict[str, Any]:
     return {f.name: getattr(rules, f.name) for f in fields(rules) if getattr(rules, f.name) != f.default}
 
 
-def _refuse_run(public: str, rule: str) -> PolicyError:
+def _refuse(public: str, rule: str) -> PolicyError:
     """Make the error of a refusal: the server learns what is refused, and only the site's own log has the rule."""
     return PolicyError(f"this site's policy {public}: {rule}", public=f"its policy {public}")
 
