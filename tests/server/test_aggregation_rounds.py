@@ -14,7 +14,7 @@ from fedcir.algorithms.fedfa import FedFA
 from fedcir.algorithms.fedproto import FedProto
 from fedcir.algorithms.fedsr import FedSR
 from fedcir.algorithms.scaffold import Scaffold
-from fedcir.conformance import _make_settings
+from fedcir.conformance import Subject, _make_settings
 from fedcir.errors import InputError
 from fedcir.machine import use_threads
 from fedcir.runtime.rounds import SerialTransport, step_server
@@ -23,7 +23,7 @@ from fedcir.runtime.session import Session, open_session
 
 def stepped(algorithm: Algorithm, rounds: int = 2, **server: Any) -> Session:
     """A short run of four clients."""
-    config, federation = _make_settings(algorithm, rounds=rounds)
+    config, federation = _make_settings(Subject(algorithm), rounds=rounds)
     with use_threads(1):
         session = open_session(replace(config, server=replace(config.server, **server)), algorithm, federation)
         transport = SerialTransport(session.make_trainer(), federation.clients)
@@ -45,7 +45,7 @@ def test_methods_that_do_more_than_average_take_a_robust_form(algorithm: Algorit
 
 
 def test_krum_gives_the_model_of_one_client_and_the_median_none() -> None:
-    config, federation = _make_settings(FedAvg(), rounds=1)
+    config, federation = _make_settings(Subject(FedAvg()), rounds=1)
     with use_threads(1):
         session = open_session(config, FedAvg(), federation)
         alone = [
@@ -86,7 +86,7 @@ def test_one_client_with_all_data_needs_no_form() -> None:
 
 
 def test_pooled_statistics_need_a_rule_that_averages() -> None:
-    config, federation = _make_settings(FedAvg(), rounds=1)
+    config, federation = _make_settings(Subject(FedAvg()), rounds=1)
     pooled = replace(config.model, batchnorm="pooled")
     with pytest.raises(InputError, match=r"set model\.batchnorm=average"):
         open_session(

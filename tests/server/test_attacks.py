@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fedcir.algorithms.centralized import Centralized
 from fedcir.algorithms.fedavg import FedAvg
 from fedcir.config import AttackConfig, Config, config_from_tables
-from fedcir.conformance import _make_settings
+from fedcir.conformance import Subject, _make_settings
 from fedcir.data.federation import Client
 from fedcir.errors import InputError
 from fedcir.flower.server_app import check_deployable
@@ -138,7 +138,7 @@ def _with(config: Config, kind: str) -> Config:
 def test_a_run_with_a_bad_client_is_the_same_with_two_workers() -> None:
     states = []
     for workers in (1, 2):
-        config, federation = _make_settings(FedAvg(), rounds=2)
+        config, federation = _make_settings(Subject(FedAvg()), rounds=2)
         config = replace(_with(config, "noise"), run=replace(config.run, workers=workers))
         with open_rounds(config, FedAvg(), federation, None, False) as (session, rounds):
             assert all(math.isfinite(record.losses["ce"]) for record in rounds)
@@ -147,7 +147,7 @@ def test_a_run_with_a_bad_client_is_the_same_with_two_workers() -> None:
 
 
 def test_what_cannot_be_attacked_is_refused() -> None:
-    config, federation = _make_settings(FedAvg())
+    config, federation = _make_settings(Subject(FedAvg()))
     with pytest.raises(InputError, match=r"attack.clients is 20, but must be below the 20 that train: lower it"):
         bad("scale", count=20)
     with (

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fedcir.algorithms.fedavg import FedAvg
-from fedcir.conformance import _make_settings
+from fedcir.conformance import Subject, _make_settings
 from fedcir.runtime.session import Session
 from fedcir.runtime.simulation import open_rounds
 from fedcir.server.replies import AHEAD, NormFilter
@@ -97,7 +97,7 @@ def poisoned_once(reply: ClientReply, sent: Groups, round: int) -> ClientReply:
 
 
 def rounds_in(folder: Path, stop: int) -> Session:
-    config, federation = _make_settings(FedAvg(), rounds=4)
+    config, federation = _make_settings(Subject(FedAvg()), rounds=4)
     config = replace(config, run=replace(config.run, workers=1))
     clients = tuple(replace(c, tamper=poisoned_once if c.id == 2 else None) for c in federation.clients)
     with open_rounds(config, FedAvg(), replace(federation, clients=clients), folder, resume=True) as (session, rounds):

@@ -18,7 +18,7 @@ from fedcir.algorithms import find_algorithm, list_algorithms
 from fedcir.client.prediction import GROUP
 from fedcir.client.uploads import set_private_gradients
 from fedcir.config import LocalConfig, PrivacyConfig
-from fedcir.conformance import TASKS, _make_settings
+from fedcir.conformance import TASKS, Subject, _make_settings
 from fedcir.runtime.file_formats import find_best, format_record, has_stalled, parse_record
 from fedcir.runtime.simulation import check_run, open_rounds
 from fedcir.server.replies import find_evaluation_fault
@@ -112,7 +112,7 @@ def test_metrics_of_survival_are_those_of_all_examples_of_a_client_at_once() -> 
 def test_methods_that_compute_with_classes_say_so(task: Task) -> None:
     refused = {}
     for name in list_algorithms():
-        config, federation = _make_settings(find_algorithm(name)(), task=task)
+        config, federation = _make_settings(Subject(find_algorithm(name)()), task=task)
         try:
             check_run(config, find_algorithm(name)(), federation)
         except InputError as error:
@@ -138,7 +138,7 @@ def test_what_does_not_fit_a_task_is_refused_in_one_line(settings: dict[str, Any
 
 def test_attacks_on_labels_and_noise_on_examples_that_are_compared_are_refused() -> None:
     method = find_algorithm("fedavg")()
-    config, federation = _make_settings(method, task=TASKS[1])
+    config, federation = _make_settings(Subject(method), task=TASKS[1])
     config = replace(config, attack=replace(config.attack, kind="label-flip", clients=1))
     with (
         pytest.raises(InputError, match=r"attack\.kind=label-flip changes classes, which regression has not: choose"),
@@ -195,7 +195,7 @@ RMSE_TASK = Regression(("a",))
 
 def test_evaluations_of_other_tasks_carry_no_bits_and_no_calibration() -> None:
     y = X.sum(1)
-    config, federation = _make_settings(find_algorithm("fedavg")(), task=RMSE_TASK, lr=LocalConfig.lr)
+    config, federation = _make_settings(Subject(find_algorithm("fedavg")()), task=RMSE_TASK, lr=LocalConfig.lr)
     with open_rounds(config, find_algorithm("fedavg")(), federation, out=None, resume=False) as (session, records):
         assert len(list(records)) == 3
         assert session.hits is None
