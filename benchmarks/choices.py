@@ -15,7 +15,7 @@ import numpy as np
 
 from fedcir.config import config_from_tables
 from fedcir.experiments.sweep import Job, sweep
-from fedcir.reporting.methods import format_percent
+from fedcir.reporting.methods import format_estimate
 from fedcir.reporting.page import to_markdown
 from fedcir.rng import numpy_rng
 from fedcir.runs.statistics import Estimate
@@ -86,7 +86,7 @@ def main() -> None:
                     f"{key} = {value:g}" if isinstance(value, float) else f"{key} = {value}"
                     for key, value in fields.items()
                 ),
-                format_percent(Estimate.of(final)),
+                format_estimate(Estimate.of(final)),
             ]
         )
     print(to_markdown(rows), end="")

@@ -26,7 +26,7 @@ from fedcir.config import Config, config_from_tables
 from fedcir.data.federation import Federation, open_federation
 from fedcir.models.networks import CNN, StandardisedConv
 from fedcir.models.normalisation import InstanceNorm
-from fedcir.reporting.methods import format_percent
+from fedcir.reporting.methods import format_estimate
 from fedcir.reporting.page import to_markdown
 from fedcir.runs.statistics import Estimate
 from fedcir.runtime.simulation import open_rounds
@@ -121,7 +121,7 @@ def table(found: dict[str, dict[str, dict[str, float]]]) -> str:
         domains = zip(*(run.values() for run in found[name].values()), strict=True)
         shared = [value - base[seed] for seed, value in means[name].items() if seed in base]
         gain = f"{100 * statistics.fmean(shared):+.1f}" if shared and name != "BatchNorm" else ""
-        mean = format_percent(Estimate.of(list(means[name].values())))
+        mean = format_estimate(Estimate.of(list(means[name].values())))
         rows.append([name, str(len(means[name])), *(f"{100 * statistics.fmean(d):.1f}" for d in domains), mean, gain])
     return to_markdown(rows)
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from fedcir.runs.reader import Run, load_run
-from fedcir.runs.statistics import RunAccuracy
+from fedcir.runs.statistics import RunScores
 
 
 def publish(folder: Path, target: Path) -> None:
@@ -29,7 +29,7 @@ def publish(folder: Path, target: Path) -> None:
 
 def tested(run: Run) -> dict[str, Any]:
     """How many test images there were by domain, which set they are, and the packed bits of those that were right."""
-    accuracy = RunAccuracy.from_run(run)
+    accuracy = RunScores.from_run(run)
     hits = {name: np.packbits(correct).tobytes().hex() for name, correct in accuracy.hits.items()}
     return {"images": dict(accuracy.images), "set": accuracy.test_set, **({"hits": hits} if hits else {})}
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from fedcir.runs.statistics import Estimate, MeanInterval, RunAccuracy, mean_interval
+from fedcir.runs.statistics import Estimate, MeanInterval, RunScores, mean_interval
 
 HERE = Path(__file__).parent
 SUFFIXES = {"batch": "", "invariant": "-invariant"}
@@ -57,7 +57,7 @@ def load_test_images() -> dict[str, Any]:
     return counted
 
 
-def run_accuracy(run: Mapping[str, Any]) -> RunAccuracy:
+def run_accuracy(run: Mapping[str, Any]) -> RunScores:
     """A published run as intervals take it."""
     summary = run["summary"]
     accuracy = summary["final"]["accuracy"]
@@ -67,9 +67,9 @@ def run_accuracy(run: Mapping[str, Any]) -> RunAccuracy:
             name: np.unpackbits(np.frombuffer(bytes.fromhex(text), np.uint8), count=test["images"][name]).astype(bool)
             for name, text in test.get("hits", {}).items()
         }
-        return RunAccuracy(accuracy, test["images"], test["set"], hits)
+        return RunScores(accuracy, test["images"], test["set"], hits)
     counted = load_test_images()[summary["dataset"]]
-    return RunAccuracy(accuracy, counted["images"], "shared" if counted["shared"] else f"seed {summary['seed']}")
+    return RunScores(accuracy, counted["images"], "shared" if counted["shared"] else f"seed {summary['seed']}")
 
 
 def common_seeds(*rows: Row) -> list[int]:

@@ -242,6 +242,18 @@ class Metric:
         """Format a value with its unit, for a line of text."""
         return f"{value:.1%}" if self.is_share else f"{value:.4g}"
 
+    def format_change(self, change: float, digits: int = 1) -> str:
+        """Format a difference of two values, in points if they are shown in per cent."""
+        return f"{100 * change:+.{digits}f}" if self.is_share else f"{change:+.{digits + 2}g}"
+
+    def show_gap(self, change: float) -> str:
+        """Format a difference of two values with its unit and without its sign."""
+        return f"{100 * abs(change):.1f} points" if self.is_share else f"{abs(change):.3g}"
+
+    def gain(self, value: float, other: float) -> float:
+        """How much better a value is than another one; negative if it is worse."""
+        return value - other if self.higher_is_better else other - value
+
     def find_best(self, values: Iterable[float]) -> float | None:
         return (max if self.higher_is_better else min)(values, default=None)
 
@@ -249,7 +261,7 @@ class Metric:
         return (min if self.higher_is_better else max)(values, default=None)
 
     def is_better(self, value: float, other: float) -> bool:
-        return value > other if self.higher_is_better else value < other
+        return self.gain(value, other) > 0
 
     def to_fields(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Rename scores by their names in files to the fields of RoundRecord."""

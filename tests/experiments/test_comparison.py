@@ -139,7 +139,7 @@ def test_a_table_of_the_paper_is_a_value(keywords: dict[str, Any], tmp_path: Pat
         ({"algorithms": "fedavg"}, "algorithms takes a list of names, got 'fedavg'"),
         ({"seeds": [0, 0]}, "seeds names 0 twice"),
         ({"seeds": [0.5]}, "seeds takes whole numbers"),
-        ({"target": 70}, "target is an accuracy between 0 and 1, got 70"),
+        ({"target": 70}, "target must be between 0 and 1 for accuracy, got 70"),
         ({"set": "local.lr=1"}, "set takes a dict or a list of assignments"),
         ({"set": {"lr": 1}}, "set takes section.field=value, got 'lr=1'"),
     ],

@@ -16,7 +16,7 @@ from fedcir.data.domains import Domains
 from fedcir.data.federation import Federation, build_federation, partition_dataset
 from fedcir.errors import InputError
 from fedcir.experiments.recommendation import CANDIDATES, ON_FROZEN, Recommendation, compare_candidates, recommend
-from fedcir.runs.statistics import RunAccuracy
+from fedcir.runs.statistics import RunScores
 
 TINY: dict[str, Any] = {"dataset": "arrays", "pilot_rounds": 1, "seeds": (0, 1), "workers": 1}
 SET = {"data.val_fraction": 0.4, "model.width": 2, "local.steps": 2, "local.batch_size": 8}
@@ -70,8 +70,8 @@ def test_no_pilot_of_any_seed_looks_at_test_images_of_the_run_that_follows(
 def test_a_gain_beyond_chance_is_chosen_and_the_simplest_otherwise() -> None:
     def trials(*gains: float) -> list[bool]:
         images = {"ink": 100_000, "wax": 100_000}
-        base = RunAccuracy({"ink": 0.5, "wax": 0.7}, images)
-        by_seed = [RunAccuracy({"ink": 0.5 + gain, "wax": 0.7 + gain}, images) for gain in gains]
+        base = RunScores({"ink": 0.5, "wax": 0.7}, images)
+        by_seed = [RunScores({"ink": 0.5 + gain, "wax": 0.7 + gain}, images) for gain in gains]
         others = {candidate.name: [base] * len(gains) for candidate in CANDIDATES}
         return [trial.better for trial in compare_candidates(CANDIDATES, {**others, CANDIDATES[2].name: by_seed})]
 

@@ -155,7 +155,7 @@ def test_json_is_alone_on_standard_output(fedcir: Command, smoke: list[str], tmp
         ("table1 --scale small --data-root .", "holds no folder domainnet or pacs"),
         ("table1 --scale smoke --dataset pasc", "did you mean 'pacs'?"),
         ("table1 --target 0.5", "only table3 takes a target"),
-        ("table3 --target 60", "target is an accuracy between 0 and 1, got 60"),
+        ("table3 --target 60", "target must be between 0 and 1 for accuracy, got 60"),
         ("table1 --scale smoke --seeds x", "--seeds takes whole numbers"),
         ("table2 --scale smoke --algorithms fedavg", "takes only fedcir, not 'fedavg'"),
         ("fig-local-steps --scale smoke --local-steps 9", "local.steps=9 is not one of its points: E 1; E 4"),

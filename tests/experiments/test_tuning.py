@@ -27,6 +27,7 @@ from fedcir.experiments.tuning import (
     tune,
 )
 from fedcir.runtime.simulation import open_run
+from fedcir.types import ACCURACY
 
 optuna = pytest.importorskip("optuna")
 
@@ -160,7 +161,7 @@ def tuning(data_root: Path, tmp_path: Path) -> Tuning:
     """An empty search of eight rounds."""
     config = _config(data_root)
     config = replace(config, server=replace(config.server, rounds=8))
-    return Tuning(tmp_path, config, parse_space(config, SPACE), open_journal(tmp_path))
+    return Tuning(tmp_path, config, parse_space(config, SPACE), open_journal(tmp_path, ACCURACY))
 
 
 def add(tuning: Tuning, number: int, accuracy: list[float], mu: float = 0.1) -> None:
@@ -208,7 +209,7 @@ def test_proposals_depend_on_the_finished_trials_and_the_seed_alone(tuning: Tuni
     config = replace(tuning.config, run=replace(tuning.config.run, seed=1))
 
     def propose_anew(config: Config) -> Any:  # as a process that was killed leaves its trial
-        return propose(replace(tuning, config=config, study=open_journal(tuning.out)))[1]
+        return propose(replace(tuning, config=config, study=open_journal(tuning.out, ACCURACY)))[1]
 
     assert propose_anew(tuning.config) == propose_anew(tuning.config) != propose_anew(config)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from fedcir.config import Config
-from fedcir.reporting.charts import accuracy, build_curve, risk, series_with_errors, training_loss
+from fedcir.reporting.charts import build_curve, risk, score, series_with_errors, training_loss
 from fedcir.runs.reader import Run
 from fedcir.runs.statistics import Estimate
 from fedcir.types import RoundRecord
@@ -22,7 +22,7 @@ def run(path: Path, records: list[RoundRecord]) -> Run:
 def test_a_curve_is_the_mean_over_seeds_with_the_lowest_and_the_highest(tmp_path: Path) -> None:
     one = run(tmp_path / "one", [record(1, 0.2), record(2, 0.4)])
     two = run(tmp_path / "two", [record(1, 0.4), record(2, 0.5)])
-    made = build_curve("m", [one, two], accuracy)
+    made = build_curve("m", [one, two], score)
     assert made is not None
     assert made.x == (1.0, 2.0)
     assert made.y == pytest.approx((30, 45))
@@ -33,14 +33,14 @@ def test_a_curve_is_the_mean_over_seeds_with_the_lowest_and_the_highest(tmp_path
 def test_rounds_that_not_all_seeds_have_are_left_out(tmp_path: Path) -> None:
     one = run(tmp_path / "one", [record(1, 0.2), record(2, None), record(3, 0.4)])
     two = run(tmp_path / "two", [record(1, 0.2), record(2, 0.5), record(3, 0.6)])
-    made = build_curve("m", [one, two], accuracy)
+    made = build_curve("m", [one, two], score)
     assert made is not None
     assert made.x == (1.0, 3.0)
 
 
 def test_what_was_spent_adds_up_over_rounds_that_were_not_evaluated_too(tmp_path: Path) -> None:
     one = run(tmp_path / "one", [record(1, None, 5), record(2, 0.3, 7), record(3, 0.4, 1)])
-    made = build_curve("m", [one], accuracy, lambda each: float(each.bytes_up))
+    made = build_curve("m", [one], score, lambda each: float(each.bytes_up))
     assert made is not None
     assert made.x == (12.0, 13.0)
     assert made.low is None
@@ -48,7 +48,7 @@ def test_what_was_spent_adds_up_over_rounds_that_were_not_evaluated_too(tmp_path
 
 def test_there_is_no_curve_of_what_was_never_measured(tmp_path: Path) -> None:
     assert build_curve("m", [run(tmp_path / "one", [record(1, 0.2)])], risk) is None
-    assert build_curve("m", [], accuracy) is None
+    assert build_curve("m", [], score) is None
 
 
 def test_the_training_loss_is_the_cross_entropy() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fedcir.runs.reader import load_run
-from fedcir.runs.statistics import RunAccuracy, mean_interval
+from fedcir.runs.statistics import RunScores, mean_interval
 from fedcir.runtime.run_folder import RunFolder
 
 Command = Callable[..., Any]
@@ -201,7 +201,7 @@ def test_the_interval_of_one_run_is_that_of_its_test_images(
     accuracies = run.final["accuracy"].values()
     mean = sum(accuracies) / 3
     half = 1.959964 * sum(p * (1 - p) / 12 for p in accuracies) ** 0.5 / 3  # twelve test images a domain
-    interval = mean_interval([RunAccuracy.from_run(run)])
+    interval = mean_interval([RunScores.from_run(run)])
     assert (interval.mean, interval.half_width) == (pytest.approx(mean), pytest.approx(half))
 
 
@@ -224,7 +224,7 @@ def test_a_bar_of_one_run_has_wilsons_interval_of_its_domains_test_images(
         ("nowhere", "nowhere holds no run"),
         ("empty", "empty holds no run"),
         ("half", "holds no finished run: resume it to finish it"),
-        ("one --target 70", "target is an accuracy between 0 and 1, got 70"),
+        ("one --target 70", "target must be between 0 and 1 for accuracy, got 70"),
         ("one --samples 3", "samples must be at least 8, or 0 for none, got 3"),
         ("one -o empty", "empty is a folder: name a file"),
     ],

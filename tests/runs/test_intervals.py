@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedcir.runs.statistics import MeanInterval, RunAccuracy, half_width, is_at_chance, mean_interval
+from fedcir.runs.statistics import MeanInterval, RunScores, half_width, is_at_chance, mean_interval
 
 Z = 1.959964
 
@@ -21,9 +21,9 @@ def test_half_width_of_three_seeds_by_the_table() -> None:
     assert half_width([1.0, 2.0, 3.0]) == pytest.approx(4.303 / 3**0.5, rel=1e-3)
 
 
-def counted(a: float, b: float, test_set: str = "same") -> RunAccuracy:
+def counted(a: float, b: float, test_set: str = "same") -> RunScores:
     """Two domains of 100 and 400 test images, without hits."""
-    return RunAccuracy({"a": a, "b": b}, {"a": 100, "b": 400}, test_set)
+    return RunScores({"a": a, "b": b}, {"a": 100, "b": 400}, test_set)
 
 
 def test_without_hits_one_seed_has_the_binomial_error_of_the_mean_over_domains() -> None:
@@ -58,14 +58,14 @@ def test_a_difference_without_hits_adds_the_errors_of_both() -> None:
     assert interval.half_width == pytest.approx(Z * (0.000725 + 0.00073125) ** 0.5)
 
 
-def with_hits(*hits: np.ndarray, test_set: str = "same") -> RunAccuracy:
+def with_hits(*hits: np.ndarray, test_set: str = "same") -> RunScores:
     domains = dict(zip("ab", hits, strict=True))
     accuracy = {name: float(values.mean()) for name, values in domains.items()}
-    return RunAccuracy(accuracy, {name: len(values) for name, values in domains.items()}, test_set, domains)
+    return RunScores(accuracy, {name: len(values) for name, values in domains.items()}, test_set, domains)
 
 
 @pytest.fixture
-def both() -> tuple[np.ndarray, np.ndarray, list[RunAccuracy], list[RunAccuracy]]:
+def both() -> tuple[np.ndarray, np.ndarray, list[RunScores], list[RunScores]]:
     """Hits (method, seed, image) of two domains, and the runs of both methods."""
     rng = np.random.default_rng(0)
     hard = [rng.random(60), rng.random(200)]  # some images are hard for all
@@ -75,7 +75,7 @@ def both() -> tuple[np.ndarray, np.ndarray, list[RunAccuracy], list[RunAccuracy]
 
 
 def test_with_hits_the_error_of_images_is_that_of_their_means_over_seeds(
-    both: tuple[np.ndarray, np.ndarray, list[RunAccuracy], list[RunAccuracy]],
+    both: tuple[np.ndarray, np.ndarray, list[RunScores], list[RunScores]],
 ) -> None:
     a, b, ours, _ = both
     variance = (a[0].mean(0).var() / 60 + b[0].mean(0).var() / 200) / 4
@@ -83,7 +83,7 @@ def test_with_hits_the_error_of_images_is_that_of_their_means_over_seeds(
 
 
 def test_with_hits_a_difference_is_paired_image_by_image(
-    both: tuple[np.ndarray, np.ndarray, list[RunAccuracy], list[RunAccuracy]],
+    both: tuple[np.ndarray, np.ndarray, list[RunScores], list[RunScores]],
 ) -> None:
     a, b, ours, base = both
     by_image = [(item[0].astype(float) - item[1]).mean(0) for item in (a, b)]
@@ -92,7 +92,7 @@ def test_with_hits_a_difference_is_paired_image_by_image(
     interval = mean_interval(ours, base)
     assert interval.image_half_width == pytest.approx(Z * variance**0.5)
     assert interval.half_width == pytest.approx((Z**2 * variance + half_width(list(means[0] - means[1])) ** 2) ** 0.5)
-    counts_only = [[RunAccuracy(run.accuracy, run.images, "same") for run in runs] for runs in (ours, base)]
+    counts_only = [[RunScores(run.scores, run.images, "same") for run in runs] for runs in (ours, base)]
     unpaired = mean_interval(*counts_only).image_half_width
     assert interval.image_half_width is not None
     assert unpaired is not None
@@ -108,7 +108,7 @@ def test_the_closed_form_is_that_of_resampling_seeds_and_images() -> None:
         draws.append(hits[seeds][:, images].mean())
     # Without Student's factor and ddof 1, which correct for few seeds.
     closed = (hits.mean(1).var() / 8 + hits.mean(0).var() / 400) ** 0.5
-    interval = mean_interval([RunAccuracy({"a": row.mean()}, {"a": 400}, "same", {"a": row}) for row in hits])
+    interval = mean_interval([RunScores({"a": row.mean()}, {"a": 400}, "same", {"a": row}) for row in hits])
     assert interval.seed_half_width is not None
     assert interval.image_half_width is not None
     ours = np.hypot(interval.seed_half_width / stats.t.ppf(0.975, 7) * (7 / 8) ** 0.5, interval.image_half_width / Z)
@@ -117,7 +117,7 @@ def test_the_closed_form_is_that_of_resampling_seeds_and_images() -> None:
 
 
 def test_hits_on_other_images_are_not_paired(
-    both: tuple[np.ndarray, np.ndarray, list[RunAccuracy], list[RunAccuracy]],
+    both: tuple[np.ndarray, np.ndarray, list[RunScores], list[RunScores]],
 ) -> None:
     a, b, ours, base = both
     other = [with_hits(run.hits["a"], run.hits["b"], test_set="other") for run in base]
@@ -127,7 +127,7 @@ def test_hits_on_other_images_are_not_paired(
 
 
 def test_where_nothing_tells_the_number_of_images_only_seeds_count() -> None:
-    interval = mean_interval([RunAccuracy({"a": value}) for value in (0.5, 0.6, 0.7)])
+    interval = mean_interval([RunScores({"a": value}) for value in (0.5, 0.6, 0.7)])
     assert interval.image_half_width is None
     assert interval.half_width == pytest.approx(half_width([0.5, 0.6, 0.7]))
 

@@ -141,7 +141,10 @@ def compare(
             algorithms=split_names(algorithms), seeds=split_seeds(seeds), target=target, **keywords
         )
     count = len(comparison.seeds)
-    title = f"test accuracy after the last round (%), {count} seed{'s' * (count > 1)}"
+    metric = comparison.methods[0].metric
+    title = (
+        f"test {metric.title} after the last round{' (%)' if metric.is_share else ''}, {count} seed{'s' * (count > 1)}"
+    )
     if options.json:
         print((comparison.out / "comparison.json").read_text(encoding="utf-8"), end="")
     files = "curves.png, comparison.md, .csv, .tex and .json"

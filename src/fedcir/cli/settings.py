@@ -12,6 +12,7 @@ from fedcir.cli.application import Interrupted, print_json, print_table
 from fedcir.cli.options import Options, argument, flag, option, output, setting, split_seeds, take_options
 from fedcir.config import DataConfig, dump_toml
 from fedcir.errors import InputError
+from fedcir.types import ACCURACY
 
 if TYPE_CHECKING:
     from fedcir.experiments.recommendation import CandidateResult
@@ -144,8 +145,11 @@ def recommend(
         print(sentence)
     print()
     first = result.trials[0].candidate.name
-    header = ["candidate", "what it is", "mean", "worst", f"difference to {first} (95 %, seeds and validation images)"]
-    title = f"accuracy on validation images (%), rounds: {pilot_rounds}, seeds: {len(result.seeds)}"
+    metric = result.choice.metric
+    cover = "95 %, seeds and validation images" if metric == ACCURACY else "95 %, seeds"
+    header = ["candidate", "what it is", "mean", "worst", f"difference to {first} ({cover})"]
+    unit = " (%)" if metric.is_share else ""
+    title = f"{metric.title} on validation images{unit}, rounds: {pilot_rounds}, seeds: {len(result.seeds)}"
     print_table([header, *(_format_row(trial) for trial in result.trials)], title)
     print(result.reason)
     if out is None:
@@ -155,13 +159,13 @@ def recommend(
 
 
 def _format_row(trial: "CandidateResult") -> list[str]:
-    from fedcir.reporting.methods import format_percent
+    from fedcir.reporting.methods import format_estimate
 
-    difference = ""
+    difference, metric = "", trial.metric
     if trial.difference is not None and (half_width := trial.difference.half_width) is not None:
-        difference = f"{100 * trial.difference.mean:+.1f} ± {100 * half_width:.1f}"
-    candidate = trial.candidate
-    return [candidate.name, candidate.about, format_percent(trial.mean), format_percent(trial.worst), difference]
+        difference = f"{metric.format_change(trial.difference.mean)} ± {metric.format(half_width)}"
+    candidate, estimates = trial.candidate, (trial.mean, trial.worst)
+    return [candidate.name, candidate.about, *(format_estimate(each, metric) for each in estimates), difference]
 
 
 @take_options(without=("report", "track", "profile"))
@@ -207,21 +211,24 @@ def tune(
 
 
 def _print_tuning(tuning: "Tuning") -> None:
+    metric = tuning.metric
     rows = [["trial", *tuning.space, "mean", "worst", ""]]
     for trial in tuning.trials:
-        scores = [trial.score, trial.worst] if trial.accuracy else []
-        mean, worst = [f"{100 * (score or 0):.1f}" for score in scores] or ["", ""]
+        mean, worst = metric.format(trial.score), metric.format(trial.worst)
         remark = "best" if trial is tuning.best else "" if trial.state == "done" else _describe_result(trial)
         rows.append([str(trial.number), *(f"{value}" for value in trial.settings.values()), mean, worst, remark])
-    print_table(rows, f"accuracy on validation images (%), {tuning.config.algorithm.name} on {tuning.config.data.name}")
+    title = f"{metric.title} on validation images{' (%)' if metric.is_share else ''}"
+    print_table(rows, f"{title}, {tuning.config.algorithm.name} on {tuning.config.data.name}")
     print(tuning.reason)
     if tuning.importances:
         shares = ", ".join(f"{name} {share:.0%}" for name, share in tuning.importances.items())
-        print(f"What mattered, as shares in how the accuracies differ: {shares}.")
+        print(f"What mattered, as shares in how the scores differ: {shares}.")
     print(f"\n{tuning.out} holds best.toml, trials.png and trials.jsonl. Next: `fedcir run {tuning.out}/best.toml`.")
 
 
 def _describe_result(trial: "Trial") -> str:
     if trial.state == "failed":
         return f"failed: {trial.why}"
-    return f"{trial.score:.1%}" if trial.state == "done" else f"stopped after round {trial.rounds[-1]}"
+    if trial.state == "done" and trial.score is not None:
+        return trial.metric.show(trial.score)
+    return f"stopped after round {trial.rounds[-1]}"

@@ -58,11 +58,11 @@ class Comparison:
         return batch.describe_failures(self.failures, sum(map(len, self.runs.values())) + len(self.failures))
 
     def to_rows(self) -> list[dict[str, Any]]:
-        """Return a dict of plain values for each method, accuracies as fractions: `pandas.DataFrame` takes them."""
+        """Return a dict of plain values for each method, shares as fractions: `pandas.DataFrame` takes them."""
         return comparison_numbers(self.methods)
 
     def table(self) -> Rows:
-        """Return a header and a row of text for each method: accuracies in per cent."""
+        """Return a header and a row of text for each method: shares in per cent."""
         return comparison_rows(self.methods, self.baseline, len(self.seeds), self.target)
 
     def advice(self) -> list[str]:
@@ -95,8 +95,8 @@ def compare(
     `options` are those of the command, such as dataset="pacs", data_root="data/pacs", rounds=50 or workers=2. `config`
     is a TOML file of settings, `set` any settings such as {"local.momentum": 0.5}. The runs, tables and pictures go
     into `out`, by default a new folder in runs/; `resume` continues there, with the saved settings unless others are
-    given. The default `seeds` are (0,). `target` is an accuracy to reach, by default the baseline's last. A run that
-    fails does not stop the others and is listed in `failures`; if all runs fail, a RunError is raised.
+    given. The default `seeds` are (0,). `target` is a score to reach, by default the baseline's
+    last. A run that fails does not stop the others and is listed in `failures`; if all runs fail, a RunError is raised.
     """
     check_target(target)
     folder = batch.choose_folder(out, Path("runs", "compare"), resume)
@@ -123,7 +123,9 @@ def compare(
     }
     _check_folder(folder, next(iter(jobs.values())).config)
     needed = batch.required_methods(required)
-    _, left_out = batch.prepare_jobs(list(jobs.values()), resume, track, needed, on_work, on_note)
+    data, left_out = batch.prepare_jobs(list(jobs.values()), resume, track, needed, on_work, on_note)
+    for federation in data.values():
+        check_target(target, federation.builder.task.primary)
     request.save(folder, REQUEST)
     workers = count_cores() if options.get("workers") is None else options["workers"]
     chosen = [job for (name, _), job in jobs.items() if name not in left_out]

@@ -21,7 +21,7 @@ from fedcir.reporting.charts import Chart
 from fedcir.reporting.methods import describe_chance
 from fedcir.reporting.page import Rows
 from fedcir.runs.reader import Run
-from fedcir.runs.statistics import Estimate, RunAccuracy, chance_level, is_at_chance, mean_interval
+from fedcir.runs.statistics import Estimate, RunScores, chance_level, is_at_chance, mean_interval
 from fedcir.runtime.resolution import resolve_config
 from fedcir.runtime.session import make_trainer
 from fedcir.types import Groups, LocalContext
@@ -137,7 +137,7 @@ class Results:
                 for algorithm in self.algorithms:
                     if runs := list(self.runs(dataset, algorithm, point).values()):
                         level = chance_level(runs[0])
-                        if is_at_chance(mean_interval([RunAccuracy.from_run(run) for run in runs]), level):
+                        if is_at_chance(mean_interval([RunScores.from_run(run) for run in runs]), level):
                             at_chance[algorithm] = level
                 prefix = ", ".join(filter(None, (dataset if len(self.datasets) > 1 else "", point)))
                 notes += [f"{prefix}: {note}" if prefix else note for note in describe_chance(at_chance)]

@@ -13,7 +13,7 @@ from fedcir.analysis.diagnosis import diagnose_run
 from fedcir.analysis.divergence import Divergences
 from fedcir.client.cost import Cost, cost_to_target
 from fedcir.experiments.experiment import Experiment, Outcome, Point, Results, format_estimate, format_numbers
-from fedcir.reporting.charts import Chart, Lines, Series, accuracy, build_curve, risk, series_with_errors, training_loss
+from fedcir.reporting.charts import Chart, Lines, Series, build_curve, risk, score, series_with_errors, training_loss
 from fedcir.reporting.page import Rows
 from fedcir.runs.reader import Run
 from fedcir.runs.statistics import Estimate, choose_baseline
@@ -277,7 +277,7 @@ def plot_convergence(results: Results) -> Outcome:
     for dataset in results.datasets:
         lines = []
         for algorithm in results.algorithms:
-            line = build_curve(algorithm, results.runs(dataset, algorithm).values(), accuracy)
+            line = build_curve(algorithm, results.runs(dataset, algorithm).values(), score)
             if line is None:
                 rows.append([dataset, algorithm, *(format_estimate(None) for _ in ROUND_SHARES)])
                 continue

@@ -17,9 +17,9 @@ from fedcir.data.partition import ClientPartition
 from fedcir.errors import InputError
 from fedcir.experiments.batch import check_seeds
 from fedcir.files import write_file
-from fedcir.runs.statistics import MIN_SEEDS, Estimate, MeanInterval, RunAccuracy, hash_test_set, mean_interval
+from fedcir.runs.statistics import MIN_SEEDS, Estimate, MeanInterval, RunScores, hash_test_set, mean_interval
 from fedcir.runtime.simulation import check_run, open_rounds
-from fedcir.types import OnNote, OnProgress, ignore_progress
+from fedcir.types import ACCURACY, Metric, OnNote, OnProgress, ignore_progress
 from fedcir.validation import Between
 
 TOO_FEW_IMAGES = "There are too few images to measure how far the domains are apart."
@@ -55,9 +55,17 @@ ON_FROZEN = (
 """Candidates for a frozen encoder, which keeps its norms: rounds have to beat one message."""
 
 
+WITHOUT_CLASSES = (
+    CANDIDATES[0],
+    Candidate("fedprox", "fedprox", {"model.norm": "batch"}, "clients are held near the model that they received"),
+    CANDIDATES[1],
+)
+"""Candidates for tasks without classes."""
+
+
 @dataclass(frozen=True)
 class CandidateResult:
-    """Accuracies of a candidate on validation images over seeds, as fractions."""
+    """Scores of a candidate on validation images over seeds; shares are fractions."""
 
     candidate: Candidate
     mean: Estimate
@@ -66,11 +74,17 @@ class CandidateResult:
     """Worst domain of each seed."""
     difference: MeanInterval | None
     """Paired difference to the first candidate over seeds and validation images; None for the first itself."""
+    metric: Metric = ACCURACY
+
+    @property
+    def gain(self) -> float:
+        """How much better it is than the first candidate."""
+        return 0.0 if self.difference is None else self.metric.gain(self.difference.mean, 0.0)
 
     @property
     def better(self) -> bool:
-        """Whether it is above the first candidate by more than chance, over at least three seeds."""
-        return self.difference is not None and self.difference.is_beyond_chance and self.difference.mean > 0
+        """Whether it is better than the first candidate by more than chance, over at least three seeds."""
+        return self.difference is not None and self.difference.is_beyond_chance and self.gain > 0
 
 
 @dataclass(frozen=True)
@@ -80,7 +94,7 @@ class Recommendation:
     trials: Sequence[CandidateResult]
     choice: CandidateResult
     diagnosis: Diagnosis | None
-    """None where there are too few images."""
+    """None where there are too few images, and for tasks without classes."""
     findings: Sequence[str]
     """Sentences on the data."""
     tables: Mapping[str, Any]
@@ -104,10 +118,11 @@ class Recommendation:
                 f"Use {first}: no other candidate beats it by more than chance, and it is the simplest. "
                 "Where `fedcir init` names another method, it goes by the data alone; this pilot has tried both."
             )
-        gain, half = 100 * chosen.difference.mean, 100 * (chosen.difference.half_width or 0)
+        change, half = chosen.difference.mean, chosen.difference.half_width or 0.0
+        interval = " to ".join(map(chosen.metric.format_change, (change - half, change + half)))
         return (
-            f"Use {chosen.candidate.name}: it beats {first} by {gain:.1f} points "
-            f"(95 % interval {gain - half:+.1f} to {gain + half:+.1f}) on validation images."
+            f"Use {chosen.candidate.name}: it beats {first} by {chosen.metric.show_gap(change)} "
+            f"(95 % interval {interval}) on validation images."
         )
 
     def to_rows(self) -> list[dict[str, Any]]:
@@ -159,14 +174,19 @@ def recommend(
     candidates = _list_candidates(request)
     test_seed = request.resolve().run.seed  # of the run that follows: no pilot uses its test images
     diagnosis: Diagnosis | None = None
-    scores: dict[str, list[RunAccuracy]] = {}
+    scores: dict[str, list[RunScores]] = {}
     done = 0
     for seed in seeds:
         pilots = {candidate: _pilot_config(request, candidate, seed, pilot_rounds) for candidate in candidates}
         first = pilots[candidates[0]]  # all candidates have the same data
         domains, clients = use_validation_images(*partition_dataset(first, test_seed=test_seed))
         if seed == seeds[0]:
+            if not domains.task.has_classes and candidates == list(CANDIDATES):
+                candidates = [c for c in WITHOUT_CLASSES if domains.has_images or c is not CANDIDATES[1]]
+                pilots = {candidate: _pilot_config(request, candidate, seed, pilot_rounds) for candidate in candidates}
             with suppress(InputError):  # one domain, or too few images
+                if not domains.task.has_classes:
+                    raise InputError("the shift of images is measured for classification")
                 shift_settings = shift_config(replace(first, run=replace(first.run, seed=test_seed)))
                 diagnosis = diagnose_data(shift_settings, on_distance=partial(on_work, what="measuring distances"))
             candidates = _exclude_refused(pilots, domains, clients, on_note)
@@ -178,14 +198,17 @@ def recommend(
                 for _ in rounds:
                     done += 1
                     on_work(done, len(seeds) * all_rounds, f"trying {candidate.name}")
-            accuracy, names = session.records[-1].accuracy, federation.manifest["test"]
-            assert accuracy is not None
+            scored, names = session.records[-1].scores, federation.manifest["test"]
+            assert scored is not None
             hits = {} if session.hits is None else {name: d.correct for name, d in session.hits.domains.items()}
-            score = RunAccuracy(accuracy, {name: len(ids) for name, ids in names.items()}, hash_test_set(names), hits)
+            metric = domains.task.primary
+            images = {name: len(ids) for name, ids in names.items()} if metric == ACCURACY else {}
+            score = RunScores(scored, images, hash_test_set(names), hits, metric)
             scores.setdefault(candidate.name, []).append(score)
     trials = compare_candidates(candidates, scores)
-    choice = max((trial for trial in trials if trial.better), key=lambda trial: trial.mean.mean, default=trials[0])
-    findings = [TOO_FEW_IMAGES] if diagnosis is None else verdict(diagnosis)
+    choice = max((trial for trial in trials if trial.better), key=lambda trial: trial.gain, default=trials[0])
+    findings = [TOO_FEW_IMAGES] if trials[0].metric == ACCURACY else []
+    findings = findings if diagnosis is None else verdict(diagnosis)
     chosen = choice.candidate
     tables = merge_tables(request.with_options(algorithm=chosen.algorithm).tables(), nest_settings(chosen.settings))
     return Recommendation(trials, choice, diagnosis, findings, tables, pilot_rounds, seeds)
@@ -243,7 +266,7 @@ def _exclude_refused(
 
 
 def compare_candidates(
-    candidates: Sequence[Candidate], scores: Mapping[str, Sequence[RunAccuracy]]
+    candidates: Sequence[Candidate], scores: Mapping[str, Sequence[RunScores]]
 ) -> list[CandidateResult]:
     """Compare every candidate with the first, seed by seed."""
     first = scores[candidates[0].name]
@@ -251,8 +274,9 @@ def compare_candidates(
         CandidateResult(
             candidate,
             Estimate.of([score.mean for score in scores[candidate.name]]),
-            Estimate.of([min(score.accuracy.values()) for score in scores[candidate.name]]),
+            Estimate.of([score.worst for score in scores[candidate.name]]),
             None if candidate is candidates[0] else mean_interval(scores[candidate.name], first),
+            first[0].metric,
         )
         for candidate in candidates
     ]

@@ -35,7 +35,7 @@ from fedcir.reporting.page import (
 from fedcir.reporting.run_report import write_report
 from fedcir.runs.reader import Run
 from fedcir.runs.statistics import check_target
-from fedcir.types import OnNote, OnProgress, ignore_progress
+from fedcir.types import ACCURACY, OnNote, OnProgress, ignore_progress
 
 DEFAULT_SCALE = "small"
 
@@ -179,7 +179,7 @@ def plan_reproduction(
     `target` is an accuracy to reach (table3).
     """
     experiment = find_experiment(id)
-    check_target(target)
+    check_target(target, ACCURACY)
     if target is not None and id != "table3":
         raise InputError(f"only table3 takes a target, {id} does not: leave it out")
     if scale is not None and scale not in SCALES:

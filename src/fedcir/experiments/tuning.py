@@ -6,7 +6,7 @@ import json
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_type_hints
@@ -25,7 +25,7 @@ from fedcir.reporting.drawing import save_figure
 from fedcir.rng import numpy_rng, seed_for
 from fedcir.runtime.resume import MAY_DIFFER, resolve_resumed_config
 from fedcir.runtime.simulation import check_run, open_rounds
-from fedcir.types import OnNote, OnProgress, ignore_progress
+from fedcir.types import ACCURACY, Metric, OnNote, OnProgress, ignore_progress
 from fedcir.validation import Between, check_type
 
 if TYPE_CHECKING:
@@ -62,22 +62,34 @@ class Trial:
     """Whether it ran all rounds, was stopped early, or raised an error."""
     rounds: list[int]
     """Rounds after which it was evaluated."""
-    accuracy: list[float]
-    """Mean accuracy over domains on validation images after each of these rounds."""
+    scores: list[float]
+    """Mean score over domains on validation images after each of these rounds."""
     worst: float | None
-    """Accuracy of the worst domain after the last of these rounds."""
+    """Score of the worst domain after the last of these rounds."""
     why: str = ""
     """Error message of a failed trial."""
+    metric: Metric = ACCURACY
+    """What the scores are."""
 
     @property
-    def score(self) -> float:
-        """Accuracy after its last evaluation; 0 if it has none."""
-        return self.accuracy[-1] if self.accuracy else 0.0
+    def score(self) -> float | None:
+        """Score after its last evaluation; None if it has none."""
+        return self.scores[-1] if self.scores else None
+
+    @property
+    def accuracy(self) -> list[float]:
+        """Former name of `scores`, for one version."""
+        return self.scores
+
+    def to_values(self) -> dict[str, Any]:
+        """Return the fields, the scores by the name of their metric: a line of trials.jsonl."""
+        values = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "metric"}
+        return {self.metric.name if name == "scores" else name: value for name, value in values.items()}
 
 
 @dataclass(frozen=True)
 class Tuning:
-    """The result of a search. Accuracies are fractions, on validation images, the mean over domains."""
+    """The result of a search. Scores are on validation images, the mean over domains; shares are fractions."""
 
     out: Path
     config: Config
@@ -86,26 +98,28 @@ class Tuning:
     """The values that were tried, by setting."""
     study: "optuna.Study"
     """Optuna's study, which also holds trials that were interrupted."""
+    metric: Metric = ACCURACY
+    """What trials are judged by."""
 
     @cached_property
     def trials(self) -> list[Trial]:
         trials = []
         for number, trial in enumerate(finished_trials(self.study), start=1):
-            accuracy, error = dict(sorted(trial.intermediate_values.items())), trial.user_attrs.get("error", "")
+            scores, error = dict(sorted(trial.intermediate_values.items())), trial.user_attrs.get("error", "")
             state: Any = "done" if trial.state.name == "COMPLETE" else "failed" if error else "stopped"
-            settings, curve = suggest_settings(trial, self.space), (list(accuracy), list(accuracy.values()))
-            trials.append(Trial(number, settings, state, *curve, trial.user_attrs.get("worst"), error))
+            settings, curve = suggest_settings(trial, self.space), (list(scores), list(scores.values()))
+            trials.append(Trial(number, settings, state, *curve, trial.user_attrs.get("worst"), error, self.metric))
         return trials
 
     @property
     def best(self) -> Trial | None:
-        """The most accurate trial that ran all rounds; the first of equals."""
-        done = (trial for trial in self.trials if trial.state == "done")
-        return max(done, key=lambda trial: (trial.score, -trial.number), default=None)
+        """The trial with the best score that ran all rounds; the first of equals."""
+        done = (trial for trial in self.trials if trial.state == "done" and trial.score is not None)
+        return max(done, key=lambda trial: (self.metric.gain(trial.score or 0.0, 0.0), -trial.number), default=None)
 
     @cached_property
     def importances(self) -> dict[str, float]:
-        """Share of each setting in the variance of accuracies (fANOVA), largest first; empty with too few trials."""
+        """Share of each setting in the variance of scores (fANOVA), largest first; empty with too few trials."""
         done = [trial for trial in self.trials if trial.state == "done"]
         varied = sorted(name for name in self.space if len({repr(trial.settings[name]) for trial in done}) > 1)
         is_enough = len(self.trials) >= MIN_TRIALS_FOR_IMPORTANCES and len(done) >= STARTUP_TRIALS
@@ -121,14 +135,17 @@ class Tuning:
         """The result in sentences."""
         best, first = self.best, self.trials[0]
         assert best is not None
-        text = f"Trial {best.number} of {len(self.trials)} is the best: {best.score:.1%} on validation images"
-        if first.state != "done" or first.settings != current_settings(self.config, self.space):
+        assert best.score is not None
+        what = "" if self.metric == ACCURACY else f"{self.metric.title} "
+        text = f"Trial {best.number} of {len(self.trials)} is the best: {what}{self.metric.show(best.score)}"
+        text += " on validation images"
+        if first.state != "done" or first.score is None or first.settings != current_settings(self.config, self.space):
             return f"{text}."
         if best is first:
             return f"{text}. It has the settings that you gave: no other trial beats them."
-        gain = 100 * (best.score - first.score)
+        gap = f"{self.metric.show_gap(best.score - first.score)} {'above' if best.score > first.score else 'below'}"
         return (
-            f"{text}, {gain:.1f} points above the settings that you gave. "
+            f"{text}, {gap} the settings that you gave. "
             f"It is the best of {len(self.trials)} on these images, so expect a smaller gain on others."
         )
 
@@ -138,7 +155,7 @@ class Tuning:
             {
                 "trial": trial.number,
                 **trial.settings,
-                "accuracy": trial.accuracy[-1] if trial.accuracy else None,
+                self.metric.name: trial.score,
                 "worst": trial.worst,
                 "rounds": trial.rounds[-1] if trial.rounds else 0,
                 "state": trial.state,
@@ -150,7 +167,7 @@ class Tuning:
 
     def save(self) -> None:
         """Write trials.jsonl, and once a trial has run all rounds best.toml, which repeats the best one to the bit."""
-        lines = [json.dumps(asdict(trial), ensure_ascii=False) for trial in self.trials]
+        lines = [json.dumps(trial.to_values(), ensure_ascii=False) for trial in self.trials]
         write_file(self.out / "trials.jsonl", "".join(f"{line}\n" for line in lines))
         if self.best is None:
             return
@@ -168,14 +185,14 @@ class Tuning:
         write_file(self.out / "best.toml", comments + toml.dump_toml(tables))
 
     def draw(self) -> None:
-        """Draw trials.png, accuracy by setting, and importances.png where there are importances."""
+        """Draw trials.png, the score by setting, and importances.png where there are importances."""
         from matplotlib import pyplot
 
         with warnings.catch_warnings(action="ignore"), pyplot.style.context("default"):
             from optuna.importance import FanovaImportanceEvaluator
             from optuna.visualization import matplotlib as plots
 
-            axes = plots.plot_slice(self.study, list(self.space), target_name="validation accuracy")
+            axes = plots.plot_slice(self.study, list(self.space), target_name=f"validation {self.metric.title}")
             pictures = {"trials.png": np.ravel(np.array(axes))[0].figure}
             if self.importances:
                 evaluator = FanovaImportanceEvaluator(seed=0)
@@ -243,7 +260,8 @@ def tune(
     with lock:
         plan.save(folder)
         on_note(f"trials are saved in {folder}")
-        tuning, rounds = Tuning(folder, plan.config, ranges, open_journal(folder)), plan.config.server.rounds
+        metric, rounds = domains.task.primary, plan.config.server.rounds
+        tuning = Tuning(folder, plan.config, ranges, open_journal(folder, metric), metric)
         open_data = partial(build_federation, domains=domains, clients=clients)
         while (number := len(tuning.trials)) < plan.trials and prepare_trial(tuning.study, plan.config, ranges):
 
@@ -379,7 +397,7 @@ def list_combinations(space: Space, seed: int) -> list[Settings] | None:
     return [combinations[row] for row in numpy_rng(seed, "combinations").permutation(len(combinations))]
 
 
-def open_journal(folder: Path) -> "optuna.Study":
+def open_journal(folder: Path, metric: Metric) -> "optuna.Study":
     """Open or start Optuna's journal of trials; repair the line, lock or running trial that a killed process left."""
     from optuna import create_study
     from optuna.storages import JournalStorage
@@ -394,7 +412,8 @@ def open_journal(folder: Path) -> "optuna.Study":
     (folder / f"{JOURNAL}.lock").unlink(missing_ok=True)  # of a killed process: this one holds the folder's lock
     with explain_read_errors(path, RESTORE_HINT):
         storage = JournalStorage(JournalFileBackend(str(path), lock_obj=JournalFileOpenLock(str(path))))
-        study = create_study(storage=storage, study_name="tune", direction="maximize", load_if_exists=True)
+        direction: Literal["maximize", "minimize"] = "maximize" if metric.higher_is_better else "minimize"
+        study = create_study(storage=storage, study_name="tune", direction=direction, load_if_exists=True)
         for trial in study.get_trials(states=(TrialState.RUNNING,)):  # of a killed process
             study.tell(trial.number, state=TrialState.FAIL)
         return study
@@ -453,26 +472,30 @@ def train_trial(
     open_data: Callable[[Config], Federation],
     on_round: Callable[[int], None],
 ) -> float:
-    """Train one trial and return its last accuracy, the objective of the search.
+    """Train one trial and return its last score, the objective of the search.
 
-    Optuna prunes it where its accuracy is below the median of the finished trials. One that fails counts as pruned.
+    Optuna prunes it where its score is worse than the median of the finished trials. One that fails counts as pruned,
+    and so does one whose metric the validation images of no domain define.
     """
     from optuna import TrialPruned
 
-    accuracy = 0.0
+    score: float | None = None
     try:
         config = apply_settings(config, suggest_settings(trial, space))
         with open_rounds(config, make_algorithm(config.algorithm), open_data(config), None, False) as (_, rounds):
             for record in rounds:
                 on_round(record.round)
-                if record.accuracy is None or record.accuracy_mean is None:
+                if record.score_mean is None:
                     continue
-                accuracy = record.accuracy_mean
-                trial.set_user_attr("worst", min(record.accuracy.values()))
-                trial.report(accuracy, record.round)
+                score = record.score_mean
+                trial.set_user_attr("worst", record.score_worst)
+                trial.report(score, record.round)
                 if trial.should_prune() and record.round < config.server.rounds:
                     raise TrialPruned
     except FedcirError as error:  # it diverged, or its values do not go together
         trial.set_user_attr("error", str(error))
         raise TrialPruned from None
-    return accuracy
+    if score is None:
+        trial.set_user_attr("error", "the validation examples of no domain define the metric")
+        raise TrialPruned
+    return score

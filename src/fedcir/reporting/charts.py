@@ -123,14 +123,14 @@ def series_with_errors(name: str, estimates: Sequence[Estimate | None]) -> Serie
     return Series(name, x, y, low, high)
 
 
-def accuracy(record: RoundRecord) -> float | None:
-    """Mean accuracy over the domains trained on, in per cent."""
-    return None if record.accuracy_mean is None else 100 * record.accuracy_mean
+def score(record: RoundRecord) -> float | None:
+    """Mean of the primary metric over the domains trained on, in per cent if it is a share."""
+    return None if record.score_mean is None else record.metric.scale * record.score_mean
 
 
-def accuracy_unseen(record: RoundRecord) -> float | None:
-    """Mean accuracy over the domains not trained on, in per cent."""
-    return None if record.accuracy_unseen is None else 100 * record.accuracy_unseen
+def score_unseen(record: RoundRecord) -> float | None:
+    """Mean of the primary metric over the domains not trained on, in per cent if it is a share."""
+    return None if record.score_unseen is None else record.metric.scale * record.score_unseen
 
 
 def risk(record: RoundRecord) -> float | None:
@@ -144,10 +144,12 @@ def training_loss(record: RoundRecord) -> float | None:
 
 
 def convergence_chart(runs: Mapping[str, Mapping[int, Run]]) -> Lines:
-    """Make the chart of mean accuracy by round, one line for each method."""
+    """Make the chart of the mean score by round, one line for each method."""
+    metric = next(run.metric for by_seed in runs.values() for run in by_seed.values())
     unseen = any(record.unseen for by_seed in runs.values() for run in by_seed.values() for record in run.records)
     averaged = "domains trained on" if unseen else "domains"
-    return plot_runs(runs, accuracy, f"test accuracy, mean over {averaged} (%)")
+    unit = " (%)" if metric.is_share else ""
+    return plot_runs(runs, score, f"test {metric.title}, mean over {averaged}{unit}")
 
 
 def plot_runs(

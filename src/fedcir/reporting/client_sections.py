@@ -11,10 +11,12 @@ from fedcir.analysis.findings import describe_alignment, describe_shift
 from fedcir.inference.evaluation import wilson_interval
 from fedcir.reporting.charts import Bars, Chart, Heatmap, Lines, Series
 from fedcir.reporting.diagnosis_report import build_distance_matrix, build_recall, build_scatters
-from fedcir.reporting.methods import domain_cell, domain_header, domains_of, format_percent, mark_unseen
+from fedcir.reporting.methods import domain_cell, domain_header, domains_of, format_estimate, mark_unseen
 from fedcir.reporting.page import Figure, Section, Sentences, Table, to_sentence
 from fedcir.reporting.sections import Study
 from fedcir.runs.statistics import Estimate, Interval, MeanInterval, MethodResult, half_width
+from fedcir.tasks.task import add_sums
+from fedcir.types import ACCURACY, Metric
 
 Diagnoses = Mapping[str, Mapping[int, Diagnosis]]
 """Diagnoses by method and seed."""
@@ -24,19 +26,20 @@ MAX_CLASSES, MAX_CELLS, MAX_CONFUSION_CELLS = 60, 6000, 50_000
 
 
 def build_domains(study: Study, methods: Sequence[MethodResult], diagnoses: Diagnoses) -> Section:
-    """Build the section on accuracy by domain, and class by class."""
+    """Build the section on the score by domain, further metrics, and class by class."""
+    metric = study.metric
     domains, header = domains_of(methods), domain_header(methods)
-    bars = Bars("", "test accuracy (%)", tuple(header), tuple(_build_accuracy_bars(study, m, domains) for m in methods))
-    note = (
-        "Whiskers show one standard deviation over seeds, or with one seed its 95 % interval over test images (Wilson)."
-    )
+    bars = Bars("", f"test {metric.label}", tuple(header), tuple(_build_bars(study, m, domains) for m in methods))
+    wilson = ", or with one seed its 95 % interval over test images (Wilson)" if metric == ACCURACY else ""
+    note = f"Whiskers show one standard deviation over seeds{wilson}."
+    unit = " (%)" if metric.is_share else ""
     rows = [["method", *header], *([m.algorithm, *(domain_cell(methods, m, d) for d in domains)] for m in methods)]
     blocks: list[Figure | Table] = [
-        Table("Test accuracy by domain (%), mean ± standard deviation over seeds", rows),
-        Figure("Accuracy by domain", {"": bars}, note),
+        Table(f"Test {metric.title} by domain{unit}, mean ± standard deviation over seeds", rows),
+        Figure(f"{metric.title[0].upper()}{metric.title[1:]} by domain", {"": bars}, note),
     ]
     if not diagnoses:
-        return Section("Domains", tuple(blocks))
+        return Section("Domains", (*blocks, *_build_metric_tables(study), *_build_name_tables(study)))
     blocks.append(_build_class_table(diagnoses))
     charts: dict[str, Chart] = {}
     for name, diagnosis in _choose_seed(study, diagnoses).items():
@@ -55,6 +58,56 @@ def build_domains(study: Study, methods: Sequence[MethodResult], diagnoses: Diag
     return Section("Domains", tuple(blocks))
 
 
+def _build_metric_tables(study: Study) -> list[Table]:
+    """Build a table of domains for each further metric of the task."""
+    run = next(iter(study.one_of_each.values()))
+    tables = []
+    for metric in run.task.metrics_reported[1:]:
+        values = {
+            name: [(by_seed_run.final.get("metrics") or {}).get(metric.name, {}) for by_seed_run in by_seed.values()]
+            for name, by_seed in study.runs.items()
+        }
+        tables.append(_build_metric_table(f"Test {metric.title}", metric, values))
+    return [table for table in tables if len(table.rows[0]) > 1]
+
+
+def _build_metric_table(title: str, metric: Metric, values: Mapping[str, Sequence[Mapping[str, float]]]) -> Table:
+    """Build a table of a metric by row and column, given the values by column of each seed."""
+    columns = list(dict.fromkeys(name for seeds in values.values() for by_name in seeds for name in by_name))
+    rows = [["method", *columns]]
+    for row, seeds in values.items():
+        cells = ([by_name[column] for by_name in seeds if column in by_name] for column in columns)
+        rows.append([row, *(format_estimate(Estimate.of(cell), metric) if cell else "" for cell in cells)])
+    return Table(f"{title}{' (%)' if metric.is_share else ''}, mean ± standard deviation over seeds", rows)
+
+
+def _build_name_tables(study: Study) -> list[Table]:
+    """Build a table of each metric of every label, class or target column, on the test examples of all domains."""
+    run = next(iter(study.one_of_each.values()))
+    if run.task.has_classes:
+        return []
+    by_method: dict[str, list[dict[str, dict[str, float]]]] = {}
+    for name, by_seed in study.runs.items():
+        by_method[name] = [
+            run.task.scores_by_name(add_sums([run.sums[domain] for domain in run.sums]))
+            for run in by_seed.values()
+            if run.sums
+        ]
+    tables = []
+    for metric in run.task.metrics_reported:
+        values = {
+            method: [
+                {name: scores[metric.name] for name, scores in by_name.items() if math.isfinite(scores[metric.name])}
+                for by_name in seeds
+            ]
+            for method, seeds in by_method.items()
+        }
+        table = _build_metric_table(f"Test {metric.title} of all examples together", metric, values)
+        if 1 < len(table.rows[0]) <= MAX_CLASSES:
+            tables.append(table)
+    return tables
+
+
 def _build_class_table(diagnoses: Diagnoses) -> Table:
     """Build the table of further metrics; a cell is empty if the domain lacks a class that the metric needs."""
     diagnosis = _find_first(diagnoses)
@@ -68,7 +121,7 @@ def _build_class_table(diagnoses: Diagnoses) -> Table:
             row = [method, mark_unseen(domain, domain in first.unseen)]
             for metric in metrics:
                 values = [metrics_of_seed[metric] for metrics_of_seed in by_metric]
-                row.append("" if any(map(math.isnan, values)) else format_percent(Estimate.of(values)))
+                row.append("" if any(map(math.isnan, values)) else format_estimate(Estimate.of(values)))
             rows.append(row)
     return Table(f"Other metrics (%), mean ± standard deviation over seeds{positive}", rows)
 
@@ -84,16 +137,16 @@ def _choose_seed(study: Study, diagnoses: Diagnoses) -> dict[str, Diagnosis]:
     return {name: diagnoses[name][min(seeds or diagnoses[name])] for name in names}
 
 
-def _build_accuracy_bars(study: Study, method: MethodResult, domains: Sequence[str]) -> Series:
-    run = next(iter(study.runs[method.algorithm].values()))
+def _build_bars(study: Study, method: MethodResult, domains: Sequence[str]) -> Series:
+    run, metric = next(iter(study.runs[method.algorithm].values())), study.metric
     bars = []
     for position, name in enumerate(domains):
         if (estimate := method.domains.get(name)) is not None:
             value, std, images = estimate.mean, estimate.std, run.test_images.get(name)
             interval = Interval(value, value - (std or 0.0), value + (std or 0.0))
-            if std is None and images:
+            if std is None and images and metric == ACCURACY:
                 interval = wilson_interval(round(value * images), images)
-            bars.append((float(position), *(100 * end for end in (value, interval.low, interval.high))))
+            bars.append((float(position), *(metric.scale * end for end in (value, interval.low, interval.high))))
     return Series(method.algorithm, *zip(*bars, strict=True))
 
 

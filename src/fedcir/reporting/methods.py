@@ -8,11 +8,12 @@ from typing import Any
 
 from scipy.special import stdtrit
 
-from fedcir.reporting.charts import accuracy, build_curve
+from fedcir.reporting.charts import build_curve, score
 from fedcir.reporting.page import Rows
 from fedcir.runs.reader import Run
-from fedcir.runs.statistics import COVERS, MIN_SEEDS, Estimate, MethodResult
+from fedcir.runs.statistics import MIN_SEEDS, Estimate, MethodResult, describe_cover
 from fedcir.text import format_bytes, format_flops
+from fedcir.types import ACCURACY, Metric
 
 Runs = Mapping[str, Mapping[int, Run]]
 
@@ -22,7 +23,7 @@ MIN_EVALUATIONS = 5
 RECENT_EVALUATIONS = 8
 """Evaluated rounds in which a trend is looked for, at least; of many, a third."""
 MIN_GAIN = 0.5
-"""Points of accuracy in the last rounds that make more rounds worthwhile."""
+"""Points of a share in the last rounds that make more rounds worthwhile; of other metrics, per cent of their value."""
 FAR_BELOW = 10.0
 """Points below the mean of the other domains from which a domain is pointed out."""
 MAX_SEEDS = 12
@@ -30,21 +31,22 @@ MAX_SEEDS = 12
 
 
 def comparison_rows(methods: Sequence[MethodResult], baseline: str, seeds: int, target: float | None = None) -> Rows:
-    """Build a table with a row for each method: accuracies of the last round in per cent."""
+    """Build a table with a row for each method: scores of the last round, shares in per cent."""
+    metric = methods[0].metric
     has_unseen = any(method.unseen for method in methods)
     means = ["seen mean", "worst", "unseen mean"] if has_unseen else ["mean", "worst"]
-    header = ["method", *domain_header(methods), *means, *goal_header(baseline, target)[:2]]
-    rows = [[*header, f"difference to {baseline} ({COVERS})"] if seeds > 1 else header]
+    header = ["method", *domain_header(methods), *means, *goal_header(baseline, target, metric)[:2]]
+    rows = [[*header, f"difference to {baseline} ({describe_cover(metric)})"] if seeds > 1 else header]
     for method in methods:
         row = [method.algorithm, *(domain_cell(methods, method, domain) for domain in domains_of(methods))]
         estimates = (method.mean, method.worst, method.unseen_mean) if has_unseen else (method.mean, method.worst)
-        row += [*map(format_percent, estimates), *goal_cells(method, seeds)[:2]]
+        row += [*(format_estimate(estimate, metric) for estimate in estimates), *goal_cells(method, seeds)[:2]]
         rows.append([*row, format_difference(method)] if seeds > 1 else row)
     return rows
 
 
 def comparison_numbers(methods: Sequence[MethodResult]) -> list[dict[str, Any]]:
-    """Return the same table as numbers by name, accuracies as fractions."""
+    """Return the same table as numbers by name, shares as fractions."""
     has_unseen = any(method.unseen for method in methods)
     rows = []
     for method in methods:
@@ -75,26 +77,36 @@ def domain_header(methods: Sequence[MethodResult]) -> list[str]:
 
 
 def domain_cell(methods: Sequence[MethodResult], method: MethodResult, domain: str) -> str:
-    """Format a domain's accuracy, marked if this method does not train on it but another one does."""
+    """Format a domain's score, marked if this method does not train on it but another one does."""
     is_unseen = domain in method.unseen and any(domain not in other.unseen for other in methods)
-    return mark_unseen(format_percent(method.domains.get(domain)), is_unseen)
+    return mark_unseen(format_estimate(method.domains.get(domain), method.metric), is_unseen)
 
 
-def format_percent(estimate: Estimate | None) -> str:
+def format_estimate(estimate: Estimate | None, metric: Metric = ACCURACY) -> str:
+    """Format mean and standard deviation, shares in per cent."""
     if estimate is None:
         return ""
-    return f"{100 * estimate.mean:.1f}" + ("" if estimate.std is None else f" ± {100 * estimate.std:.1f}")
+    spread = "" if estimate.std is None else f" ± {metric.format(estimate.std, 1 if metric.is_share else 0)}"
+    return metric.format(estimate.mean) + spread
+
+
+def show_estimate(method: MethodResult, estimate: Estimate | None) -> str:
+    """Format mean and standard deviation with the unit, for a sentence."""
+    return format_estimate(estimate, method.metric) + (" %" if method.metric.is_share else "")
 
 
 def format_difference(method: MethodResult) -> str:
     if method.difference is None or method.half_width is None:
         return ""
-    return f"{100 * method.difference.mean:+.2f} ± {100 * method.half_width:.2f}"
+    metric, half = method.metric, method.half_width
+    return f"{metric.format_change(method.difference.mean, 2)} ± {metric.format(half, 2 if metric.is_share else 0)}"
 
 
-def goal_header(baseline: str, target: float | None) -> list[str]:
+def goal_header(baseline: str, target: float | None, metric: Metric = ACCURACY) -> list[str]:
     """Return the names of the columns of the cost to a target."""
-    goal = f"match {baseline}" if target is None else f"reach {100 * target:g} %"
+    goal = f"match {baseline}"
+    if target is not None:
+        goal = f"reach {100 * target:g} %" if metric.is_share else f"reach {target:g}"
     return [f"rounds to {goal}", f"data moved to {goal}", f"computation to {goal}"]
 
 
@@ -129,7 +141,11 @@ def list_advice(
 def choose_method(federated: Sequence[MethodResult], baseline: str) -> MethodResult:
     """Choose the best method that is significantly better than the baseline, else the baseline."""
     plain = next((method for method in federated if method.algorithm == baseline), federated[0])
-    return max((m for m in federated if m.better), key=lambda method: method.mean.mean, default=plain)
+    return find_best_method([method for method in federated if method.better]) or plain
+
+
+def find_best_method(methods: Iterable[MethodResult]) -> MethodResult | None:
+    return max(methods, key=lambda method: method.metric.gain(method.mean.mean, 0.0), default=None)
 
 
 def _advise_method(
@@ -141,25 +157,31 @@ def _advise_method(
         only = f"Only {name} was trained. To see whether it helps, run `fedcir compare --algorithms fedavg,{name}`."
         return [] if is_simple or " " in name else [only]
     if chosen.difference is not None:
-        points = f"{100 * chosen.difference.mean:.1f} points above {baseline}"
+        points = f"{describe_gap(chosen, chosen.difference.mean)} {baseline}"
         plain = next(method for method in methods if method.algorithm == baseline)
         return [f"Use {name}: it is {points}, more than chance ({chosen.interval}).", *describe_losses(chosen, plain)]
     if seeds >= MIN_SEEDS:
         why = f", and {name} is the simplest" if is_simple else ""
         sentence = f"Use {name}: no other federated method is better by more than chance{why}."
         return [] if chosen.at_chance else [sentence]
-    best = max(federated, key=lambda method: method.mean.mean)
+    best = find_best_method(federated) or chosen
     if best.at_chance:
         return []
-    gain = best.mean.mean - chosen.mean.mean
+    metric = best.metric
+    gain = metric.gain(best.mean.mean, chosen.mean.mean)
     if gain <= 0:
         return [f"No other federated method came out above {name}."]
-    first = f"{best.algorithm} came first: {100 * gain:.1f} points above {name}"
-    ceiling = max((m for m in methods if m.pools), key=lambda method: method.mean.mean, default=chosen)
-    gap = ceiling.mean.mean - chosen.mean.mean
+    first = f"{best.algorithm} came first: {describe_gap(best, best.mean.mean - chosen.mean.mean)} {name}"
+    ceiling = find_best_method(m for m in methods if m.pools) or chosen
+    gap = metric.gain(ceiling.mean.mean, chosen.mean.mean)
     if gap > gain:
         first += f", which is {100 * gain / gap:.0f} % of the way to {ceiling.algorithm}"
     return [f"{first}.", *describe_losses(best, chosen)]
+
+
+def describe_gap(method: MethodResult, change: float) -> str:
+    """Describe by how much a method is above or below another one, such as "2.1 points above"."""
+    return f"{method.metric.show_gap(change)} {'above' if change > 0 else 'below'}"
 
 
 def describe_chance(chance: Mapping[str, float | None]) -> list[str]:
@@ -174,30 +196,37 @@ def describe_chance(chance: Mapping[str, float | None]) -> list[str]:
 
 def describe_losses(best: MethodResult, plain: MethodResult) -> list[str]:
     """Name the domain in which the better method lost most against the plain one, if it lost in any."""
+    metric = best.metric
     losses = {
-        name: plain.domains[name].mean - best.domains[name].mean for name in plain.domains if name in best.domains
+        name: metric.gain(plain.domains[name].mean, best.domains[name].mean)
+        for name in plain.domains
+        if name in best.domains
     }
     name = max(losses, key=lambda domain: losses[domain], default="")
-    if not name or round(100 * losses[name], 1) <= 0:
+    if not name or losses[name] <= 0 or (metric.is_share and round(100 * losses[name], 1) <= 0):
         return []
-    return [f"On {name} it is {100 * losses[name]:.1f} points below {plain.algorithm}."]
+    change = best.domains[name].mean - plain.domains[name].mean
+    return [f"On {name} it is {describe_gap(best, change)} {plain.algorithm}."]
 
 
 def measure_rise(runs: Iterable[Run]) -> tuple[float, int] | None:
-    """Return by how many points, and over how many rounds, accuracy still rose at the end; None if it did not.
+    """Return by how much, and over how many rounds, the score still improved at the end; None if it did not.
 
-    The latest must rise (Kendall's tau, p < 0.01), and the last quarter of them gain MIN_GAIN on the previous one.
+    The latest must improve (Kendall's tau, p < 0.01), and the last quarter of them gain MIN_GAIN on the previous one.
     """
     from scipy.stats import kendalltau  # two seconds
 
-    curve = build_curve("", runs, accuracy)
+    runs = list(runs)
+    curve, metric = build_curve("", runs, score), runs[0].metric
     if curve is None or len(curve.x) < MIN_EVALUATIONS:
         return None
     latest = max(RECENT_EVALUATIONS, len(curve.x) // 3)
     x, y = curve.x[-latest:], curve.y[-latest:]
     quarter = max(1, len(y) // 4)
-    gain = fmean(y[-quarter:]) - fmean(y[-2 * quarter : -quarter])
-    if gain < MIN_GAIN or not kendalltau(x, y, alternative="greater").pvalue < 0.01:
+    gain = metric.gain(fmean(y[-quarter:]), fmean(y[-2 * quarter : -quarter]))
+    least = MIN_GAIN if metric.is_share else MIN_GAIN / 100 * abs(y[-1])
+    direction = "greater" if metric.higher_is_better else "less"
+    if gain < least or not kendalltau(x, y, alternative=direction).pvalue < 0.01:
         return None
     return gain, round(x[-1] - x[-2 * quarter])
 
@@ -205,9 +234,12 @@ def measure_rise(runs: Iterable[Run]) -> tuple[float, int] | None:
 def _advise_rounds(runs: Mapping[str, Sequence[Run]]) -> list[str]:
     records = [run.records for by_seed in runs.values() for run in by_seed]
     rounds = max(map(len, records))
-    evaluated = max(sum(record.accuracy_mean is not None for record in run_records) for run_records in records)
+    evaluated = max(sum(record.score_mean is not None for record in run_records) for run_records in records)
+    metric = records[0][-1].metric
+    improved, improving = ("rose", "rising") if metric.higher_is_better else ("fell", "falling")
     if evaluated < MIN_EVALUATIONS:
-        few = f"{evaluated} evaluated round{'s' * (evaluated != 1)} cannot show whether accuracy is still rising"
+        evaluations = f"{evaluated} evaluated round{'s' * (evaluated != 1)}"
+        few = f"{evaluations} cannot show whether {metric.title} is still {improving}"
         if rounds < 2 * MIN_EVALUATIONS:
             return [f"Train longer: {few}. Try `--rounds 25`."]
         return [f"Evaluate more often: {few}. Try `--eval-every {rounds // 10}`."]
@@ -215,10 +247,10 @@ def _advise_rounds(runs: Mapping[str, Sequence[Run]]) -> list[str]:
     if not rising:
         return []
     last = max(total for _, total in rising.values())
-    gains = ", ".join(f"{gain:.1f} points under {name}" for name, (gain, _) in rising.items())
+    gains = ", ".join(f"{metric.show_gap(gain / metric.scale)} under {name}" for name, (gain, _) in rising.items())
     longer = -(-3 * rounds // 10) * 5  # half as many again, a multiple of five
     when = "in the last round" if last == 1 else f"over the last {last} rounds"
-    return [f"Train longer: accuracy still rose {when}, by {gains}. Try `--rounds {longer}`."]
+    return [f"Train longer: {metric.title} still {improved} {when}, by {gains}. Try `--rounds {longer}`."]
 
 
 def _advise_seeds(federated: Sequence[MethodResult], seeds: Sequence[int]) -> list[str]:
@@ -227,12 +259,12 @@ def _advise_seeds(federated: Sequence[MethodResult], seeds: Sequence[int]) -> li
         few = "one" if len(seeds) == 1 else "two"
         more = _extend_seeds(seeds, MIN_SEEDS)
         return [f"Add seeds: with only {few}, any difference could be chance. Try `--seeds {more}`."]
-    ahead = [m for m in federated if m.difference is not None and m.difference.mean > 0 and m.half_width is not None]
+    ahead = [m for m in federated if (m.gain or 0.0) > 0 and m.half_width is not None]
     if not ahead or any(method.better for method in ahead):
         return []
-    best = max(ahead, key=lambda method: method.mean.mean)
+    best = max(ahead, key=lambda method: method.gain or 0.0)
     unsure = f"{best.algorithm} is ahead, but that could be chance ({best.interval})"
-    if best.difference is not None and best.image_half_width >= best.difference.mean:
+    if best.difference is not None and best.image_half_width >= abs(best.difference.mean):
         return [f"{unsure}. More seeds would not tell, only more test images would: treat the two as equal."]
     needed = count_seeds_needed(best)
     if needed is None or needed > MAX_SEEDS:
@@ -261,7 +293,9 @@ def _extend_seeds(seeds: Sequence[int], number: int) -> str:
 
 
 def _advise_domain(method: MethodResult, run: str) -> list[str]:
-    """Point out a domain far below the others."""
+    """Point out a domain whose accuracy is far below the others."""
+    if method.metric != ACCURACY:  # which `diagnose` would explain; errors in units differ with the sites' targets
+        return []
     seen = {name: 100 * estimate.mean for name, estimate in method.domains.items() if name not in method.unseen}
     if len(seen) < 2:
         return []

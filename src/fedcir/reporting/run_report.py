@@ -14,7 +14,7 @@ from fedcir.reporting.page import Section, Sentences, render_page, to_sentence
 from fedcir.reporting.sections import Study, open_study
 from fedcir.runs.reader import RunSource, find_runs, get_run_path
 from fedcir.runs.statistics import check_target, compare_methods
-from fedcir.types import OnNote, OnProgress, ignore_progress
+from fedcir.types import ACCURACY, OnNote, OnProgress, ignore_progress
 
 SAMPLES = 250
 """Test images of each domain on which distances and pictures are based."""
@@ -41,7 +41,7 @@ def report(
 ) -> Page:
     """Write one page about finished runs on the same data.
 
-    `runs` are folders of runs, or folders that contain them. `target` is an accuracy to reach (default: FedAvg's last).
+    `runs` are folders of runs, or folders that contain them. `target` is a score to reach (default: FedAvg's last).
     Distances use at most `samples` test images of each domain; 0 skips them. `data_root` is the new folder of the data,
     if they were moved. `trust_code` allows code that is stored with a run to be executed, which distances need.
     """
@@ -94,7 +94,8 @@ def write_report(
     """
     study = open_study(runs, trust_code)
     methods = compare_methods(study.runs, study.baseline, target)
-    diagnoses, reasons = _diagnose_runs(study, samples, data_root, on_work) if samples else ({}, [])
+    is_measured = samples and study.metric == ACCURACY
+    diagnoses, reasons = _diagnose_runs(study, samples, data_root, on_work) if is_measured else ({}, [])
     roots = [data_root, *(run.config.data.root for run in study.one_of_each.values())]
     hidden = {path: path.name for path in map(get_run_path, runs)} | {Path(root): "DIR" for root in roots if root}
 
@@ -113,7 +114,7 @@ def write_report(
         sections.build_results(study, methods, list(map(clean_note, study.notes))),
         sections.build_training(study, methods),
         client_sections.build_domains(study, methods, diagnoses),
-        client_sections.build_distances(study, diagnoses, samples, missing),
+        client_sections.build_distances(study, diagnoses, samples, missing) if study.metric == ACCURACY else None,
         sections.build_costs(study, methods, target),
         client_sections.build_clients(diagnoses),
         sections.build_settings(study),

@@ -1,5 +1,6 @@
 """Runs of a report, and its sections on results, training, cost and settings."""
 
+import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,21 +13,24 @@ from fedcir.client.cost import sum_costs
 from fedcir.config import PATH_SETTINGS, config_to_tables, dump_toml
 from fedcir.errors import InputError
 from fedcir.inference.model_card import guarantee_of
-from fedcir.reporting.charts import Chart, Lines, Measure, accuracy, accuracy_unseen, plot_runs, risk
+from fedcir.reporting.charts import Chart, Lines, Measure, plot_runs, risk, score, score_unseen
 from fedcir.reporting.methods import (
     UNSEEN,
+    describe_gap,
     domain_header,
     domains_of,
     format_difference,
-    format_percent,
+    format_estimate,
     goal_cells,
     goal_header,
+    show_estimate,
 )
 from fedcir.reporting.page import Figure, Listing, Section, Sentences, Table, to_sentence
 from fedcir.runs.reader import Run, RunSource, check_same_data, describe_saved_model, to_run
-from fedcir.runs.statistics import COVERS, MIN_SEEDS, MethodResult, choose_baseline
+from fedcir.runs.statistics import MIN_SEEDS, MethodResult, choose_baseline, describe_cover
 from fedcir.runtime.resume import MAY_DIFFER
 from fedcir.text import choose_time_unit, choose_unit, format_bytes, format_duration, format_flops
+from fedcir.types import ACCURACY, Metric
 
 TERMS = {"ce": "cross-entropy", "reg": "reg (head on generated z)", "align": "align (KL to the class Gaussians)"}
 """Labels of the most common loss terms."""
@@ -45,6 +49,11 @@ class Study:
     """Runs by the method's name and the seed."""
     notes: tuple[str, ...] = ()
     """Notes for the reader, such as on runs that are left out."""
+
+    @property
+    def metric(self) -> Metric:
+        """Primary metric, which all runs share."""
+        return next(iter(self.one_of_each.values())).metric
 
     @property
     def baseline(self) -> str:
@@ -74,8 +83,6 @@ def open_study(sources: Sequence[RunSource], trust_code: bool = False) -> Study:
         try:
             run = to_run(source, trust_code)
             _ = run.final  # raises if the run is not finished
-            if "metric" in (run.summary or {}):
-                raise InputError(f"{run.path} is no classification, and reports are of classification so far")
             rounds = run.summary["rounds"] if run.summary is not None else 0
             if len(run.records) < rounds:
                 records = run.path / "rounds.jsonl"
@@ -138,23 +145,27 @@ def _find_differing(settings: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 def build_results(study: Study, methods: Sequence[MethodResult], notes: Sequence[str]) -> Section:
-    """Build the section on accuracies, their intervals and the differences between methods."""
+    """Build the section on scores, their intervals and the differences between methods."""
+    metric, (low, high) = study.metric, (0.0, 1.0) if study.metric.is_share else (-math.inf, math.inf)
+    unit, points = (" (%)", "points; ") if metric.is_share else ("", "")
     has_seeds = len(study.seeds) > 1
     has_unseen = any(method.unseen for method in methods)
-    header = ["method", "seeds", "seen mean (%)" if has_unseen else "mean (%)", "95 % interval", "worst domain (%)"]
-    header += ["unseen mean (%)"] if has_unseen else []
-    rows = [[*header, f"difference to {study.baseline} (points; {COVERS})"] if has_seeds else header]
+    header = ["method", "seeds", f"{'seen ' * has_unseen}mean{unit}", "95 % interval", f"worst domain{unit}"]
+    header += [f"unseen mean{unit}"] if has_unseen else []
+    rows = [[*header, f"difference to {study.baseline} ({points}{describe_cover(metric)})"] if has_seeds else header]
     for method in methods:
         mean, half, interval = method.mean.mean, method.mean_half_width, ""
-        if half is not None:  # the number of test images is known
-            interval = f"{100 * max(0.0, mean - half):.1f} to {100 * min(1.0, mean + half):.1f}"
-        row = [method.algorithm, str(len(study.runs[method.algorithm])), format_percent(method.mean), interval]
-        row += [format_percent(method.worst), *([format_percent(method.unseen_mean)] if has_unseen else [])]
+        if half is not None:  # several seeds, or the number of test images is known
+            interval = f"{metric.format(max(low, mean - half))} to {metric.format(min(high, mean + half))}"
+        row = [method.algorithm, str(len(study.runs[method.algorithm])), format_estimate(method.mean, metric), interval]
+        estimates = (method.worst, *([method.unseen_mean] if has_unseen else []))
+        row += [format_estimate(estimate, metric) for estimate in estimates]
         rows.append([*row, *([format_difference(method)] if has_seeds else [])])
     source = "seeds and test images, or over test images for a method with one seed" if has_seeds else "test images"
+    source = source if metric == ACCURACY else "seeds"
     mean_text = "mean over the domains trained on, and over those not trained on" if has_unseen else "mean over domains"
     spread = " ± is the standard deviation over seeds." if has_seeds else ""
-    caption = f"Test accuracy after the last round, {mean_text}.{spread} Intervals are over {source}"
+    caption = f"Test {metric.title} after the last round, {mean_text}.{spread} Intervals are over {source}"
     described = [*_describe_ranking(study, methods), *_describe_saved_models(study), *describe_privacy(study)]
     return Section("Results", (Sentences((*described, *notes)), Table(caption, rows)))
 
@@ -162,25 +173,30 @@ def build_results(study: Study, methods: Sequence[MethodResult], notes: Sequence
 def _describe_ranking(study: Study, methods: Sequence[MethodResult]) -> list[str]:
     """Describe the best federated method, the ceiling, differences that could be chance, and the weakest domain."""
     federated = [method for method in methods if not method.pools]
-    best, *rest = sorted(federated or methods, key=lambda method: -method.mean.mean)
+    metric, is_accuracy = study.metric, study.metric == ACCURACY
+    best, *rest = sorted(federated or methods, key=lambda method: metric.gain(0.0, method.mean.mean))
     sentences = []
     if rest:
-        then = " and ".join(f"{method.algorithm} ({format_percent(method.mean)} %)" for method in rest[:2])
-        first = f"{best.algorithm} ({format_percent(best.mean)} %)"
-        sentences.append(f"The most accurate federated method is {first}, then {then}.")
+        then = " and ".join(f"{method.algorithm} ({show_estimate(method, method.mean)})" for method in rest[:2])
+        first = f"{best.algorithm} ({show_estimate(best, best.mean)})"
+        most = "most accurate federated method" if is_accuracy else f"federated method with the best {metric.title}"
+        sentences.append(f"The {most} is {first}, then {then}.")
     for method in methods if federated else ():
         if method.pools:
-            gap = 100 * (method.mean.mean - best.mean.mean)
-            above = f"a ceiling, {gap:.1f} points above {best.algorithm}" if gap >= 0 else f"less than {best.algorithm}"
+            change = method.mean.mean - best.mean.mean
+            is_ceiling = metric.gain(change, 0.0) >= 0
+            gap = f"{describe_gap(method, change)} {best.algorithm}"
+            above = f"a ceiling, {gap}" if is_ceiling else f"less than {best.algorithm}" if is_accuracy else gap
             pooled = f"{method.algorithm} training, which moves all data to one place"
-            sentences.append(to_sentence(f"{pooled}, reaches {format_percent(method.mean)} %, {above}"))
+            sentences.append(to_sentence(f"{pooled}, reaches {show_estimate(method, method.mean)}, {above}"))
     sentences += _describe_differences(study, federated)
     seen = [name for name in best.domains if name not in best.unseen]
-    worst = min(seen, key=lambda name: best.domains[name].mean)
-    sentences.append(f"Under {best.algorithm}, the weakest domain is {worst}: {format_percent(best.domains[worst])} %.")
+    worst = min(seen, key=lambda name: metric.gain(best.domains[name].mean, 0.0))
+    weakest = show_estimate(best, best.domains[worst])
+    sentences.append(f"Under {best.algorithm}, the weakest domain is {worst}: {weakest}.")
     if best.unseen:
-        reached = f"{best.algorithm} reaches {format_percent(best.unseen_mean)} %"
-        mean = f"the mean over the domains trained on is {format_percent(best.mean)} %"
+        reached = f"{best.algorithm} reaches {show_estimate(best, best.unseen_mean)}"
+        mean = f"the mean over the domains trained on is {show_estimate(best, best.mean)}"
         sentences.append(f"On {', '.join(best.unseen)}, which no client trained on, {reached}; {mean}.")
     return sentences
 
@@ -195,9 +211,8 @@ def _describe_differences(study: Study, methods: Sequence[MethodResult]) -> list
     for method in compared:
         if method.difference is None or method.half_width is None:
             continue
-        change = 100 * method.difference.mean
         if method.is_beyond_chance:
-            points = f"{abs(change):.1f} points {'above' if change > 0 else 'below'} {study.baseline}"
+            points = f"{describe_gap(method, method.difference.mean)} {study.baseline}"
             sentences.append(f"{method.algorithm} is {points} ({method.interval}): more than chance.")
         else:
             unsure.append(f"{method.algorithm} ({method.interval})")
@@ -236,8 +251,8 @@ def describe_privacy(study: Study) -> list[str]:
 
 
 def build_training(study: Study, methods: Sequence[MethodResult]) -> Section:
-    """Build the section on accuracy, risk and losses during training."""
-    plot = partial(plot_runs, study.runs)
+    """Build the section on the score, risk and losses during training."""
+    plot, metric = partial(plot_runs, study.runs), study.metric
 
     def risk_in(domain: str) -> Measure:
         return lambda record: None if not record.risk else record.risk.get(domain)
@@ -256,13 +271,11 @@ def build_training(study: Study, methods: Sequence[MethodResult]) -> Section:
     hint = "Hover, touch or use the arrow keys to read values."
     if len(study.seeds) > 1:
         hint += " Bands reach from the lowest seed to the highest; they appear while at most four methods are shown."
-    accuracies = {
-        name: plot(accuracy, "test accuracy (%)", label, spent) for name, (label, spent) in _choose_axes(study).items()
-    }
-    add_figure(f"Test accuracy, mean over {averaged}", accuracies, hint, pick="against", wide=True)
+    axis, axes = f"test {metric.label}", _choose_axes(study)
+    scores = {name: plot(score, axis, label, spent) for name, (label, spent) in axes.items()}
+    add_figure(f"Test {metric.title}, mean over {averaged}", scores, hint, pick="against", wide=True)
     if has_unseen:
-        unseen = {"": plot(accuracy_unseen, "test accuracy (%)")}
-        add_figure(f"Test accuracy, mean over domains {UNSEEN}", unseen)
+        add_figure(f"Test {metric.title}, mean over domains {UNSEEN}", {"": plot(score_unseen, axis)})
     domains = zip(domain_header(methods), domains_of(methods), strict=True)
     risks = {f"mean over {averaged}": plot(risk, "test loss")}
     risks |= {shown: plot(risk_in(name), "test loss") for shown, name in domains}
@@ -275,7 +288,7 @@ def build_training(study: Study, methods: Sequence[MethodResult]) -> Section:
 
 
 def _choose_axes(study: Study) -> dict[str, tuple[str, Measure | None]]:
-    """Choose the x axes of accuracy, each with a unit that suits it."""
+    """Choose the x axes of the score, each with a unit that suits it."""
     costs = [sum_costs(run.records) for by_seed in study.runs.values() for run in by_seed.values()]
     bytes_unit, bytes_name = choose_unit(max(cost.bytes_down + cost.bytes_up for cost in costs), "B")
     flops_unit, flops_name = choose_unit(max(cost.flops for cost in costs), "FLOPs")
@@ -289,7 +302,7 @@ def _choose_axes(study: Study) -> dict[str, tuple[str, Measure | None]]:
 
 
 def build_costs(study: Study, methods: Sequence[MethodResult], target: float | None) -> Section:
-    """Build the section on costs, of whole runs and to a target accuracy."""
+    """Build the section on costs, of whole runs and to a target score."""
     rows = [["method", "rounds", "data moved", "computation", "time", "peak memory"]]
     for name, by_seed in study.runs.items():
         costs = [sum_costs(run.records) for run in by_seed.values()]
@@ -300,9 +313,9 @@ def build_costs(study: Study, methods: Sequence[MethodResult], target: float | N
             format_bytes(statistics.fmean(run.peak_memory for run in by_seed.values())),
         )
         rows.append([name, f"{costs[0].rounds}", *means])
-    goal = [["method", *goal_header(study.baseline, target)]]
+    goal = [["method", *goal_header(study.baseline, target, study.metric)]]
     goal += [[method.algorithm, *goal_cells(method, len(study.runs[method.algorithm]))] for method in methods]
-    caption = "To reach the target accuracy: all clients together, median over seeds"
+    caption = f"To reach the target {study.metric.title}: all clients together, median over seeds"
     total = Table("For the whole run: all clients together, mean over seeds", rows)
     return Section("Cost", (Table(caption, goal), total))
 

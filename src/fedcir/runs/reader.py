@@ -25,12 +25,13 @@ from fedcir.models.builder import NetworkBuilder, make_array_builder, make_image
 from fedcir.models.hugging_face import add_pooling
 from fedcir.models.site_statistics import fit_site_count
 from fedcir.models.tensors import HEAD, batchnorm_names, find_mismatch, find_non_finite
+from fedcir.runtime.file_formats import read_metric
 from fedcir.runtime.resume import use_saved_algorithm, use_saved_model
-from fedcir.runtime.run_folder import REWRITE_HINT, RunFolder
+from fedcir.runtime.run_folder import REWRITE_HINT, SUMS, SUMS_HINT, RunFolder
 from fedcir.runtime.session import make_trainer
 from fedcir.tasks.classification import read_task
-from fedcir.tasks.task import Task
-from fedcir.types import Groups, LocalContext, RoundRecord, ServerState, Tensors
+from fedcir.tasks.task import Sums, Task
+from fedcir.types import Groups, LocalContext, Metric, RoundRecord, ServerState, Tensors
 from fedcir.validation import build_dataclass
 
 NESTED = ("losses", "scores", "validation", "risk", "seconds")
@@ -71,6 +72,15 @@ class Run:
         """Result of the last evaluation for each image; None if not saved, as across sites."""
         return RunFolder(self.path).hits()
 
+    @cached_property
+    def sums(self) -> dict[str, Sums]:
+        """Sums of the last evaluation by domain, from which the task computes its metrics; empty for classification."""
+        sums = RunFolder(self.path).sums()
+        for domain, parts in sums.items():
+            if (fault := self.task.find_sums_fault(parts)) is not None:
+                raise InputError(f"{self.path / SUMS} does not belong to this run: of {domain}, {fault}; {SUMS_HINT}")
+        return sums
+
     @property
     def final(self) -> dict[str, Any]:
         """Scores of the last round, by their names in summary.json."""
@@ -80,6 +90,16 @@ class Run:
             raise InputError(f"{self.path} was never tested, because no client had a test Dataset")
         final: dict[str, Any] = self.summary["final"]
         return final
+
+    @property
+    def metric(self) -> Metric:
+        """Primary metric of the run's task, by which runs are compared."""
+        return read_metric(self.summary or {})
+
+    @property
+    def scores(self) -> dict[str, Any]:
+        """Scores of the last round, by the fields of RoundRecord."""
+        return self.metric.to_fields(self.final)
 
     @property
     def test_images(self) -> dict[str, int]:

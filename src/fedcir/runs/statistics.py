@@ -1,13 +1,14 @@
-"""Intervals of a mean accuracy and of a paired difference, and the comparison of methods over seeds.
+"""Intervals of a mean score and of a paired difference, and the comparison of methods over seeds.
 
-Accuracies vary with the seed of training and with the test images that were drawn. The half width is
+Scores vary with the seed of training and with the test images that were drawn. The half width is
 sqrt(a^2 + b^2) of the two errors:
 
 - a, seeds: Student's t with n - 1 degrees of freedom times the standard error over seeds (ddof 1).
 - b, test images: 1.96 standard errors of the mean over domains. With hits, one bit for each image and seed, this is
   the variance over images of their mean over seeds: for a difference, of the paired difference image by image. Without
   hits it is the binomial variance p (1 - p) / n of each domain, and a difference adds those of both methods as if they
-  were independent, which is conservative because both meet the same hard images.
+  were independent, which is conservative because both meet the same hard images. Metrics
+  other than accuracy, whose variance over examples does not follow from their sums, have no such part.
 
 With hits this is the closed form of resampling seeds and images independently (Owen, 2007, The pigeonhole bootstrap),
 which counts the interaction of seeds and images twice and so errs on the safe side. Seeds that share a test set
@@ -31,6 +32,7 @@ from fedcir.client.cost import Cost, cost_to_target
 from fedcir.errors import InputError
 from fedcir.rng import numpy_rng
 from fedcir.runs.reader import Run
+from fedcir.types import ACCURACY, Metric
 
 RESAMPLES = 1000
 CHUNK = 20
@@ -95,34 +97,48 @@ def bootstrap_mean(clients: Mapping[str, NDArray[Any]], seed: int = 0) -> Interv
 MIN_SEEDS = 3
 """Seeds that a claim beyond chance needs at least."""
 COVERS = "95 %, seeds and test images"
-"""What intervals cover, for the header of a column."""
+"""What intervals of accuracies cover, for the header of a column."""
+
+
+def describe_cover(metric: Metric) -> str:
+    """Describe what intervals of a metric cover."""
+    return COVERS if metric == ACCURACY else "95 %, seeds"
 
 
 @dataclass(frozen=True)
-class RunAccuracy:
-    """Accuracy of one run by domain, with the number and results of its test images."""
+class RunScores:
+    """Scores of one run by domain. For accuracy, also the number and results of its test images."""
 
-    accuracy: Mapping[str, float]
-    """Fractions, for the domains with a training client."""
+    scores: Mapping[str, float]
+    """Values of the primary metric, for the domains with a training client."""
     images: Mapping[str, int] = field(default_factory=dict)
     """Test images by domain; empty if unknown."""
     test_set: str = ""
     """Equal for runs that were tested on the same images."""
     hits: Mapping[str, NDArray[np.bool_]] = field(default_factory=dict)
     """Whether each test image was classified correctly, by domain; empty if not saved."""
+    metric: Metric = ACCURACY
 
     @classmethod
-    def from_run(cls, run: Run) -> "RunAccuracy":
-        final = run.final
-        accuracy = {name: value for name, value in final["accuracy"].items() if name not in final.get("unseen", ())}
+    def from_run(cls, run: Run) -> "RunScores":
+        final = run.scores
+        scores = {name: value for name, value in final["scores"].items() if name not in final.get("unseen", ())}
+        if run.metric != ACCURACY:
+            return cls(scores, metric=run.metric)
         hits = {} if run.hits is None else {name: hits.correct for name, hits in run.hits.domains.items()}
         images = run.test_images | {name: len(correct) for name, correct in hits.items()}
-        return cls(accuracy, images, hash_test_set(run.manifest.get("test") or {}), hits)
+        return cls(scores, images, hash_test_set(run.manifest.get("test") or {}), hits)
 
     @property
     def mean(self) -> float:
         """Plain mean over domains."""
-        return statistics.fmean(self.accuracy.values())
+        return statistics.fmean(self.scores.values())
+
+    @property
+    def worst(self) -> float:
+        worst = self.metric.find_worst(self.scores.values())
+        assert worst is not None
+        return worst
 
 
 @dataclass(frozen=True)
@@ -148,8 +164,8 @@ class MeanInterval:
         return self.seeds >= MIN_SEEDS and self.half_width is not None and abs(self.mean) > self.half_width
 
 
-def mean_interval(runs: Sequence[RunAccuracy], baseline: Sequence[RunAccuracy] | None = None) -> MeanInterval:
-    """Interval of the mean accuracy of runs, one per seed, or of its difference to a baseline, paired by position."""
+def mean_interval(runs: Sequence[RunScores], baseline: Sequence[RunScores] | None = None) -> MeanInterval:
+    """Interval of the mean score of runs, one per seed, or of its difference to a baseline, paired by position."""
     means = [run.mean for run in runs]
     if baseline is not None:
         means = [mean - other.mean for mean, other in zip(means, baseline, strict=True)]
@@ -170,7 +186,7 @@ def half_width(values: Sequence[float], confidence: float = LEVEL) -> float:
     return float(stdtrit(len(values) - 1, (1 + confidence) / 2) * spread)
 
 
-def _estimate_image_variance(runs: Sequence[RunAccuracy], baseline: Sequence[RunAccuracy] | None) -> float | None:
+def _estimate_image_variance(runs: Sequence[RunScores], baseline: Sequence[RunScores] | None) -> float | None:
     """Variance of the mean over seeds due to test images; each test set is weighted by its share of seeds."""
     groups: dict[str, list[int]] = {}
     for position, run in enumerate(runs):
@@ -189,10 +205,10 @@ def _estimate_image_variance(runs: Sequence[RunAccuracy], baseline: Sequence[Run
     return total
 
 
-def _estimate_hits_variance(runs: Sequence[RunAccuracy], baseline: Sequence[RunAccuracy] | None) -> float | None:
+def _estimate_hits_variance(runs: Sequence[RunScores], baseline: Sequence[RunScores] | None) -> float | None:
     """Variance of runs on one test set, image by image; None if a run has no hits or the baseline another test set."""
     all_runs = [*runs, *(baseline or ())]
-    domains = list(runs[0].accuracy)
+    domains = list(runs[0].scores)
     sizes = {tuple(len(run.hits.get(name, ())) for name in domains) for run in all_runs}
     if len(sizes) > 1 or 0 in next(iter(sizes)) or any(run.test_set != runs[0].test_set for run in all_runs):
         return None
@@ -205,20 +221,23 @@ def _estimate_hits_variance(runs: Sequence[RunAccuracy], baseline: Sequence[RunA
     return total / len(domains) ** 2
 
 
-def _estimate_binomial_variance(runs: Sequence[RunAccuracy]) -> float | None:
+def _estimate_binomial_variance(runs: Sequence[RunScores]) -> float | None:
     """Binomial variance of runs on one test set; None if the number of images is unknown."""
-    domains = list(runs[0].accuracy)
+    domains = list(runs[0].scores)
     if not all(run.images.get(name) for run in runs for name in domains):
         return None
-    shares = {name: statistics.fmean(run.accuracy.get(name, 0.0) for run in runs) for name in domains}
+    shares = {name: statistics.fmean(run.scores.get(name, 0.0) for run in runs) for name in domains}
     return sum(p * (1 - p) / runs[0].images[name] for name, p in shares.items()) / len(domains) ** 2
 
 
 def chance_level(run: Run) -> float | None:
     """Accuracy of a constant prediction: the largest mean class share of the test images, at least 1 / C.
 
-    The mean is over the domains with a training client. Without label counts it is 1 / C, or None if C is unknown.
+    The mean is over the domains with a training client. Without label counts it is 1 / C. None if C is unknown, and
+    for metrics other than accuracy.
     """
+    if run.metric != ACCURACY:
+        return None
     if run.hits is not None:
         seen = [name for name in run.hits.domains if name not in run.final.get("unseen", ())]
         labels = np.array([run.hits.domains[name].labels for name in seen], float)  # (domains, C)
@@ -274,7 +293,7 @@ class CostToTarget:
 
 @dataclass(frozen=True)
 class MethodResult:
-    """Final round of one method over all seeds. Accuracies are fractions."""
+    """Final round of one method over all seeds: values of the primary metric."""
 
     algorithm: str
     domains: dict[str, Estimate]
@@ -300,11 +319,17 @@ class MethodResult:
     """Accuracy of a constant prediction, if known."""
     at_chance: bool = False
     """Whether the accuracy is not significantly above `chance`."""
+    metric: Metric = ACCURACY
+
+    @property
+    def gain(self) -> float | None:
+        """How much better it is than the baseline, on average; None for the baseline."""
+        return None if self.difference is None else self.metric.gain(self.difference.mean, 0.0)
 
     @property
     def better(self) -> bool:
-        """Whether it is significantly above the baseline."""
-        return self.is_beyond_chance and self.difference is not None and self.difference.mean > 0
+        """Whether it is significantly better than the baseline."""
+        return self.is_beyond_chance and (self.gain or 0.0) > 0
 
     @property
     def is_beyond_chance(self) -> bool:
@@ -315,11 +340,11 @@ class MethodResult:
 
     @property
     def interval(self) -> str:
-        """Interval of the difference as text, in percentage points."""
+        """Interval of the difference as text, in percentage points if the metric is a share."""
         if self.difference is None or self.half_width is None:
             return ""
-        mean, half = 100 * self.difference.mean, 100 * self.half_width
-        return f"95 % interval {mean - half:+.1f} to {mean + half:+.1f}"
+        ends = (self.difference.mean - self.half_width, self.difference.mean + self.half_width)
+        return f"95 % interval {' to '.join(map(self.metric.format_change, ends))}"
 
 
 def choose_baseline(runs: Mapping[str, Mapping[int, Run]]) -> str:
@@ -333,22 +358,22 @@ def compare_methods(
     """Compare finished runs, by method and seed, with a baseline.
 
     Differences are over the seeds that the baseline has too. Without a target, the target of each seed is the final
-    accuracy of the baseline, or its mean where the baseline lacks the seed.
+    score of the baseline, or its mean where the baseline lacks the seed.
     """
-    reference = {seed: run.final["accuracy_mean"] for seed, run in runs[baseline].items()}
-    scores = {
-        name: {seed: RunAccuracy.from_run(run) for seed, run in by_seed.items()} for name, by_seed in runs.items()
-    }
+    metric = next(iter(runs[baseline].values())).metric
+    check_target(target, metric)
+    reference = {seed: run.scores["score_mean"] for seed, run in runs[baseline].items()}
+    scores = {name: {seed: RunScores.from_run(run) for seed, run in by_seed.items()} for name, by_seed in runs.items()}
     usual = statistics.fmean(reference.values())
     methods = []
     for name, by_seed in runs.items():
-        final = [run.final for run in by_seed.values()]
+        final = [run.scores for run in by_seed.values()]
         common = [seed for seed in by_seed if seed in reference and name != baseline]
-        paired = [by_seed[seed].final["accuracy_mean"] - reference[seed] for seed in common]
+        paired = [by_seed[seed].scores["score_mean"] - reference[seed] for seed in common]
         pairs = ([scores[method][seed] for seed in common] for method in (name, baseline))
         change = mean_interval(*pairs) if len(common) > 1 else None
-        domains = dict.fromkeys(domain for accuracies in final for domain in accuracies["accuracy"])
-        unseen = [accuracies["accuracy_unseen"] for accuracies in final if "accuracy_unseen" in accuracies]
+        domains = dict.fromkeys(domain for last in final for domain in last["scores"])
+        unseen = [last["score_unseen"] for last in final if "score_unseen" in last]
         mean = mean_interval(list(scores[name].values()))
         chance = chance_level(next(iter(by_seed.values())))
         costs = [
@@ -359,15 +384,15 @@ def compare_methods(
             MethodResult(
                 algorithm=name,
                 domains={
-                    domain: Estimate.of([a["accuracy"][domain] for a in final if domain in a["accuracy"]])
+                    domain: Estimate.of([last["scores"][domain] for last in final if domain in last["scores"]])
                     for domain in domains
                 },
-                mean=Estimate.of([accuracies["accuracy_mean"] for accuracies in final]),
-                worst=Estimate.of([accuracies["accuracy_worst"] for accuracies in final]),
+                mean=Estimate.of([last["score_mean"] for last in final]),
+                worst=Estimate.of([last["score_worst"] for last in final]),
                 to_target=CostToTarget.of(costs),
                 difference=Estimate.of(paired) if paired else None,
                 half_width=None if change is None else change.half_width,
-                unseen=tuple(dict.fromkeys(domain for accuracies in final for domain in accuracies.get("unseen", ()))),
+                unseen=tuple(dict.fromkeys(domain for last in final for domain in last.get("unseen", ()))),
                 unseen_mean=Estimate.of(unseen) if unseen else None,
                 pools=_list_pools(by_seed),
                 paired_seeds=len(paired),
@@ -375,6 +400,7 @@ def compare_methods(
                 mean_half_width=mean.half_width,
                 chance=chance,
                 at_chance=is_at_chance(mean, chance),
+                metric=metric,
             )
         )
     return methods
@@ -387,6 +413,10 @@ def _list_pools(by_seed: Mapping[int, Run]) -> bool:
         return False
 
 
-def check_target(target: float | None) -> None:
-    if target is not None and not 0 < target < 1:
-        raise InputError(f"target is an accuracy between 0 and 1, got {target}")
+def check_target(target: float | None, metric: Metric | None = None) -> None:
+    """Refuse a target that no run can reach; before the metric is known, only one that no metric can have."""
+    if target is None:
+        return
+    if not math.isfinite(target) or (metric is not None and metric.is_share and not 0 < target < 1):
+        must = "a finite number" if metric is None else f"between 0 and 1 for {metric.title}"
+        raise InputError(f"target must be {must}, got {target}")

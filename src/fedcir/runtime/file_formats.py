@@ -105,6 +105,13 @@ class Summary(TypedDict):
     """Checksum of model.safetensors."""
 
 
+class SavedSums(TypedDict):
+    """Contents of sums.json: sums of a task's metrics over the test examples of each domain."""
+
+    round: int
+    domains: dict[str, dict[str, float]]
+
+
 def check_summary(summary: Mapping[str, Any]) -> None:
     """Refuse scores of wrong types, and those that are no fractions where the metric is a share."""
     metric = read_metric(summary)

@@ -20,6 +20,7 @@ from fedcir.data.federation import Client
 from fedcir.errors import RunError
 from fedcir.models.tensors import clone, count_bytes, find_non_finite
 from fedcir.runtime.file_formats import find_best, round_to_save
+from fedcir.runtime.run_folder import SUMS
 from fedcir.runtime.session import PRIVACY, Session
 from fedcir.runtime.stored_sums import save_hits
 from fedcir.server.replies import EvaluationTotals, ReplyCollector, tally_evaluations
@@ -96,6 +97,8 @@ def run_rounds(session: Session, transport: Transport) -> Rounds:
                     folder.save_json("calibration.json", calibration.to_json())
                 if session.hits is not None:
                     folder.save_json("hits.json", session.hits.to_json())
+                if evaluation.sums and not evaluation.task.has_classes:
+                    folder.save_json(SUMS, {"round": state.round, "domains": evaluation.sums})
                 folder.append(record)
             session.state = state
             session.records.append(record)

@@ -36,6 +36,8 @@ IMAGE_HASHES = "image_hashes.safetensors"
 REWRITE_HINT = "delete summary.json there and resume the run, which writes the summary and the model again"
 MODEL_HINT = "resume the run, which writes it again from the last checkpoint"
 CALIBRATION_HINT = "delete it, and probabilities are not calibrated"
+SUMS = "sums.json"
+SUMS_HINT = "delete it, and the report leaves out metrics by label or class"
 HITS_HINT = "delete it, and intervals rest on counts of test images"
 RECORD_HINT = "delete this line and all lines after it and resume the run, which repeats their rounds"
 
@@ -290,6 +292,14 @@ class RunFolder:
         with files.explain_read_errors(path, HITS_HINT):
             hits = Hits.from_json(cast(SavedHits, values))
         return hits if self.finished and hits.round == self.summary()["rounds"] else None
+
+    def sums(self) -> dict[str, dict[str, float]]:
+        """Sums of the final evaluation by domain; empty if there are none, or only of another round."""
+        if not (path := self.path / SUMS).exists():
+            return {}
+        values = files.read_json(path, file_formats.SavedSums, SUMS_HINT)
+        domains: dict[str, dict[str, float]] = values["domains"]
+        return domains if self.finished and values["round"] == self.summary()["rounds"] else {}
 
     def has_model(self) -> bool:
         """Check whether there is an undamaged model."""
