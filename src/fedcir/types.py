@@ -201,6 +201,10 @@ class ServerContext:
         """Former name of `broadcast`, for one version."""
         return self.broadcast
 
+    def weigh_reply(self, reply: ClientReply) -> float:
+        """Weight of a client's reply in means over clients."""
+        return float(reply.num_examples) if self.weighting == "samples" else 1.0
+
 
 @dataclass(frozen=True)
 class Losses:

@@ -5,7 +5,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
 
+import fedcir
 from fedcir import FedAvg
 from fedcir.algorithms.scaffold import Scaffold, count_plain_steps
 from fedcir.runtime.rounds import SerialTransport, run_rounds
@@ -38,6 +42,21 @@ def test_scaffold_is_algorithm_1_of_its_paper_with_option_2(
     np.testing.assert_allclose(problem.of(shared["control"]), c, atol=1e-5)
     for i in range(3):
         np.testing.assert_allclose(problem.of(problem.transport.store.load(i, 9)["control"]), own[i], atol=1e-5)
+
+
+def test_scaffold_ends_at_the_minimum_over_all_examples_where_clients_are_weighted_by_theirs() -> None:
+    pairs = [
+        TensorDataset(torch.ones(count, 1), torch.full((count,), value)) for count, value in ((10, 1.0), (30, 3.0))
+    ]
+    result = fedcir.train(
+        [(data, data) for data in pairs],
+        encoder=nn.Flatten(),
+        task=fedcir.Regression(("y",)),
+        algorithm=Scaffold(),
+        set={"server.weighting": "samples"},
+        **{"rounds": 30, "local_steps": 5, "lr": 0.1, "momentum": 0.0, "weight_decay": 0.0, "workers": 1},
+    )
+    assert result.model(torch.ones(1, 1)).item() == pytest.approx((10 * 1 + 30 * 3) / 40, abs=1e-4)
 
 
 def test_count_plain_steps_without_momentum_are_the_steps_and_with_it_those_of_one_gradient() -> None:

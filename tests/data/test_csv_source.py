@@ -252,3 +252,9 @@ def test_arrays_of_floats_of_any_shape_reach_the_encoder_as_they_are(tmp_path: P
     train = federation.clients[1].train or pytest.fail("no data")
     x_batch, _ = train.batch(np.array([7]), torch.device("cpu"), torch.contiguous_format)
     assert torch.equal(x_batch[0], torch.from_numpy(x[7].astype(np.float32)))
+
+
+def test_a_site_may_have_patients_of_one_class_only(folder: Path) -> None:
+    (folder / "c.csv").write_text("age,sex,city,ill\n" + "".join(f"{60 + n},1,rome,1\n" for n in range(10)))
+    federation = open_federation(make_config(folder))
+    assert [client.domain for client in federation.clients] == ["a", "b", "c"]

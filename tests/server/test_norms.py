@@ -1,13 +1,18 @@
 """A reply that is far longer than the usual one is dropped and named; honest ones never are."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
+from torch.utils.data import TensorDataset
 
+import fedcir
+from fedcir import RunError
 from fedcir.algorithms.fedavg import FedAvg
 from fedcir.conformance import Subject, _make_settings
 from fedcir.runtime.session import Session
@@ -115,3 +120,12 @@ def test_a_poisoned_round_names_the_culprit_and_the_run_goes_on_and_resumes(tmp_
     assert [record.dropped for record in again.records] == [record.dropped for record in whole.records]
     model = again.state.shared["model"]
     assert all(torch.equal(tensor, model[name]) for name, tensor in whole.state.shared["model"].items())
+
+
+def test_data_in_one_place_have_no_client_whose_update_is_dropped() -> None:
+    data = TensorDataset(torch.ones(8, 1), torch.full((8,), 1e6))
+    settings = {"rounds": 1, "local_steps": 1, "lr": 1e3, "workers": 1}
+    for method in ("fedavg", "centralized"):
+        with pytest.raises(RunError, match="times the usual") if method == "fedavg" else nullcontext():
+            task = fedcir.Regression(("y",))
+            fedcir.train([(data, data)], encoder=nn.Flatten(), task=task, algorithm=method, **settings)

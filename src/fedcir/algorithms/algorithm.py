@@ -169,8 +169,7 @@ class Algorithm:
         aggregator = RunningMean() if ctx.make_aggregator is None else ctx.make_aggregator(flatten(ctx.broadcast))
         collected = []
         for reply in replies:
-            weight = float(reply.num_examples) if ctx.weighting == "samples" else 1.0
-            aggregator.add(flatten(reply.tensors), weight)
+            aggregator.add(flatten(reply.tensors), ctx.weigh_reply(reply))
             collected.append(keep(reply))
         combined = aggregator.value()
         if aggregator.chosen is not None:

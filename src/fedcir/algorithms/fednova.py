@@ -43,7 +43,7 @@ class FedNova(Algorithm):
             return replace(reply, tensors={**reply.tensors, "model": model})
 
         def weigh(reply: ClientReply) -> tuple[float, float]:
-            return (float(reply.num_examples) if ctx.weighting == "samples" else 1.0), norm(reply) / unit
+            return ctx.weigh_reply(reply), norm(reply) / unit
 
         means, weighed = self.merge(map(normalise, chain([first], stream)), ctx, weigh)
         tau = sum(weight * steps for weight, steps in weighed) / sum(weight for weight, _ in weighed)  # in units

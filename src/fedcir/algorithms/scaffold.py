@@ -2,7 +2,8 @@
 
 Algorithm 1 of the paper with option II: a client's control variate is the mean gradient of its last round, which is the
 way it went over the number of its steps. The paper's steps are plain SGD; momentum goes further in a step, and the way
-is divided by as much more. BatchNorm statistics are the clients' mean, as in FedAvg.
+is divided by as much more. Control variates have the weights of the clients' models, so that corrections cancel out
+under `server.weighting` too. BatchNorm statistics are the clients' mean, as in FedAvg.
 
 S. P. Karimireddy, S. Kale, M. Mohri, S. J. Reddi, S. U. Stich, A. T. Suresh. SCAFFOLD: Stochastic Controlled Averaging
 for Federated Learning. ICML 2020. https://arxiv.org/abs/1910.06378
@@ -55,8 +56,9 @@ class Scaffold(Algorithm):
         return {"control": _compute_next_control(modules, ctx)}
 
     def server_step(self, state: ServerState, replies: Replies, modules: Modules, ctx: ServerContext) -> ServerState:
-        means, changes = self.merge(replies, ctx, keep=lambda reply: reply.tensors["change"])
-        share, change = len(changes) / ctx.clients, average(changes)
+        means, kept = self.merge(replies, ctx, keep=lambda reply: (reply.tensors["change"], ctx.weigh_reply(reply)))
+        changes, weights = zip(*kept, strict=True)
+        share, change = len(changes) / ctx.clients, average(changes, weights)
         control = {name: old + share * change[name] for name, old in state.shared["control"].items()}
         for name in control:
             x, y = state.shared["model"][name], means["model"][name]

@@ -321,7 +321,10 @@ def _resize(domains: Domains, size: int) -> Domains:
 
 
 def check_classes(domains: Domains, where: str) -> None:
-    """Check that domains have samples, and classes two with training images of each, and no domain with one only."""
+    """Check that domains have samples, and classes two with training images of each, and no domain with one only.
+
+    A site with a table may have one class only: a small hospital, or one that sees none but ill patients.
+    """
     classes = domains.classes
     if domains.task.has_classes:
         if len(classes) < 2:
@@ -332,6 +335,6 @@ def check_classes(domains: Domains, where: str) -> None:
     for domain in domains:
         if not len(domain.train) or not len(domain.test):
             raise InputError(f"domain {domain.name!r} has no image left to train or to test on")
-        if domains.task.has_classes and len(np.unique(domain.train.labels)) == 1:
+        if domains.task.has_classes and not domains.columns and len(np.unique(domain.train.labels)) == 1:
             only = classes[domain.train.labels[0]]
             raise InputError(f"domain {domain.name!r} holds only the class {only!r}: add others, or leave it out")

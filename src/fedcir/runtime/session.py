@@ -230,7 +230,8 @@ class Session:
         """Filter that drops replies of the next round whose update norm is an outlier."""
         trained = [group for group in self.algorithm.trains if group not in self.algorithm.sends]
         # With clipping, whether a reply counts must not depend on other clients' replies.
-        factor = self.config.server.max_update if self.config.privacy.clip is None else 0.0
+        is_checked = self.config.privacy.clip is None and not self.algorithm.pools
+        factor = self.config.server.max_update if is_checked else 0.0
         return NormFilter(self.state.shared, trained, factor)
 
     def cohort(self, round: int) -> list[int]:

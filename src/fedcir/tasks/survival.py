@@ -63,12 +63,12 @@ class Survival(Task):
         return values
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Negative log partial likelihood, a mean over events; 0 for a batch without events."""
+        """Negative log partial likelihood, divided by the number of examples: clients weighted by it add up to all."""
         event, time = targets.unbind(1)
         time, order = time.sort(descending=True, stable=True)
         risk, event = outputs.flatten()[order], event[order]
         last = torch.searchsorted(-time, -time, right=True) - 1  # of examples at risk: ties are at risk together
-        return ((risk.logcumsumexp(0)[last] - risk) * event).sum() / event.sum().clamp(min=1)
+        return ((risk.logcumsumexp(0)[last] - risk) * event).mean()
 
     @property
     def sum_names(self) -> tuple[str, ...]:
