@@ -29,9 +29,8 @@ def find_plugin(
     `builtin` maps the names of this package to functions that load them, `accepts` says which objects are suitable,
     and `expected` describes a suitable object for errors, such as "one subclass of fedcir.Algorithm".
     """
-    path, _, attribute = name.partition(".py:")
-    if attribute or name.endswith(".py"):
-        module = import_file(Path(f"{path}.py" if attribute else name), kind)
+    if (file := find_file(name)) is not None:
+        module, attribute = import_file(file, kind), name.partition(".py:")[2]
         return get_attribute(module, attribute, name) if attribute else find_only(module, accepts, name, expected)
     if name in builtin:
         return builtin[name]()
@@ -48,9 +47,23 @@ def find_plugin(
     return plugin
 
 
+def find_file(name: str) -> Path | None:
+    """Return the user's file that a name refers to, as ./mine.py and ./mine.py:attribute do; None if it is no file."""
+    path, _, attribute = name.partition(".py:")
+    return Path(f"{path}.py") if attribute else Path(name) if name.endswith(".py") else None
+
+
 def is_file_plugin(name: str) -> bool:
-    """Check whether a name refers to a user's file, such as ./mine.py or ./mine.py:attribute."""
-    return name.endswith(".py") or ".py:" in name
+    """Check whether a name refers to a user's file."""
+    return find_file(name) is not None
+
+
+def name_plugin(kind: str, plugin: type) -> str | None:
+    """Return the name of a class from a user's file, mine.py:attribute, or of an entry point; None for others."""
+    if plugin.__module__.startswith(FILE_MODULE):
+        return f"{plugin.__module__.removeprefix(FILE_MODULE)}.py:{plugin.__qualname__}"
+    value = f"{plugin.__module__}:{plugin.__qualname__}"
+    return next((entry.name for entry in entry_points(group=f"fedcir.{kind}s") if entry.value == value), None)
 
 
 def list_entry_points(kind: str) -> list[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from fedcir.errors import InputError, suggest_name
-from fedcir.plugins import list_entry_points
+from fedcir.plugins import find_file, list_entry_points
 from fedcir.validation import Between, Count, Fraction, LearningRate, Weight, check_bounds, format_value
 
 DEFAULT_ALGORITHM = "fedcirplus"
@@ -256,8 +256,7 @@ class ModelConfig:
     @property
     def file(self) -> Path | None:
         """The user's file that makes the network, if one does."""
-        path = self.name if self.name.endswith(".py") else self.name.rpartition(":")[0]
-        return Path(path) if path.endswith(".py") else None
+        return find_file(self.name)
 
     @property
     def partial(self) -> bool:

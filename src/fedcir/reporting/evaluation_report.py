@@ -33,6 +33,7 @@ from fedcir.reporting.page import Figure, Rows, Section, Sentences, Table, rende
 from fedcir.runs.evaluation_data import SplitName, open_run_data, select_images
 from fedcir.runs.reader import Run, RunSource, to_run
 from fedcir.runs.statistics import Interval
+from fedcir.runtime.resume import use_saved_data
 from fedcir.types import OnProgress, ignore_progress
 
 MAX_CLASSES = 60
@@ -132,7 +133,8 @@ def _open_data(
     if dataset is None and root is None and not set:
         return open_run_data(run)[1]
     is_own = dataset in (None, run.config.data.name)
-    data = {**(config_to_tables(run.config)["data"] if is_own else {"name": dataset}), "image_size": model.size}
+    config = use_saved_data(run.config, run.path, run.trust_code) if dataset is None else run.config
+    data = {**(config_to_tables(config)["data"] if is_own else {"name": dataset}), "image_size": model.size}
     if model.channels == GREY:
         data["channels"] = GREY
     tables: dict[str, Any] = {"data": data if root is None else {**data, "root": str(root)}}
@@ -140,8 +142,8 @@ def _open_data(
         if assignment.partition(".")[0] != "data":
             raise InputError(f"set takes settings of the data only, such as data.classes=..., got {assignment!r}")
         tables = merge_tables(tables, parse_assignment(assignment))
-    config = replace(config_from_tables(tables).data, val_fraction=0.0, train_per_domain=None)
-    domains = open_dataset(config, run.config.run.seed, partial(on_work, what="decoding images"), False)
+    settings = replace(config_from_tables(tables).data, val_fraction=0.0, train_per_domain=None)
+    domains = open_dataset(settings, run.config.run.seed, partial(on_work, what="decoding images"), False)
     height, width, channels = domains.image_shape
     if (height, width, channels) != (model.size, model.size, model.channels):
         takes = f"{model.size}x{model.size} with {model.channels} channels"

@@ -18,6 +18,7 @@ from fedcir.data.splits import ImageHashes, hash_images_in_use, hash_samples
 from fedcir.errors import InputError
 from fedcir.rng import numpy_rng
 from fedcir.runs.reader import Run
+from fedcir.runtime.resume import use_saved_data
 from fedcir.runtime.run_folder import IMAGE_HASHES, RunFolder
 
 Labels = NDArray[np.int64]
@@ -30,7 +31,7 @@ def open_run_data(run: Run, data_root: str | None = None) -> tuple[Config, Domai
     """Open the data of a finished run: its config, domains and partition. Refuse data that have changed."""
     if not run.finished:
         raise InputError(f"{run.path} holds no finished run: resume it to finish it")
-    config = run.config
+    config = use_saved_data(run.config, run.path, run.trust_code)
     if not has_dataset(config.data.name):
         fix = "pass their representations to fedcir.analysis.divergences instead"
         raise InputError(f"{run.path} is a run of fedcir.train on your own Datasets: {fix}")
@@ -170,7 +171,7 @@ def _load_hashes(run: Run, domains: Domains) -> ImageHashes | None:
     saved = RunFolder(run.path).image_hashes()
     if saved is not None or "test" not in run.manifest:
         return saved
-    data = run.config.data
+    data = use_saved_data(run.config, run.path, run.trust_code).data
     if not get_source(data.name).has_image_files:  # names are positions in a file, which may have changed
         with suppress(InputError):
             return hash_images_in_use(*open_run_data(run)[1:])

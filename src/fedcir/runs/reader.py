@@ -65,7 +65,8 @@ class Run:
     @cached_property
     def task(self) -> Task:
         """What the run predicts. The names of classes are known once it is finished."""
-        return read_task(self.card if self.finished else {"classes": (), **self.manifest})
+        card = self.card if self.finished else {"classes": (), **self.manifest}
+        return read_task(card, self.path if self.trust_code else None)
 
     @cached_property
     def hits(self) -> Hits | None:
@@ -94,7 +95,7 @@ class Run:
     @property
     def metric(self) -> Metric:
         """Primary metric of the run's task, by which runs are compared."""
-        return read_metric(self.summary or {})
+        return self.records[-1].metric if self.records else read_metric(self.summary or {})
 
     @property
     def scores(self) -> dict[str, Any]:
@@ -119,7 +120,7 @@ class Run:
         """Scores of the saved model, by their names in summary.json; empty if no client evaluates."""
         summary = self.summary or {}
         key = "best" if summary.get("saved", {}).get("keep") == "best" else "final"
-        name = self.task.primary.name_in_files
+        name = self.metric.name_in_files
         return summary.get(key) or {name("scores"): {}, name("score_mean"): None}
 
     @property
@@ -138,7 +139,7 @@ class Run:
         Names are the columns of `to_rows`, such as "bytes_up", "accuracy/photo" or "losses/total". Rounds without the
         value are left out.
         """
-        rows, names = self.to_rows(), map(self.task.primary.name_in_files, PLAIN)
+        rows, names = self.to_rows(), map(self.metric.name_in_files, PLAIN)
         columns = rows[0] if rows else (*names, "dropped", name)  # before the first round the columns are unknown
         if name not in columns:
             raise InputError(f"there is no number {name!r} in the rounds of {self.path}; {suggest_name(name, columns)}")
@@ -232,14 +233,13 @@ class Run:
 
     def make_builder(self, model: ModelConfig) -> NetworkBuilder:
         """NetworkBuilder of the network as it trained: with a frozen encoder, on its features."""
-        card, task, seed = self.card, read_task(self.card), self.config.run.seed
+        card, seed = self.card, self.config.run.seed
         if "shape" in card:
-            return make_array_builder(model, task, card["shape"], seed)
-        return make_image_builder(model, task, card["channels"], seed, card["image_size"])
+            return make_array_builder(model, self.task, card["shape"], seed)
+        return make_image_builder(model, self.task, card["channels"], seed, card["image_size"])
 
     def builder(self, arrays: Tensors, encoder: nn.Module | None = None) -> NetworkBuilder:
         """NetworkBuilder to build the network of these tensors: on images, or with the caller's encoder."""
-        task, seed = read_task(self.card), self.config.run.seed
         if "channels" in self.card or "shape" in self.card:
             if encoder is not None:
                 raise InputError(f"{self.path} has an encoder of its own, {self.config.model.name}: leave encoder out")
@@ -261,7 +261,7 @@ class Run:
         widest = next((arrays[name] for name in after if name in arrays), None)
         features = 0 if widest is None or widest.ndim != 2 else widest.shape[1]
         latent = features if gaussian is None else len(gaussian) // 2
-        builder = NetworkBuilder(task, features, latent, seed, lambda: copy.deepcopy(copied))
+        builder = NetworkBuilder(self.task, features, latent, self.config.run.seed, lambda: copy.deepcopy(copied))
         return builder.limit(build_dataclass(ModelConfig, self.card["model"], "model"))
 
 

@@ -19,8 +19,11 @@ from fedcir.data.encoding import read_encoding
 from fedcir.data.splits import ImageHashes
 from fedcir.errors import InputError
 from fedcir.models.hugging_face import find_folder, hash_folder
+from fedcir.plugins import find_file
 from fedcir.tasks.classification import read_task
+from fedcir.tasks.task import list_tasks
 from fedcir.tensor_files import compute_tensor_checksum
+from fedcir.text import join_names
 from fedcir.types import ACCURACY, Metric, RoundRecord
 from fedcir.validation import Between, build_dataclass, check_type
 
@@ -161,7 +164,8 @@ IMAGES = ("image_size", "channels", "mean", "std")
 
 def check_card(card: Mapping[str, Any]) -> None:
     """Refuse a card whose values have the right types but cannot belong to a model."""
-    read_task(card)
+    if str(card.get("task", {}).get("name")) in list_tasks():
+        read_task(card)
     if len(set(card["classes"])) < max("task" not in card, len(card["classes"])):
         raise InputError("card.classes must name each class once, and at least one")
     present = [name for name in IMAGES if name in card]
@@ -260,10 +264,9 @@ def hash_weights(model: ModelConfig) -> str | None:
 
 
 def find_custom_files(config: Config) -> dict[str, Path]:
-    """Find the user's files that define the algorithm or the model. A run saves a copy of them."""
-    algorithm = Path(config.algorithm.name)
-    named = {"algorithm": algorithm if algorithm.suffix == ".py" else None, "model": config.model.file}
-    custom = {role: file for role, file in named.items() if file is not None}
+    """Find the user's files that define the algorithm, the model or the task. A run saves a copy of them."""
+    names = {"algorithm": config.algorithm.name, "model": config.model.name, "task": config.task.name or ""}
+    custom = {role: file for role, name in names.items() if (file := find_file(name)) is not None}
     if len({file.name for file in custom.values()}) < len({file.resolve() for file in custom.values()}):
-        raise InputError(f"the files of algorithm and model are both called {algorithm.name}: rename one of them")
+        raise InputError(f"the files of {join_names([*custom])} have one name: rename one of them")
     return custom

@@ -7,7 +7,7 @@ from typing import Any
 
 from fedcir.algorithms.algorithm import Algorithm
 from fedcir.client.state import GENERATIONS, ClientStore, has_client_state
-from fedcir.config import Config, ModelConfig, find_differences
+from fedcir.config import Config, ModelConfig, TaskConfig, find_differences
 from fedcir.data.federation import Roster
 from fedcir.errors import InputError
 from fedcir.files import RESTORE_HINT, hash_file
@@ -25,7 +25,8 @@ from fedcir.types import ServerState
 def use_saved_code(config: Config, folder: Path, trust_code: bool) -> Config:
     """Point the config of a run at the copies of custom code in its folder; refuse code that is not trusted."""
     algorithm = replace(config.algorithm, name=use_saved_algorithm(config.algorithm.name, folder, trust_code))
-    return replace(config, algorithm=algorithm, model=use_saved_model(config.model, folder, trust_code))
+    model, task = use_saved_model(config.model, folder, trust_code), use_saved_task(config.task, folder, trust_code)
+    return replace(config, algorithm=algorithm, model=model, task=task)
 
 
 def use_saved_algorithm(name: str, folder: Path, trust_code: bool) -> str:
@@ -33,6 +34,20 @@ def use_saved_algorithm(name: str, folder: Path, trust_code: bool) -> str:
         return name
     _require_trust(trust_code, folder, "algorithm", name)
     return str(folder / Path(name).name)
+
+
+def use_saved_data(config: Config, folder: Path, trust_code: bool) -> Config:
+    """Point the config of a run at the saved code of its task; refuse it and that of its dataset if not trusted."""
+    if is_file_plugin(config.data.name):
+        _require_trust(trust_code, folder, "dataset", config.data.name)
+    return replace(config, task=use_saved_task(config.task, folder, trust_code))
+
+
+def use_saved_task(task: TaskConfig, folder: Path, trust_code: bool) -> TaskConfig:
+    if task.name is None or not is_file_plugin(task.name):
+        return task
+    _require_trust(trust_code, folder, "task", task.name)
+    return replace(task, name=str(folder / Path(task.name).name))
 
 
 def use_saved_model(model: ModelConfig, folder: Path, trust_code: bool) -> ModelConfig:
@@ -49,14 +64,20 @@ def resolve_resumed_config(saved: Config, overrides: Mapping[str, Any], folder: 
         saved = replace(saved, algorithm=replace(saved.algorithm, name=name))
     if not overrides.get("model", {}).get("name"):
         saved = replace(saved, model=use_saved_model(saved.model, folder, trust_code))
-    aggregation = saved.server.aggregation
-    if is_file_plugin(aggregation) and not overrides.get("server", {}).get("aggregation"):
-        _require_trust(trust_code, folder, "server.aggregation", aggregation)
+    if not overrides.get("task", {}).get("name"):
+        saved = replace(saved, task=use_saved_task(saved.task, folder, trust_code))
+    for section, field, name in (
+        ("server", "aggregation", saved.server.aggregation),
+        ("data", "name", saved.data.name),
+    ):
+        if is_file_plugin(name) and not overrides.get(section, {}).get(field):
+            _require_trust(trust_code, folder, f"{section}.{field}", name)
     return saved
 
 
 def has_custom_code(config: Config) -> bool:
-    return config.algorithm.name.endswith(".py") or config.model.foreign
+    names = (config.algorithm.name, config.task.name or "", config.data.name)
+    return config.model.foreign or any(map(is_file_plugin, names))
 
 
 def _require_trust(trust_code: bool, folder: Path, role: str, name: str) -> None:
@@ -78,7 +99,7 @@ MAY_DIFFER = {
 }
 """Settings that a resume may change."""
 
-SETTINGS_WITH_CODE = ("algorithm.name", "model.name", "model.arguments")
+SETTINGS_WITH_CODE = ("algorithm.name", "model.name", "model.arguments", "task.name")
 """Settings that may name custom code."""
 
 UNRESOLVED = {"server.active": None, "run.layout": "auto"}
@@ -281,6 +302,6 @@ def is_same_code(config: Config, out: Path) -> bool:
 
 def _is_same_file(key: str, old: Any, new: Any) -> bool:
     """Check whether both name one file of custom code; its content is checked elsewhere."""
-    if key not in ("algorithm.name", "model.name") or not isinstance(old, str) or not isinstance(new, str):
+    if key not in ("algorithm.name", "model.name", "task.name") or not isinstance(old, str) or not isinstance(new, str):
         return False
     return ".py" in Path(old).name and Path(old).name == Path(new).name  # ./mine.py or ./mine.py:make

@@ -3,6 +3,7 @@
 import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -45,9 +46,9 @@ def describe_task(task: Task) -> dict[str, Any]:
     return classes if type(task) is Classification else {**classes, "task": task.to_card()}
 
 
-def read_task(card: Mapping[str, Any]) -> Task:
-    """Read the task of a model's metadata, which is classification unless they name another one."""
-    return make_task(card["task"]) if "task" in card else Classification(tuple(card["classes"]))
+def read_task(card: Mapping[str, Any], folder: Path | None = None) -> Task:
+    """Read the task of a model's metadata, which is classification unless they name another one; see `make_task`."""
+    return make_task(card["task"], folder) if "task" in card else Classification(tuple(card["classes"]))
 
 
 @dataclass(frozen=True)

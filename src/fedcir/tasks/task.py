@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 
 import fedcir.tasks
 from fedcir.errors import InputError
-from fedcir.plugins import find_only, find_plugin
+from fedcir.plugins import find_only, find_plugin, is_file_plugin, name_plugin
 from fedcir.types import Metric
 from fedcir.validation import build_dataclass
 
@@ -126,7 +127,7 @@ class Task(ABC):
 
     def to_card(self) -> dict[str, Any]:
         """Return the fields and the name, for the metadata of a model; `make_task` reads them."""
-        return {"name": self.name, **asdict(self)}
+        return {"name": name_plugin("task", type(self)) or self.name, **asdict(self)}
 
 
 def list_tasks() -> list[str]:
@@ -152,10 +153,15 @@ def _is_task(value: Any) -> bool:
     return isinstance(value, type) and issubclass(value, Task) and value is not Task
 
 
-def make_task(card: Mapping[str, Any]) -> Task:
-    """Make the task that `to_card` described."""
-    fields = {name: value for name, value in card.items() if name != "name"}
-    return build_dataclass(find_task(str(card["name"])), fields, "task")
+def make_task(card: Mapping[str, Any], folder: Path | None = None) -> Task:
+    """Make the task that `to_card` described; a user's file is that in a trusted folder, and refused without one."""
+    name, fields = str(card["name"]), {name: value for name, value in card.items() if name != "name"}
+    if is_file_plugin(name):
+        if folder is None:
+            message = f"the task is code of its own, {name}, which was not run: if you trust it, set trust_code"
+            raise InputError(message, public="the task is a Python file, which is not run")
+        name = str(folder / Path(name).name)
+    return build_dataclass(find_task(name), fields, "task")
 
 
 def average_known(values: Iterable[float]) -> float:
