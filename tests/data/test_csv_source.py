@@ -236,10 +236,35 @@ def test_a_category_that_the_encoding_does_not_know_is_named() -> None:
         encoding.encode(columns, np.array([[0.0]]), "site 'b'")
 
 
-@pytest.mark.parametrize("sums", [{"total": "1e9"}, {"count": 1, "total": "5", "squares": "1"}, {"squares": "1/0"}])
+@pytest.mark.parametrize(
+    "sums",
+    [
+        {"total": "1e9"},
+        {"count": 1, "total": "5", "squares": "1"},
+        {"squares": "1/0"},
+        {"count": 1, "total": "9" * 499, "squares": "9" * 999},  # the mean is no float
+        {"count": 3, "total": "1/3", "squares": "1"},  # sums over many sites would have too many digits
+    ],
+)
 def test_impossible_sums_of_a_site_are_refused(sums: dict[str, object]) -> None:
     with pytest.raises(InputError, match=r"the sums of column 'x'"):
         ColumnSummary("x", "number", **sums)  # type: ignore[arg-type]
+
+
+def test_a_site_cannot_claim_categories_of_numbers_or_no_categories() -> None:
+    for kind, categories in (("category", ()), ("number", ("a",))):
+        with pytest.raises(InputError, match="the categories of column 'x' do not fit its kind"):
+            ColumnSummary("x", kind, categories)  # type: ignore[arg-type]
+
+
+def test_a_missing_group_is_no_group(tmp_path: Path) -> None:
+    lines = [f"{number},{number % 2},{'NA' if number else 'p1'}" for number in range(40)]
+    for site in "ab":
+        (tmp_path / f"{site}.csv").write_text("\n".join(["x,y,patient", *lines]), encoding="utf-8")
+    data = DataConfig("csv", str(tmp_path), target="y", group="patient")
+    groups = open_dataset(data, 0).domains[0].train.groups
+    assert groups is not None
+    assert len(set(groups.tolist())) == len(groups)
 
 
 def test_arrays_of_floats_of_any_shape_reach_the_encoder_as_they_are(tmp_path: Path) -> None:

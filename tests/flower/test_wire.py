@@ -467,6 +467,12 @@ def test_the_weights_to_start_from_never_travel() -> None:
     assert "secret" not in str(content.config_records["config"]["fedcir"])
 
 
+def test_no_message_names_a_file_of_weights_at_a_site() -> None:
+    values = json.loads(ORDER.to_json())
+    values["config"]["model"]["weights"] = "/home/site/model.pth"
+    assert TaskHeader.from_json(json.dumps(values)).config.model.weights is None
+
+
 def test_an_order_of_another_format_is_refused_and_both_are_named() -> None:
     values = json.loads(ORDER.to_json())
     with pytest.raises(InputError, match="format 4 and the site 3: install the same fedcir"):

@@ -12,7 +12,15 @@ import numpy as np
 
 from fedcir.config import Config
 from fedcir.data.domains import Domains, Indices
-from fedcir.data.encoding import ColumnSummary, Scale, TableEncoding, merge_columns, read_encoding, sum_columns
+from fedcir.data.encoding import (
+    MAX_CATEGORIES,
+    ColumnSummary,
+    Scale,
+    TableEncoding,
+    merge_columns,
+    read_encoding,
+    sum_columns,
+)
 from fedcir.errors import InputError
 from fedcir.tasks.segmentation import Segmentation
 from fedcir.tasks.task import Task, make_task
@@ -58,6 +66,8 @@ class DataSummary:
             tuple(build_dataclass(ColumnSummary, column, name) for column in card[name])
             for name in ("columns", "targets")
         )
+        if crowded := next((column for column in columns if len(column.categories) > MAX_CATEGORIES), None):
+            raise InputError(f"column {crowded.name!r} has {len(crowded.categories):,} categories at a site")
         return cls(make_task(card["task"]), columns, targets)
 
 

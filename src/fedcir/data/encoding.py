@@ -26,6 +26,9 @@ Kind = Literal["number", "category", "empty"]
 Scale = Literal["federation", "client", "none"]
 LARGEST = 1e30
 """Largest magnitude of a number, which bounds the digits of sums of squares."""
+LARGEST_SQUARE = Fraction(LARGEST) ** 2
+MAX_CATEGORIES = 1_000
+"""Most categories of a column at a site."""
 FRACTION = re.compile(r"-?\d{1,1000}(/[1-9]\d{0,999})?", re.ASCII)
 
 
@@ -49,8 +52,12 @@ class ColumnSummary:
     def __post_init__(self) -> None:
         if not (FRACTION.fullmatch(self.total) and FRACTION.fullmatch(self.squares)):
             raise InputError(f"the sums of column {self.name!r} are no fractions")
-        if self.count < 0 or Fraction(self.total) ** 2 > self.count * Fraction(self.squares):
+        total, squares = Fraction(self.total), Fraction(self.squares)
+        are_binary = not any(sum.denominator & (sum.denominator - 1) for sum in (total, squares))
+        if not (are_binary and total**2 <= self.count * squares and 0 <= squares <= self.count * LARGEST_SQUARE):
             raise InputError(f"the sums of column {self.name!r} cannot be those of {self.count} numbers")
+        if (self.kind == "category") != bool(self.categories):
+            raise InputError(f"the categories of column {self.name!r} do not fit its kind, {self.kind}")
 
     @property
     def mean(self) -> float:
@@ -97,8 +104,8 @@ def merge_columns(sites: Mapping[str, Columns]) -> tuple[ColumnSummary, ...]:
                     f"empty cells, or leave it out with data.ignore={missing[0]}"
                 )
     merged = []
-    for position, name in enumerate(column.name for column in columns):
-        parts = {site: own[position] for site, own in sites.items()}
+    for name in (column.name for column in columns):
+        parts = {site: next(column for column in own if column.name == name) for site, own in sites.items()}
         kinds = {part.kind: site for site, part in reversed(parts.items())}
         if {"number", "category"} <= kinds.keys():
             where = f"numbers at site {kinds['number']!r} and text at site {kinds['category']!r}"

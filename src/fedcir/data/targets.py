@@ -16,13 +16,12 @@ from fedcir.data.domains import CHUNK, CLASSIFICATION, Domain, Domains, Split
 from fedcir.errors import InputError
 from fedcir.tasks.multilabel import MultiLabel
 from fedcir.tasks.regression import Regression
-from fedcir.tasks.segmentation import Segmentation
+from fedcir.tasks.segmentation import MAX_CLASSES, Segmentation
 from fedcir.tasks.survival import Survival
 from fedcir.tasks.task import Task, describe_shape, find_task
 
 MOST_CLASSES = 20
 """Different whole numbers up to which a target column holds classes."""
-MAX_PIXEL_CLASSES = 256
 WantedTask = str | Task | None
 """The task by name or with its fields; None to follow the data."""
 
@@ -149,12 +148,12 @@ def _choose_array_task(wanted: str | None, arrays: Sequence[NDArray[Any]]) -> Ta
 
 def name_pixel_classes(masks: Sequence[NDArray[Any]]) -> tuple[str, ...]:
     """Number the classes of masks, of which all up to the highest occur."""
-    present = np.zeros(MAX_PIXEL_CLASSES, dtype=bool)
+    present = np.zeros(MAX_CLASSES, dtype=bool)
     for part in (array[start : start + CHUNK] for array in masks for start in range(0, len(array), CHUNK)):
         low, high = int(part.min()), int(part.max())
-        if low < 0 or high >= MAX_PIXEL_CLASSES:
+        if low < 0 or high >= MAX_CLASSES:
             raise InputError(f"a mask holds the class {low if low < 0 else high}: classes are 0 to 255")
-        present |= np.bincount(part.ravel(), minlength=MAX_PIXEL_CLASSES) > 0
+        present |= np.bincount(part.ravel(), minlength=MAX_CLASSES) > 0
     count = int(np.flatnonzero(present)[-1]) + 1
     if not present[:count].all():
         gap = int(np.argmin(present))

@@ -87,6 +87,7 @@ class TaskHeader:
         key = str(values["key"])
         if not all(letter in "0123456789abcdef" for letter in key):  # it names a folder
             raise InputError(f"the run's key must be hexadecimal, got {key!r}")
+        values["config"].get("model", {}).pop("weights", None)  # a server names no file of a site
         classes, groups, tests = (tuple(values[name]) for name in ("classes", "groups", "tests"))
         config, agreed = config_from_tables(values["config"]), dict(values.get("agreed", {}))
         frozen, encoder = (str(values.get(name, "")) for name in ("frozen", "encoder"))

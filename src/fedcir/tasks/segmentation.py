@@ -11,6 +11,9 @@ from fedcir.errors import InputError
 from fedcir.tasks.task import Head, Sums, Task, average_known, describe_shape, divide
 from fedcir.types import Metric
 
+MAX_CLASSES = 256
+"""Classes that the bytes of a mask can tell apart."""
+
 
 @dataclass(frozen=True)
 class Segmentation(Task):
@@ -22,6 +25,10 @@ class Segmentation(Task):
     metrics_reported = (Metric("dice", "Dice"), Metric("iou", "IoU"))
     loss_name = "ce"
     uses_maps = True
+
+    def __post_init__(self) -> None:
+        if len(self.names) > MAX_CLASSES:
+            raise InputError(f"a mask has {MAX_CLASSES} classes at most, got {len(self.names):,}")
 
     def head(self, features: int) -> Head:
         return nn.Conv2d(features, self.outputs, 1)

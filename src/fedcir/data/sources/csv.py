@@ -12,7 +12,7 @@ import numpy as np
 from fedcir.config import DataConfig
 from fedcir.data.cache import PreparedImages
 from fedcir.data.domains import Domains
-from fedcir.data.encoding import Columns, ColumnSummary, Kind, Values, merge_columns
+from fedcir.data.encoding import MAX_CATEGORIES, Columns, ColumnSummary, Kind, Values, merge_columns
 from fedcir.data.sources.folders import PARTS
 from fedcir.data.sources.site_tables import MISSING, SiteTable, parse_number, to_category
 from fedcir.data.sources.source import DatasetSource, ImageRecord, Part
@@ -23,8 +23,8 @@ from fedcir.errors import InputError
 from fedcir.tasks.task import Task
 from fedcir.text import join_names
 
-FEW_CATEGORIES, MAX_CATEGORIES = 20, 1_000
-"""Categories up to which a column of text may be a name for each row, and the most of any column."""
+FEW_CATEGORIES = 20
+"""Categories up to which a column of text may be a name for each row."""
 
 
 def list_columns(table: SiteTable, data: DataConfig) -> list[str]:
@@ -161,7 +161,7 @@ def _list_groups(table: SiteTable, data: DataConfig) -> list[str | None]:
     if data.group is None:
         return [None] * len(table.rows)
     position = _find_column(table, data.group, "group")
-    return [row.cells[position] or None for row in table.rows]
+    return [None if row.cells[position] in MISSING else row.cells[position] for row in table.rows]
 
 
 def _list_parts(table: SiteTable, data: DataConfig) -> list[Part | None]:
