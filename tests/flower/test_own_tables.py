@@ -1,6 +1,7 @@
 """Sites with tables and masks of their own: they agree without moving rows, and train as in one process."""
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -110,7 +111,9 @@ def test_sites_that_share_arrays_of_floats_train_as_in_one_process(tiny: Tiny, t
     assert model(tmp_path / "two") == model(one)
 
 
-def test_sites_with_masks_train_as_in_one_process(tiny: Tiny, train: Train, tmp_path: Path) -> None:
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    """Images with masks of three sites."""
     rng, root = np.random.default_rng(0), tmp_path / "pictures"
     for number, name in enumerate(SITES):
         for row in range(8):
@@ -119,14 +122,22 @@ def test_sites_with_masks_train_as_in_one_process(tiny: Tiny, train: Train, tmp_
                 path = root / name / kind / f"{row}.png"
                 path.parent.mkdir(parents=True, exist_ok=True)
                 Image.fromarray(pixels).save(path)
-    config = replace(
+    return root
+
+
+def make_mask_config(tiny: Tiny) -> Config:
+    return replace(
         tiny("fedavg", "server.rounds=2", "run.workers=1", "local.steps=2"),
         data=DataConfig("masks", image_size=16),
         model=ModelConfig("unet", width=4),
     )
-    one = train(replace(config, data=replace(config.data, root=str(root))), tmp_path / "one")
+
+
+def test_sites_with_masks_train_as_in_one_process(tiny: Tiny, train: Train, pictures: Path, tmp_path: Path) -> None:
+    config = make_mask_config(tiny)
+    one = train(replace(config, data=replace(config.data, root=str(pictures))), tmp_path / "one")
     nodes = {
-        number: site(domain=name, data_root=str(root / name), state=str(tmp_path / "state" / name), device="cpu")
+        number: site(domain=name, data_root=str(pictures / name), state=str(tmp_path / "state" / name), device="cpu")
         for number, name in enumerate(SITES, 1)
     }
     across(MemoryGrid(nodes), config, tmp_path / "two")
@@ -134,13 +145,35 @@ def test_sites_with_masks_train_as_in_one_process(tiny: Tiny, train: Train, tmp_
     assert model(tmp_path / "two") == model(one)
 
 
-def describe(root: Path, tmp_path: Path, config: Config, **options: Any) -> Message:
+def ask(node: Callable[[Message], Message | None], config: Config) -> Message:
     """Ask a node for its description."""
     content = RecordDict({"config": ConfigRecord({"fedcir": TaskHeader(config, {}).to_json()})})
-    node = make_nodes(root, tmp_path, **options).nodes[1]
     reply = node(Message(content, 1, MessageType.QUERY))
     assert reply is not None
     return passed(reply)
+
+
+def describe(root: Path, tmp_path: Path, config: Config, **options: Any) -> Message:
+    """Ask the node of the first site for its description."""
+    return ask(make_nodes(root, tmp_path, **options).nodes[1], config)
+
+
+def test_a_site_notices_masks_that_change(tiny: Tiny, pictures: Path, tmp_path: Path) -> None:
+    node = site(domain="north", data_root=str(pictures / "north"), state=str(tmp_path / "state"), device="cpu")
+    contents = []
+    for value in (0, 1):
+        Image.fromarray(np.full((16, 16), value, np.uint8)).save(pictures / "north" / "masks" / "0.png")
+        contents.append(SiteDescription.from_message(ask(node, make_mask_config(tiny))).content)
+    assert contents[0] != contents[1]
+
+
+def test_a_site_notices_rows_of_a_shared_table_that_change(tiny: Tiny, tables: Path, tmp_path: Path) -> None:
+    node = site(partition_id=0, data_root=str(tmp_path / "shared"), state=str(tmp_path / "state"), device="cpu")
+    contents = []
+    for city in ("rome", "paris"):
+        copy_tables(tables, tmp_path / "shared", "rome", city)
+        contents.append(SiteDescription.from_message(ask(node, make_config(tiny, None, "score"))).content)
+    assert contents[0] != contents[1]
 
 
 def test_a_site_tells_kinds_categories_and_sums_and_no_row(tiny: Tiny, tables: Path, tmp_path: Path) -> None:
@@ -176,7 +209,7 @@ def test_a_policy_can_forbid_to_tell_sums_and_categories(
 
 def copy_tables(tables: Path, root: Path, old: str, new: str) -> Path:
     """Copy the tables, with a text of the first site's replaced."""
-    root.mkdir()
+    root.mkdir(exist_ok=True)
     for name in SITES:
         text = (tables / f"{name}.csv").read_text()
         (root / f"{name}.csv").write_text(text.replace(old, new, 1) if name == "north" else text)

@@ -78,16 +78,21 @@ def test_an_adapter_of_standardised_weights_changes_them_before_they_are_standar
     torch.testing.assert_close(adapted(images()), changed(images()))
 
 
-def test_what_is_frozen_never_changes_not_even_its_statistics() -> None:
-    network = ResNet18(width=8)
-    partial = limit(network, train=("layer4",))
+@pytest.mark.parametrize("parts", [("layer4",), ("*.bias",), ("layer4.1.bn2.weight",)])
+def test_what_is_frozen_never_changes_not_even_its_statistics(parts: tuple[str, ...]) -> None:
+    partial = limit(ResNet18(width=8), train=parts)
     before = copy.deepcopy(partial.network.state_dict())
     take_step(partial)
     after = partial.network.state_dict()
     changed = {name for name, tensor in after.items() if not torch.equal(tensor, before[name])}
-    assert changed == {name for name in after if name.startswith("layer4.")}
     assert changed == partial.trained
     assert {name.removeprefix("network.") for name in frozen_names(partial)} == after.keys() - changed
+
+
+def test_parts_that_are_frozen_are_in_evaluation_mode_and_have_no_gradients() -> None:
+    partial = limit(ResNet18(width=8), train=("layer4",))
+    assert partial.trained == {name for name in partial.network.state_dict() if name.startswith("layer4.")}
+    take_step(partial)
     assert not partial.network.layer1.training
     assert partial.network.layer4.training
     assert all(p.grad is None and not p.requires_grad for p in partial.network.layer1.parameters())

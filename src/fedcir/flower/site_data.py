@@ -30,7 +30,7 @@ from fedcir.data.agreement import Agreement
 from fedcir.data.federation import Client, Federation, open_federation, open_site_federation
 from fedcir.data.opening import find_dataset, get_source, list_site_classes, list_site_images, selected_classes
 from fedcir.data.sources.site_tables import find_site_file
-from fedcir.data.sources.source import ImageList
+from fedcir.data.sources.source import ImageIndex
 from fedcir.errors import InputError, RunError
 from fedcir.files import make_private_folder
 from fedcir.flower.client_app import state_folder
@@ -214,7 +214,7 @@ def open_local_site(header: TaskHeader, context: Context) -> LocalSite:
         if config.data.name == "csv":
             stamp = _compute_stamp(config, None, [find_site_file(folder, domain)])
         else:
-            stamp = _compute_stamp(config, list_site_images(folder, domain, config.data).pictures)
+            stamp = _compute_stamp(config, list_site_images(folder, domain, config.data))
         site = _open_own(_get_config_key(config), folder, domain, classes, json.dumps(header.agreed), stamp)
         content = keyed_digest(node.state_folder, site.description.content)
         return replace(site, description=replace(site.description, content=content))
@@ -227,9 +227,9 @@ def open_local_site(header: TaskHeader, context: Context) -> LocalSite:
             public="its node-config names no data-root, and a server cannot choose a site's dataset",
         )
     source, folder = find_dataset(config.data)
-    pictures = source.list_images(folder, config.data).pictures if source.has_image_files else None
-    arrays = sorted(folder.glob("*.npz")) if pictures is None and source.root == "folder" else ()
-    return _open_partition(_get_config_key(config), partition, _compute_stamp(config, pictures, arrays))
+    index = source.list_images(folder, config.data) if source.has_image_files else None
+    paths = () if index is not None or source.root == "nothing" else [folder, *sorted(folder.glob("*.*"))]
+    return _open_partition(_get_config_key(config), partition, _compute_stamp(config, index, paths))
 
 
 @lru_cache(maxsize=CACHED_RUNS)
@@ -295,10 +295,11 @@ def _get_config_key(config: Config) -> str:
     return json.dumps({name: tables[name] for name in ("task", "data", "partition", "model", "run", "privacy")})
 
 
-def _compute_stamp(config: Config, pictures: ImageList | None, paths: Iterable[Path] = ()) -> str:
+def _compute_stamp(config: Config, index: ImageIndex | None, paths: Iterable[Path] = ()) -> str:
     """Hash names, labels, sizes and times of a site's files, and of those that settings name besides."""
     named = [config.model.file, None if config.partition.file is None else Path(config.partition.file)]
-    texts = [] if pictures is None else [pictures.fingerprint(), *map(repr, pictures.items)]
+    lists = [] if index is None else [images for images in (index.pictures, index.masks) if images is not None]
+    texts = [text for images in lists for text in (images.fingerprint(), *map(repr, images.items))]
     folder = find_folder(config.model)
     for path in (*paths, *named, *(() if folder is None else sorted(folder.iterdir()))):
         if path is not None and path.exists():

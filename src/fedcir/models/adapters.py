@@ -81,6 +81,11 @@ def limit_training(encoder: nn.Module, model: ModelConfig, seed: int) -> Partial
                 f"model.train: the encoder has no part {part!r}; choose from {_list_parts(encoder, inner)}"
             )
         trained |= chosen
+    for at, part in encoder.named_modules():  # the buffers beside what trains, such as BatchNorm's statistics
+        kinds = (part.named_parameters(recurse=False), part.named_buffers(recurse=False))
+        parameters, buffers = ({f"{at}.{name}".lstrip(".") for name, _ in tensors} for tensors in kinds)
+        if (parameters | buffers) & trained:
+            trained |= buffers & names.keys()
     if model.adapter == "lora":
         _add_adapters(encoder, model, seed, trained, inner)
         adapters = (at for at, part in encoder.named_modules() if isinstance(part, LowRank))

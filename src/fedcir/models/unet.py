@@ -20,7 +20,8 @@ class UNet(nn.Module):
         super().__init__()
         self.features = width
         widths = [width * 2**level for level in range(LEVELS)]
-        self.down = nn.ModuleList(DoubleConv(a, b, norm, a == channels) for a, b in pairwise([channels, *widths]))
+        sizes = enumerate(pairwise([channels, *widths]))
+        self.down = nn.ModuleList(DoubleConv(a, b, norm, first=level == 0) for level, (a, b) in sizes)
         self.up = nn.ModuleList(DoubleConv(a + b, b, norm) for b, a in reversed(list(pairwise(widths))))
 
     def forward(self, x: Tensor) -> Tensor:
