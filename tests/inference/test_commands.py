@@ -133,7 +133,7 @@ def test_a_run_without_images_set_aside_says_what_to_do(fedcir: Command, plain: 
         (["nowhere", "PICTURE"], "nowhere is not a run"),
         (["UNFINISHED", "PICTURE"], "holds no finished run: resume it to finish it"),
         (["APART", "PICTURE"], "choose one as site, from day, night"),
-        (["RUN"], "is missing: images, folders of images"),
+        (["RUN"], "is missing: images, tables (.csv) or arrays"),
     ],
 )
 def test_predict_refuses_in_one_line(
@@ -197,5 +197,5 @@ def test_export_says_what_it_checked_and_wrote(fedcir: Command, run: Path, tmp_p
     output = fedcir("export", run, "--format", "safetensors", "-o", tmp_path / "model.safetensors")
     assert output.code == 0
     first, second = output.out.splitlines()
-    assert "test images of the run: probabilities differ by at most" in first
+    assert "test examples of the run: predictions differ by at most" in first
     assert second == f"wrote {tmp_path}/model.safetensors and {tmp_path}/MODEL_CARD.md"

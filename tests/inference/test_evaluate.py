@@ -127,7 +127,7 @@ def test_other_data_are_matched_by_name_and_a_new_domain_is_marked(run: Path, el
     numbers = {CLASSES.index(name) for name in CLASSES[:2]}
     assert set(result.all.labels.tolist()) == numbers
     assert [row[0] for row in build_domain_rows(result)[1:3]] == ["dusk (not trained on)", "night"]
-    assert any("No image shows middle" in item for item in describe_evaluation(result))
+    assert any("None of the images is of middle" in item for item in describe_evaluation(result))
 
 
 def test_a_class_that_the_model_does_not_know_is_named(run: Path, tmp_path: Path) -> None:

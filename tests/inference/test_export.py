@@ -116,7 +116,7 @@ def test_a_disagreement_is_an_error_and_nothing_is_written(
 ) -> None:
     forward = exporting.ExportedModule.forward
     monkeypatch.setattr(exporting.ExportedModule, "forward", lambda self, images: forward(self, images) * 0.999)
-    with pytest.raises(RunError, match="nothing was written: the exported model's probabilities differ"):
+    with pytest.raises(RunError, match="nothing was written: the exported model's predictions differ"):
         export(run, tmp_path / "model.pt2", format="torch")
     assert list(tmp_path.iterdir()) == []
 
@@ -207,7 +207,7 @@ def test_a_file_that_cannot_carry_the_methods_prediction_is_measured_and_says_so
             hits = (network(inputs).argmax(-1).numpy() == domain.test.labels).mean()
         assert f"| {domain.name} | {100 * hits:.1f} |" in text
     assert "measured with this file" in text
-    assert "The run's own accuracies do not hold for it" in text
+    assert "The run's own scores do not hold for it" in text
     assert "Probabilities are not calibrated: the run's temperature is that of its own predictions" in text
 
 

@@ -56,9 +56,11 @@ def evaluate(
     trust_code: bool = cli.TRUST_CODE,
     set: list[str] | None = cli.SET,
 ) -> None:
-    """Test the model of a run on any labelled images. Shows accuracy, calibration and mistakes; writes a page."""
+    """Test the model of a run on labelled data. Shows accuracy and mistakes, or the task's scores; writes a page."""
     from fedcir.cli.progress import Watch
+    from fedcir.inference.evaluation import Evaluation
     from fedcir.reporting import evaluation_report
+    from fedcir.reporting.score_report import build_name_rows
 
     with Watch(quiet) as watch:
         keywords: dict[str, Any] = {"dataset": dataset, "data_root": data_root, "split": split, "set": set or ()}
@@ -77,8 +79,12 @@ def evaluate(
     if json:
         print_json(result.to_json())
     elif not quiet:
-        title = f"{result.name} on {result.dataset} ({result.split}), accuracy in per cent"
-        print_table(evaluation_report.build_domain_rows(result), title)
+        what = "accuracy in per cent" if isinstance(result, Evaluation) else result.task.name
+        print_table(
+            evaluation_report.build_domain_rows(result), f"{result.name} on {result.dataset} ({result.split}), {what}"
+        )
+        if not isinstance(result, Evaluation) and (rows := build_name_rows(result)):
+            print_table(rows, f"{result.task.primary.label} by name")
         for sentence in evaluation_report.describe_evaluation(result):
             print(sentence)
         print(f"\nwrote {result.page} and {result.numbers}")

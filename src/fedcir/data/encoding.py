@@ -186,10 +186,17 @@ class TableEncoding:
         for column in self.columns:
             if column.name not in positions:
                 raise InputError(f"{where} has no column {column.name!r}, which the model takes: add it")
-            cells = values[:, positions[column.name]]
+            summary, cells = columns[positions[column.name]], values[:, positions[column.name]]
+            if summary.kind != "empty" and (summary.kind == "category") != bool(column.categories):
+                kinds = ("categories", "numbers") if column.categories else ("numbers", "categories")
+                fix = "correct the cells, or set data.categorical as in training"
+                raise InputError(
+                    f"column {column.name!r} of {where} holds {kinds[1]}, but the model takes {kinds[0]}: {fix}",
+                    public="a column of its table holds another kind of cells than the run takes",
+                )
             missing = np.isnan(cells)
             if column.categories:
-                own = columns[positions[column.name]].categories
+                own = summary.categories
                 used = {own[int(code)] for code in np.unique(cells[~missing])}
                 if unknown := sorted(used.difference(column.categories)):
                     known = join_names(column.categories, 10)

@@ -166,6 +166,8 @@ class Evaluation:
     """Images that the run trained on or chose on."""
     page: Path | None = None
     numbers: Path | None = None
+    noun: str = "images"
+    """What examples are called."""
 
     def __iter__(self) -> Iterator[DomainPredictions]:
         return iter(self.domains)
@@ -182,7 +184,7 @@ class Evaluation:
         scores = np.concatenate([domain.log_probabilities for domain in self])
         before = [domain.predicted_before for domain in self if domain.predicted_before is not None]
         whole = np.concatenate(before) if len(before) == len(self.domains) else None
-        return DomainPredictions("all images", labels, scores, predicted_before=whole)
+        return DomainPredictions(f"all {self.noun}", labels, scores, predicted_before=whole)
 
     @cached_property
     def mean(self) -> Interval:

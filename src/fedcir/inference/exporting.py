@@ -21,10 +21,18 @@ from torch.export import Dim, ExportedProgram
 from fedcir.algorithms.algorithm import Algorithm
 from fedcir.client.calibration import Calibration
 from fedcir.data.domains import Domains, Split
+from fedcir.data.encoding import encode_domains
 from fedcir.errors import InputError, RunError, suggest_name
 from fedcir.files import check_output_file, write_file
 from fedcir.inference.model import AlgorithmChoice, ExportedModule, TrainedModel, open_model
-from fedcir.inference.model_card import CARD, OWN_LAYERS, guarantee_of, make_model_card
+from fedcir.inference.model_card import (
+    CARD,
+    OWN_LAYERS,
+    describe_input,
+    describe_output,
+    guarantee_of,
+    make_model_card,
+)
 from fedcir.rng import numpy_rng
 from fedcir.runs.evaluation_data import open_run_data
 from fedcir.runs.reader import RunSource
@@ -32,10 +40,12 @@ from fedcir.tensor_files import copy_shared_tensors
 
 Format = Literal["onnx", "torch", "safetensors"]
 ENDINGS: dict[str, Format] = {".onnx": "onnx", ".pt2": "torch", ".safetensors": "safetensors"}
-Pixels = NDArray[np.uint8]
-Predict = Callable[[Pixels], NDArray[np.float32]]
+Inputs = NDArray[Any]
+"""Images, uint8 (B, H, W, C), or floats (B, ...), such as encoded rows of a table."""
+Predict = Callable[[Inputs], NDArray[np.float32]]
 
 TOLERANCE = 1e-4
+"""Largest difference of probabilities; of other numbers relative to the largest one, if that is above 1."""
 BATCHES = (1, 7)
 CHECKED = 70
 """Largest number of images that an export is checked on."""
@@ -50,10 +60,11 @@ class Exported:
     new_card: bool
     """Whether the card is new; one that is there already is kept."""
     difference: float
-    """Largest difference between a probability of the file and of the run."""
+    """Largest difference between a prediction of the file and of the run, relative to the largest one above 1."""
     images: int
+    """Number of examples that it was checked on."""
     real: bool
-    """Whether the images are of the run's data, and not random."""
+    """Whether they are of the run's data, and not random."""
     note: str = ""
     """Reason why the file predicts in another way than the run; empty if it does not."""
 
@@ -70,7 +81,8 @@ def export(
 ) -> Exported:
     """Write the model of a finished run to a file, and a MODEL_CARD.md beside it.
 
-    `onnx` and `torch` (a torch.export program, .pt2) take uint8 RGB (batch, height, width, 3) and give probabilities;
+    `onnx` and `torch` (a torch.export program, .pt2) take uint8 RGB (batch, height, width, 3) and give probabilities.
+    Those of tables and arrays take floats, and those of other tasks give their predictions; the metadata describe both.
     `safetensors` holds the weights. If `format` is not given, the ending of the file says which. `data_root` holds the
     run's data now, if they were moved. `trust_code` lets code of the run's own run.
     """
@@ -94,7 +106,7 @@ def export(
     card = path.parent / CARD
     new = not card.exists()
     if new:
-        write_file(card, make_model_card(file.trained, path.name, format, _list_accuracies(file, domains), file.note))
+        write_file(card, make_model_card(file.trained, path.name, format, _list_scores(file, domains), file.note))
     return Exported(path, card, new, file.difference, len(images), domains is not None, file.note)
 
 
@@ -109,16 +121,16 @@ class _File:
     note: str = ""
 
 
-def _make_file(trained: TrainedModel, format: Format, images: Pixels) -> _File:
+def _make_file(trained: TrainedModel, format: Format, images: Inputs) -> _File:
     """Make a file that predicts as the run does, or else as its plain network does."""
 
     def make(model: TrainedModel, note: str = "") -> _File:
         write = {"onnx": _write_onnx, "torch": _write_torch, "safetensors": _write_safetensors}[format]
         data, predict = write(model)
-        return _File(data, predict, model, _compare_probabilities(model, predict, images), note)
+        return _File(data, predict, model, _compare_predictions(model, predict, images), note)
 
     plain = replace(trained, algorithm=Algorithm())  # the answer is what the network gives
-    if float((trained.predict(images)[0] - plain.predict(images)[0]).abs().max()) <= TOLERANCE:
+    if measure_difference(plain.predict(images)[0].numpy(), trained.predict(images)[0].numpy()) <= TOLERANCE:
         return make(plain)
     if format != "safetensors":  # which holds a network and no rule
         with suppress(Exception):  # a method's own code need not be one that torch can export
@@ -128,22 +140,22 @@ def _make_file(trained: TrainedModel, format: Format, images: Pixels) -> _File:
     return make(replace(plain, calibration=Calibration()), note)
 
 
-def _list_accuracies(file: _File, domains: Domains | None) -> dict[str, Any]:
-    """List a file's accuracies: those of the run if both predict alike, else measured on its test images."""
+def _list_scores(file: _File, domains: Domains | None) -> dict[str, Any]:
+    """List a file's scores by the primary metric: the run's if both predict alike, else measured on its test images."""
     run, site = file.trained.run, file.trained.site
-    if run.config.privacy.noise:  # accuracies have no noise
-        return {"accuracy": {}, "accuracy_mean": None}
-    tested = run.saved_scores
+    if run.config.privacy.noise:  # scores have no noise
+        return {"scores": {}, "mean": None}
+    name = run.task.primary.name_in_files
+    saved = run.saved_scores
+    scores, unseen = saved[name("scores")], saved.get("unseen") or []
     if not file.note and site is None:
-        return tested
-    if domains is None:
-        by_domain = {name: value for name, value in tested["accuracy"].items() if name == site and not file.note}
-        return {"accuracy": by_domain, "accuracy_mean": None}
+        return {"scores": scores, "mean": saved[name("score_mean")], "unseen": unseen}
+    if domains is None or not run.task.has_classes:
+        return {"scores": {d: value for d, value in scores.items() if d == site and not file.note}, "mean": None}
     accuracy = {domain.name: _measure_accuracy(file.predict, domain.test) for domain in domains}
-    unseen = tested.get("unseen") or []
     seen = [value for name, value in accuracy.items() if name not in unseen]
     mean = float(np.mean(seen)) if seen else None
-    return {"accuracy": accuracy, "accuracy_mean": mean, "unseen": unseen, "measured": True}
+    return {"scores": accuracy, "mean": mean, "unseen": unseen, "measured": True}
 
 
 def _measure_accuracy(predict: Predict, images: Split) -> float:
@@ -154,20 +166,27 @@ def _measure_accuracy(predict: Predict, images: Split) -> float:
 
 def make_metadata(trained: TrainedModel) -> dict[str, str]:
     """Return metadata for programs that use the file."""
-    card = trained.card
-    return {
-        "classes": json.dumps(card["classes"], ensure_ascii=False),
-        "image_size": str(trained.size),
-        "channels": str(trained.channels),
-        "mean": json.dumps(card["mean"]),
-        "std": json.dumps(card["std"]),
-        "temperature": repr(trained.calibration.temperature),
-        "calibrated_on": str(trained.calibration.images),
-        "algorithm": str(card["algorithm"]["name"]),
-        "input": "images: uint8 (batch, height, width, channels), RGB, resized to image_size; normalised inside",
-        "output": "probabilities: float32 (batch, classes)",
-        **_describe_privacy(trained),
-    }
+    card, encoding = trained.card, trained.encoding
+    about = {"algorithm": str(card["algorithm"]["name"]), **_describe_privacy(trained)}
+    if trained.task.has_classes:
+        about |= {
+            "classes": json.dumps(card["classes"], ensure_ascii=False),
+            "temperature": repr(trained.calibration.temperature),
+            "calibrated_on": str(trained.calibration.images),
+            "output": "probabilities: float32 (batch, classes)",
+        }
+    else:
+        about |= {"task": json.dumps(card["task"], ensure_ascii=False), "output": describe_output(trained)}
+    if trained.takes_images:
+        text = "images: uint8 (batch, height, width, channels), RGB, resized to image_size; normalised inside"
+        about |= {name: json.dumps(card[name]) for name in ("image_size", "channels", "mean", "std")}
+    elif encoding is None:
+        text = f"inputs: float32 {describe_input(trained)}"
+    else:
+        text = f"inputs: float32 {describe_input(trained)}, the columns in `features`, encoded as `table` says"
+        about |= {"features": json.dumps(encoding.features, ensure_ascii=False)}
+        about |= {"table": json.dumps(card["table"], ensure_ascii=False)}
+    return {**about, "input": text}
 
 
 def _describe_privacy(trained: TrainedModel) -> dict[str, str]:
@@ -180,9 +199,11 @@ def _describe_privacy(trained: TrainedModel) -> dict[str, str]:
 def _write_onnx(trained: TrainedModel) -> tuple[bytes, Predict]:
     import onnxruntime
 
+    source = "images" if trained.takes_images else "inputs"
+    target = "probabilities" if trained.task.has_classes else "predictions"
     with _silence_exporter():
         program: Any = torch.onnx.export(
-            _trace_program(trained), input_names=["images"], output_names=["probabilities"], verbose=False
+            _trace_program(trained), input_names=[source], output_names=[target], verbose=False
         )
     proto = program.model_proto
     for name, value in make_metadata(trained).items():
@@ -190,7 +211,7 @@ def _write_onnx(trained: TrainedModel) -> tuple[bytes, Predict]:
         entry.key, entry.value = name, value
     data: bytes = proto.SerializeToString()
     session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
-    return data, lambda images: session.run(["probabilities"], {"images": images})[0]
+    return data, lambda inputs: session.run([target], {source: inputs})[0]
 
 
 def _write_torch(trained: TrainedModel) -> tuple[bytes, Predict]:
@@ -201,7 +222,7 @@ def _write_torch(trained: TrainedModel) -> tuple[bytes, Predict]:
         )
         module = torch.export.load(io.BytesIO(file.getvalue())).module()
 
-    def predict(images: Pixels) -> NDArray[np.float32]:
+    def predict(images: Inputs) -> NDArray[np.float32]:
         with torch.inference_mode():
             return module(torch.from_numpy(images)).numpy()  # type: ignore[no-any-return]
 
@@ -220,7 +241,7 @@ def _write_safetensors(trained: TrainedModel) -> tuple[bytes, Predict]:
 
 
 def _trace_program(trained: TrainedModel) -> ExportedProgram:
-    example = torch.zeros(2, trained.size, trained.size, trained.channels, dtype=torch.uint8)
+    example = torch.zeros(2, *trained.shape, dtype=torch.uint8 if trained.takes_images else torch.float32)
     return torch.export.export(ExportedModule(trained).eval(), (example,), dynamic_shapes=({0: Dim("batch")},))
 
 
@@ -238,15 +259,19 @@ def _silence_exporter() -> Iterator[None]:
         logger.setLevel(before)
 
 
-def _select_check_images(trained: TrainedModel, data_root: str | Path | None) -> tuple[Pixels, Domains | None]:
-    """Select test images of each domain, and open the data; random images if the data cannot be opened."""
+def _select_check_images(trained: TrainedModel, data_root: str | Path | None) -> tuple[Inputs, Domains | None]:
+    """Select test examples of each domain, and open the data; random ones if the data cannot be opened."""
     try:
         _, domains, _ = open_run_data(trained.run, None if data_root is None else str(data_root))
     except (InputError, OSError):
         if data_root is not None:
             raise
-        shape = CHECKED, trained.size, trained.size, trained.channels
-        return numpy_rng(0, "export").integers(0, 256, shape, dtype=np.uint8), None
+        shape, rng = (CHECKED, *trained.shape), numpy_rng(0, "export")
+        if not trained.takes_images:
+            return rng.standard_normal(shape, dtype=np.float32), None
+        return rng.integers(0, 256, shape, dtype=np.uint8), None
+    if trained.encoding is not None:
+        domains = encode_domains(domains, trained.encoding)
     samples = []
     for split in (domain.test for domain in domains):
         count = min(-(-CHECKED // len(domains)), len(split))
@@ -254,17 +279,22 @@ def _select_check_images(trained: TrainedModel, data_root: str | Path | None) ->
     return np.concatenate(samples)[:CHECKED], domains
 
 
-def _compare_probabilities(trained: TrainedModel, predict: Predict, images: Pixels) -> float:
+def measure_difference(predicted: NDArray[Any], expected: NDArray[Any]) -> float:
+    """Measure the largest difference of predictions, relative to the largest expected one if that is above 1."""
+    return float(np.abs(predicted - expected).max()) / max(1.0, float(np.abs(expected).max()))
+
+
+def _compare_predictions(trained: TrainedModel, predict: Predict, images: Inputs) -> float:
     expected = trained.predict(images)[0].numpy()
     largest = 0.0
     for size in BATCHES:
         rows = range(0, len(images), size) if size > 1 else range(min(7, len(images)))
         for start in rows:
             batch = np.ascontiguousarray(images[start : start + size])
-            largest = max(largest, float(np.abs(predict(batch) - expected[start : start + size]).max()))
+            largest = max(largest, measure_difference(predict(batch), expected[start : start + size]))
     if not largest <= TOLERANCE:
         raise RunError(
-            f"nothing was written: the exported model's probabilities differ from the run's by up to {largest:.2g}, "
+            f"nothing was written: the exported model's predictions differ from the run's by up to {largest:.2g}, "
             f"more than {TOLERANCE:g}; please report it"
         )
     return largest

@@ -18,7 +18,8 @@ from fedcir.client.prediction import Output, predict
 from fedcir.client.state import ClientStore, find_local_cause
 from fedcir.config import ModelConfig
 from fedcir.data.domains import Split
-from fedcir.data.examples import Examples, ImageExamples, Normalisation
+from fedcir.data.encoding import TableEncoding, read_encoding
+from fedcir.data.examples import ArrayExamples, Examples, ImageExamples, Normalisation
 from fedcir.data.features import FeatureCache
 from fedcir.data.federation import Client
 from fedcir.errors import InputError, suggest_name
@@ -30,6 +31,7 @@ from fedcir.runs.reader import Run, RunSource, restore_model, to_run
 from fedcir.runtime.resolution import pick_device
 from fedcir.runtime.resume import use_saved_model
 from fedcir.runtime.run_folder import RunFolder
+from fedcir.tasks.task import Task
 from fedcir.text import to_one_line
 from fedcir.types import LocalContext, Modules
 from fedcir.validation import build_dataclass
@@ -72,8 +74,32 @@ class TrainedModel:
         return self.run.card
 
     @property
+    def task(self) -> Task:
+        return self.run.task
+
+    @property
     def classes(self) -> tuple[str, ...]:
         return tuple(self.card["classes"])
+
+    @property
+    def takes_images(self) -> bool:
+        """Whether examples are images, and not rows of a table or arrays of floats."""
+        return "image_size" in self.card
+
+    @property
+    def noun(self) -> str:
+        """What examples are called."""
+        return "images" if self.takes_images else "rows" if "table" in self.card else "examples"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of an example: an image (H, W, C), or floats of any shape."""
+        return (self.size, self.size, self.channels) if self.takes_images else tuple(self.card["shape"])
+
+    @cached_property
+    def encoding(self) -> TableEncoding | None:
+        """Encoding of rows, if the model takes tables."""
+        return read_encoding(self.card["table"]) if "table" in self.card else None
 
     @property
     def size(self) -> int:
@@ -91,32 +117,39 @@ class TrainedModel:
     def calibrated(self) -> bool:
         return self.calibration.images > 0
 
-    def inputs(self, images: NDArray[np.uint8]) -> Tensor:
-        """Convert square images (B, H, W, C) to inputs of the network, by the code that makes training batches."""
+    def inputs(self, images: NDArray[Any]) -> Tensor:
+        """Convert images (B, H, W, C), or floats (B, ...), to inputs, by the code that makes training batches."""
         if self.features is not None:
             values, rows = self.features.load([(images, np.arange(len(images)))])
             return torch.from_numpy(values[rows]).to(self.device)  # (B, F)
         split = Split(images, np.zeros(len(images), np.int64), "")
-        return ImageExamples(split, self.normalisation).batch(np.arange(len(images)), self.device, self.layout)[0]
+        examples = ImageExamples(split, self.normalisation) if self.takes_images else ArrayExamples(split)
+        return examples.batch(np.arange(len(images)), self.device, self.layout)[0]
 
     @torch.inference_mode()
-    def compute(self, images: NDArray[np.uint8]) -> Output:
-        """Run the method's own prediction on square images (B, H, W, C)."""
+    def compute(self, images: NDArray[Any]) -> Output:
+        """Run the method's own prediction on square images (B, H, W, C), or on floats (B, ...)."""
         try:
             output = predict(self.algorithm, self.modules, self.inputs(images), self.ctx)
         except RuntimeError as error:  # by torch, for images that are too small for the network
             if self.run.config.model.foreign or is_out_of_memory(error):
                 raise
-            problem = f"the model of {self.run.path} takes no {self.size}x{self.size} images"
+            size = "x".join(map(str, self.shape[:2]))
+            problem = f"the model of {self.run.path} takes no {size} {'images' if self.takes_images else 'arrays'}"
             raise InputError(f"{problem}: {to_one_line(error, 200)}") from error
-        if not output.logits.softmax(-1).isfinite().all():
-            raise InputError(f"the model of {self.run.path} gives no numbers for some images: train it again")
+        if not (output.logits.softmax(-1) if self.task.has_classes else output.logits).isfinite().all():
+            raise InputError(f"the model of {self.run.path} gives no numbers for some inputs: train it again")
         return output
 
     @torch.inference_mode()
-    def predict(self, images: NDArray[np.uint8]) -> tuple[Tensor, Tensor]:
-        """Predict calibrated probabilities (B, C) and the novelty (B,) of square images."""
+    def predict(self, images: NDArray[Any]) -> tuple[Tensor, Tensor]:
+        """Predict calibrated probabilities (B, C) and the novelty (B,) of examples.
+
+        Other tasks than classification give their own predictions, and no novelty, which is NaN.
+        """
         output = self.compute(images)
+        if not self.task.has_classes:
+            return self.task.predict(output.logits).cpu(), torch.full((len(images),), torch.nan)
         probabilities = (output.logits.double() / self.calibration.temperature).softmax(-1)
         return probabilities.cpu(), self.calibration.share(output.novelty.cpu())
 
@@ -145,7 +178,7 @@ def open_model(
     trust_code: bool = False,
     train: Examples | None = None,
 ) -> TrainedModel:
-    """Open the network of a finished run on images. `site` selects a client's, where each keeps a part of its own.
+    """Open the network of a finished run. `site` selects a client's, where each keeps a part of its own.
 
     `train` holds the training images of that client, for one that never trained: the run tests it on the first weights,
     with BatchNorm statistics of these images.
@@ -153,12 +186,13 @@ def open_model(
     run = to_run(source, trust_code)
     if not run.finished:
         raise InputError(f"{run.path} holds no finished run: resume it to finish it")
-    if "image_size" not in run.card:
+    if not {"image_size", "shape"} & run.card.keys():
         raise InputError(
             f"{run.path} was trained by fedcir.train on Datasets of its caller: use load_run(...).model(encoder=...)"
         )
-    size, channels = run.card["image_size"], run.card["channels"]
-    check_memory(5 * BATCH * size * size * channels, f"image_size={size} of {run.path} for {BATCH} images")
+    if "image_size" in run.card:
+        size, channels = run.card["image_size"], run.card["channels"]
+        check_memory(5 * BATCH * size * size * channels, f"image_size={size} of {run.path} for {BATCH} images")
     method = run.configured_method(algorithm)
     if site is None and has_client_parts(run, method):
         domains = dict.fromkeys(client["domain"] for client in run.manifest["clients"])
@@ -189,7 +223,10 @@ def has_client_parts(run: Run, method: Algorithm) -> bool:
 
 
 class ExportedModule(nn.Module):
-    """Map uint8 images (B, H, W, C), as pictures lie in memory, to probabilities (B, classes)."""
+    """Map uint8 images (B, H, W, C), as pictures lie in memory, or floats (B, ...), to probabilities (B, classes).
+
+    Other tasks than classification give their own predictions.
+    """
 
     def __init__(self, trained: TrainedModel) -> None:
         super().__init__()
@@ -202,13 +239,17 @@ class ExportedModule(nn.Module):
         self.others = nn.ModuleDict(modules)
         self.algorithm, self.ctx = trained.algorithm, trained.ctx
         self.temperature = trained.calibration.temperature
+        self.task, self.takes_images = trained.task, trained.takes_images
         self.scale: Tensor
         self.shift: Tensor
-        self.register_buffer("scale", trained.normalisation.scale)
-        self.register_buffer("shift", trained.normalisation.shift)
+        if self.takes_images:
+            self.register_buffer("scale", trained.normalisation.scale)
+            self.register_buffer("shift", trained.normalisation.shift)
 
-    def forward(self, images: Tensor) -> Tensor:
-        x = images.permute(0, 3, 1, 2).to(torch.float32, memory_format=torch.contiguous_format)
-        modules = {"model": self.network, **self.others}
-        logits = self.algorithm.predict(modules, x * self.scale + self.shift, self.ctx)
-        return (logits / self.temperature).softmax(-1)
+    def forward(self, inputs: Tensor) -> Tensor:
+        x = inputs
+        if self.takes_images:
+            images = inputs.permute(0, 3, 1, 2).to(torch.float32, memory_format=torch.contiguous_format)
+            x = images * self.scale + self.shift
+        logits = self.algorithm.predict({"model": self.network, **self.others}, x, self.ctx)
+        return (logits / self.temperature).softmax(-1) if self.task.has_classes else self.task.predict(logits)

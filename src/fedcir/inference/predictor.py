@@ -1,10 +1,11 @@
-"""Predictor: images in, classes with probabilities out."""
+"""Predictor: images, rows of a table or arrays in; classes with probabilities, or what else the task predicts, out."""
 
 import os
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
+from torch import Tensor
 
 from fedcir.data.decoding import MODES, SUFFIXES, Decoding, decode_file, to_square
 from fedcir.data.domains import Split
+from fedcir.data.encoding import TableEncoding
+from fedcir.data.sources.csv import encode_rows
 from fedcir.data.sources.folders import open_folder
+from fedcir.data.sources.site_tables import CsvRow, SiteTable, read_table
 from fedcir.errors import InputError
 from fedcir.inference.adaptation import MAX_IMAGES, SiteEstimate, adapt_model
 from fedcir.inference.model import BATCH, AlgorithmChoice, open_model
@@ -25,19 +30,23 @@ from fedcir.runs.reader import RunSource
 from fedcir.validation import Between
 
 Pixels = NDArray[np.uint8]
+Named = tuple[str, Any]
+"""Name of an example, and the example."""
 
 
-def files_in(paths: Iterable[str | Path]) -> list[str]:
-    """List files, and the images in folders at any depth except hidden ones.
+def files_in(paths: Iterable[str | Path], endings: Sequence[str] = SUFFIXES) -> list[str]:
+    """List files, and the images in folders at any depth except hidden ones; other `endings` directly in folders.
 
     A file that is given by name need not look like an image.
     """
     files: list[str] = []
     for path in map(str, paths):
         if os.path.isdir(path):
-            inside = [os.path.join(path, name) for name in open_folder(path).images()]
+            names = open_folder(path).images() if endings is SUFFIXES else sorted(os.listdir(path))
+            inside = [os.path.join(path, name) for name in names if name.lower().endswith(tuple(endings))]
             if not inside:
-                raise InputError(f"{path} holds no images; they end in {', '.join(SUFFIXES)}")
+                kind = "images; they end" if endings is SUFFIXES else "files that end"
+                raise InputError(f"{path} holds no {kind} in {', '.join(endings)}")
             files += inside
         elif os.path.exists(path):
             files.append(path)
@@ -54,6 +63,38 @@ def read_file(path: str, size: int, channels: int) -> Pixels | str:
         return "it is empty"
     look, pixels = decode_file(path, Decoding(size, _check_channels(channels)))
     return look.error or np.frombuffer(pixels, np.uint8).reshape(size, size, channels)
+
+
+def read_rows(path: str, encoding: TableEncoding) -> list[Named]:
+    """Read and encode the rows of a CSV file, which are named by their lines."""
+    table = read_table(Path(path))
+    return [(f"{path}:{row.line}", x) for row, x in zip(table.rows, encode_rows(table, encoding), strict=True)]
+
+
+def to_table(rows: Sequence[Mapping[str, Any]]) -> SiteTable:
+    """Convert rows as dictionaries, such as `DataFrame.to_dict("records")`, to a table; None is a missing cell."""
+    header = tuple(dict.fromkeys(str(name) for row in rows for name in row))
+    cells = [["" if row.get(name) is None else str(row[name]).strip() for name in header] for row in rows]
+    return SiteTable("rows", Path("rows"), header, [CsvRow(number, row) for number, row in enumerate(cells, start=1)])
+
+
+def read_arrays(path: str, shape: Sequence[int]) -> list[Named]:
+    """Read the examples of an .npy file of floats (N, ...), which are named by their numbers."""
+    try:
+        values = np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise InputError(f"{path} is not a readable .npy file: {error}") from error
+    return [(f"{path}:{number}", x) for number, x in enumerate(_check_floats(values, shape, path))]
+
+
+def _check_floats(values: Any, shape: Sequence[int], where: str) -> NDArray[np.float32]:
+    if not isinstance(values, np.ndarray) or values.dtype.kind not in "fiu" or list(values.shape[1:]) != list(shape):
+        kind = f"{values.dtype}{list(values.shape)}" if isinstance(values, np.ndarray) else type(values).__name__
+        raise InputError(f"{where} must hold numbers of the shape {['N', *shape]}, got {kind}".replace("'", ""))
+    floats = values.astype(np.float32)
+    if not np.isfinite(floats).all():
+        raise InputError(f"{where} holds numbers that are not finite, or too large for single precision")
+    return floats
 
 
 def to_pixels(picture: Any, size: int, channels: int) -> Pixels:
@@ -100,8 +141,24 @@ class Prediction:
         return self.novelty
 
 
+@dataclass(frozen=True)
+class TaskPrediction:
+    """Prediction of another task than classification for one example."""
+
+    values: Mapping[str, float]
+    """Probability of each label, value of each target column, risk, or share of the pixels of each class."""
+    mask: NDArray[np.uint8] | None = None
+    """Class of each pixel (H, W), for segmentation."""
+
+
+Answer = Prediction | TaskPrediction
+
+
 class Predictor:
     """The model of a finished run, ready to use: `Predictor("runs/mine")(images)`.
+
+    A model of tables takes CSV files, or rows as dictionaries; a model of arrays takes arrays and .npy files. Classes
+    give a `Prediction`, other tasks a `TaskPrediction`.
 
     `site` names a domain where each client has a part of the model for itself. A run of an algorithm of your own needs
     it as `algorithm`. With `trust_code`, code that the run names may run. Each prediction lists the `top` most probable
@@ -130,6 +187,8 @@ class Predictor:
         self.top, self.batch_size = top, batch_size
         self.estimate: SiteEstimate | None = None
         if site_images is not None:
+            if not self.trained.takes_images:
+                raise InputError("site_images adapts to images, and the model takes none: leave it out")
             self.trained, self.estimate = adapt_model(self.trained, self._read_site(files_in(site_images)))
             if self.estimate is not None and not force:
                 self.estimate.check("the site")
@@ -154,8 +213,20 @@ class Predictor:
         """Whether the clients set images aside, from which a temperature was fitted."""
         return self.trained.calibrated
 
-    def __call__(self, images: Any) -> list[Prediction]:
-        """Predict a list of PIL images, byte arrays (H, W, 3) or paths, a batch (N, H, W, 3), or a single image."""
+    @cached_property
+    def endings(self) -> tuple[str, ...]:
+        """Endings of the files that the model takes."""
+        return SUFFIXES if self.trained.takes_images else (".npy",) if self.trained.encoding is None else (".csv",)
+
+    def __call__(self, images: Any) -> list[Answer]:
+        """Predict a list of PIL images, byte arrays (H, W, 3) or paths, a batch (N, H, W, 3), or a single image.
+
+        A model of tables takes a list of dictionaries, or the path of a CSV file. A model of arrays takes an array of
+        floats (N, ...), or the path of an .npy file.
+        """
+        if not self.trained.takes_images:
+            examples = self._list_examples(images)
+            return [answer for _, answer in self._predict(examples, _get_example) if not isinstance(answer, str)]
         size, channels = self.trained.size, self.trained.channels
 
         def read(picture: Any) -> Pixels:
@@ -168,14 +239,34 @@ class Predictor:
 
         if isinstance(images, Image.Image | str | Path) or (isinstance(images, np.ndarray) and images.ndim != 4):
             images = [images]
-        return [answer for _, answer in self._predict(images, read) if isinstance(answer, Prediction)]
+        return [answer for _, answer in self._predict(images, read) if not isinstance(answer, str)]
 
-    def files(self, paths: Iterable[str]) -> Iterator[tuple[str, Prediction | str]]:
-        """Predict files batch by batch. Yields each path with its prediction, or with its error."""
+    def _list_examples(self, source: Any) -> list[Named]:
+        """List the examples of a CSV or .npy file, of rows as dictionaries, or of an array."""
+        encoding, shape = self.trained.encoding, self.trained.shape
+        if isinstance(source, str | Path):
+            return read_arrays(str(source), shape) if encoding is None else read_rows(str(source), encoding)
+        if encoding is None:
+            return [(str(number), x) for number, x in enumerate(_check_floats(source, shape, "the array"))]
+        rows = [source] if isinstance(source, Mapping) else source
+        if not (isinstance(rows, Sequence) and all(isinstance(row, Mapping) for row in rows)):
+            raise InputError(f"rows must be dictionaries or the path of a CSV file, got {type(source).__name__}")
+        return [(str(number), x) for number, x in enumerate(encode_rows(to_table(rows), encoding))] if rows else []
+
+    def files(self, paths: Iterable[str]) -> Iterator[tuple[str, Answer | str]]:
+        """Predict files batch by batch. Yields each path with its prediction, or with its error.
+
+        Rows of a table and examples of an array are named by their file and number, as in new.csv:2.
+        """
+        if not self.trained.takes_images:
+            for path in paths:
+                for (name, _), answer in self._predict(self._list_examples(path), _get_example):
+                    yield name, answer
+            return
         size, channels = self.trained.size, self.trained.channels
         yield from self._predict(paths, lambda path: read_file(path, size, channels))
 
-    def _predict(self, pictures: Iterable[Any], read: Any) -> Iterator[tuple[Any, Prediction | str]]:
+    def _predict(self, pictures: Iterable[Any], read: Any) -> Iterator[tuple[Any, Answer | str]]:
         """Predict one batch while threads read the next."""
         remaining = iter(pictures)
         with warnings.catch_warnings(), ThreadPoolExecutor(count_cores()) as pool:
@@ -190,18 +281,36 @@ class Predictor:
             finally:
                 pool.shutdown(cancel_futures=True)  # after Ctrl-C nobody waits for the rest
 
-    def _batch(self, ready: list[tuple[Any, "Future[Pixels | str]"]]) -> Iterator[tuple[Any, Prediction | str]]:
+    def _batch(self, ready: list[tuple[Any, "Future[Pixels | str]"]]) -> Iterator[tuple[Any, Answer | str]]:
         """Predict the pictures of a batch that could be read."""
         results = [(picture, future.result()) for picture, future in ready]
-        rows: Iterator[tuple[list[float], list[int], float]] = iter(())
+        answers: Iterator[Answer] = iter(())
         if pixels := [result for _, result in results if not isinstance(result, str)]:
-            probabilities, novelty = self.trained.predict(np.stack(pixels))
-            values, labels = probabilities.topk(min(self.top, len(self.classes)), dim=-1)
-            rows = zip(values.tolist(), labels.tolist(), novelty.tolist(), strict=True)
+            predictions, novelty = self.trained.predict(np.stack(pixels))
+            answers = (
+                self._rank_classes(predictions, novelty) if self.trained.task.has_classes else self._name(predictions)
+            )
         for picture, result in results:
-            if isinstance(result, str):
-                yield picture, result
-            else:
-                shares, indices, share = next(rows)
-                top = tuple((self.classes[index], value) for index, value in zip(indices, shares, strict=True))
-                yield picture, Prediction(*top[0], share, top)
+            yield picture, result if isinstance(result, str) else next(answers)
+
+    def _rank_classes(self, probabilities: Tensor, novelty: Tensor) -> Iterator[Prediction]:
+        values, labels = probabilities.topk(min(self.top, len(self.classes)), dim=-1)
+        for shares, indices, share in zip(values.tolist(), labels.tolist(), novelty.tolist(), strict=True):
+            top = tuple((self.classes[index], value) for index, value in zip(indices, shares, strict=True))
+            yield Prediction(*top[0], share, top)
+
+    def _name(self, predictions: Tensor) -> Iterator[TaskPrediction]:
+        """Name the columns of predictions (B, T); of pixels (B, C, H, W), give the most probable class and shares."""
+        names = self.trained.task.predicted_names
+        for prediction in predictions:
+            mask = None
+            values = prediction
+            if prediction.ndim > 1:
+                classes = prediction.argmax(0)
+                mask = classes.numpy().astype(np.uint8)
+                values = classes.flatten().bincount(minlength=len(names)) / classes.numel()
+            yield TaskPrediction(dict(zip(names, values.tolist(), strict=True)), mask)
+
+
+def _get_example(named: Named) -> Any:
+    return named[1]

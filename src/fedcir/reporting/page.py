@@ -94,10 +94,13 @@ class Listing:
     text: str
 
 
+Block = Sentences | Table | Figure | Listing
+
+
 @dataclass(frozen=True)
 class Section:
     title: str
-    blocks: tuple[Sentences | Table | Figure | Listing, ...]
+    blocks: tuple[Block, ...]
 
 
 def render_page(title: str, lead: str, sections: Sequence[Section], methods: Sequence[str] = ()) -> str:
@@ -177,7 +180,7 @@ def _render_section(number: int, section: Section, figures: list[Figure]) -> str
     return f'<section aria-labelledby="s{number}"><h2 id="s{number}">{title}</h2>{"".join(parts)}</section>'
 
 
-def _render_block(block: Sentences | Table | Figure | Listing, number: int) -> str:
+def _render_block(block: Block, number: int) -> str:
     if isinstance(block, Sentences):
         items = (re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(sentence)) for sentence in block.sentences)
         return "<ul>" + "".join(f"<li>{item}</li>" for item in items) + "</ul>"

@@ -161,9 +161,13 @@ def _join_splits(parts: list[Split]) -> Split:
     labels = np.concatenate([part.labels for part in parts])
     if all(part.images is parts[0].images for part in parts):
         rows = np.concatenate([part.where for part in parts])
-        return Split(parts[0].images, labels, parts[0].names, rows, hashes=parts[0].hashes)
+        return replace(parts[0], labels=labels, rows=rows, groups=None)
     names = [name for part in parts for name in part.ids]
-    return Split(np.concatenate([part.pixels(np.arange(len(part))) for part in parts]), labels, names)
+    images = np.concatenate([part.pixels(np.arange(len(part))) for part in parts])
+    targets = None
+    if parts[0].targets is not None:
+        targets = np.concatenate([part.select_targets(np.arange(len(part))) for part in parts])
+    return Split(images, labels, names, targets=targets)
 
 
 def _load_hashes(run: Run, domains: Domains) -> ImageHashes | None:

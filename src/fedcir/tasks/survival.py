@@ -42,6 +42,10 @@ class Survival(Task):
     def outputs(self) -> int:
         return 1
 
+    @property
+    def predicted_names(self) -> tuple[str, ...]:
+        return ("risk",)
+
     def fit(self, means: Sequence[float], spreads: Sequence[float]) -> Self:
         """End the grid three standard deviations above the mean time, so that intervals have round lengths."""
         end = means[1] + 3 * spreads[1]

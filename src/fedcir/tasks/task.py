@@ -68,6 +68,11 @@ class Task(ABC):
         """Width of the head's output."""
         return len(self.names)
 
+    @property
+    def predicted_names(self) -> tuple[str, ...]:
+        """Names of the columns of `predict`."""
+        return self.names
+
     def head(self, features: int) -> Head:
         return nn.Linear(features, self.outputs)
 

@@ -8,11 +8,21 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedcir.config import DataConfig
 from fedcir.data.cache import PreparedImages
 from fedcir.data.domains import Domains
-from fedcir.data.encoding import MAX_CATEGORIES, Columns, ColumnSummary, Kind, Values, merge_columns
+from fedcir.data.encoding import (
+    MAX_CATEGORIES,
+    Columns,
+    ColumnSummary,
+    Kind,
+    TableEncoding,
+    Values,
+    merge_columns,
+    sum_columns,
+)
 from fedcir.data.sources.folders import PARTS
 from fedcir.data.sources.site_tables import MISSING, SiteTable, parse_number, to_category
 from fedcir.data.sources.source import DatasetSource, ImageRecord, Part
@@ -103,6 +113,15 @@ def convert_cells(table: SiteTable, columns: Columns) -> Values:
                 )
             values[index, number] = value
     return values
+
+
+def encode_rows(table: SiteTable, encoding: TableEncoding) -> NDArray[np.float32]:
+    """Encode rows as the features of a trained model; with scale=client by the mean and spread of these rows."""
+    columns = [ColumnSummary(c.name, "category" if c.categories else "number", c.categories) for c in encoding.columns]
+    values = convert_cells(table, columns)
+    if encoding.scale == "client":
+        encoding = encoding.with_statistics(sum_columns(columns, values))
+    return encoding.encode(columns, values, str(table.path))
 
 
 def build_domains(

@@ -40,7 +40,7 @@ class SiteTable:
 def read_tables(root: Path, data: DataConfig) -> list[SiteTable]:
     """Read DIR/<site>.csv, or a file with a column data.site, without splitting or converting anything."""
     if root.is_file():
-        header, rows = _read_file(root, data)
+        header, rows = _read_file(root)
         if data.site not in header:
             raise InputError(
                 f"{root} has no column {data.site!r} that names the site of each row; it has {join_names(header, 20)}: "
@@ -56,13 +56,13 @@ def read_tables(root: Path, data: DataConfig) -> list[SiteTable]:
     paths = sorted(root.glob("*.csv"))
     if not paths:
         raise InputError(f"data.root: {root} holds no <site>.csv file")
-    return [SiteTable(path.stem, path, *_read_file(path, data)) for path in paths]
+    return [SiteTable(path.stem, path, *_read_file(path)) for path in paths]
 
 
 def read_site_table(root: Path, site: str, data: DataConfig) -> SiteTable:
     """Read the rows of one site: a file of its own, or its rows of a file with a column data.site."""
     path = find_site_file(root, site)
-    header, rows = _read_file(path, data)
+    header, rows = _read_file(path)
     if root.is_file() and data.site in header:
         position = header.index(data.site)
         rows = [row for row in rows if row.cells[position] == site]
@@ -82,7 +82,12 @@ def find_site_file(root: Path, site: str) -> Path:
     return path
 
 
-def _read_file(path: Path, data: DataConfig) -> tuple[tuple[str, ...], list[CsvRow]]:
+def read_table(path: Path) -> SiteTable:
+    """Read all rows of a file, whatever their site."""
+    return SiteTable(path.stem, path, *_read_file(path))
+
+
+def _read_file(path: Path) -> tuple[tuple[str, ...], list[CsvRow]]:
     header, cells = open_rows(path)
     if twice := next((name for name, count in Counter(header).items() if count > 1), None):
         raise InputError(f"{path} has two columns {twice!r}: rename one", public="its table has a column twice")
