@@ -170,7 +170,7 @@ def _open_data(
             raise InputError(f"set takes settings of the data only, such as data.classes=..., got {assignment!r}")
         tables = merge_tables(tables, parse_assignment(assignment))
     settings = replace(config_from_tables(tables).data, val_fraction=0.0, train_per_domain=None)
-    task = run.config.task.name if model.task.has_classes else model.task
+    task = config.task.name if model.task.has_classes else model.task
     domains = open_dataset(settings, run.config.run.seed, partial(on_work, what="decoding images"), False, task=task)
     if domains.columns:
         if model.encoding is None:
