@@ -152,6 +152,9 @@ def test_survival_curves_follow_the_life_table() -> None:
     assert curve[:3] == [(0.0, 1.0), (1.0, pytest.approx(1 - 1 / 3.5)), (2.0, pytest.approx((1 - 1 / 3.5) / 2))]
     assert len(curve) == INTERVALS + 1
     assert len(task.curve(sums, "high")) == 1
+    divided = task.metrics(torch.tensor([[1.0], [0.0], [0.0], [1.0]]), targets)
+    assert (divided["low"], divided["high"]) == (2, 2)
+    assert task.curve(divided, *GROUPS) == curve
     assert set(GROUPS) < set(task.sum_names)
 
 

@@ -15,6 +15,7 @@ from fedcir.reporting.methods import domain_cell, domain_header, domains_of, for
 from fedcir.reporting.page import Figure, Section, Sentences, Table, to_sentence
 from fedcir.reporting.sections import Study
 from fedcir.runs.statistics import Estimate, Interval, MeanInterval, MethodResult, half_width
+from fedcir.tasks.survival import GROUPS, Survival
 from fedcir.tasks.task import add_sums
 from fedcir.types import ACCURACY, Metric
 
@@ -56,6 +57,44 @@ def build_domains(study: Study, methods: Sequence[MethodResult], diagnoses: Diag
         )
         blocks.append(Figure("Class by class", charts, note))
     return Section("Domains", tuple(blocks))
+
+
+def build_survival(study: Study) -> Section | None:
+    """Build the section on survival curves by predicted risk and by domain; None for other tasks."""
+    if study.metric not in Survival.metrics_reported:
+        return None
+    runs = {name: run for name, run in study.one_of_each.items() if run.sums}
+    task = next(iter(study.one_of_each.values())).task
+    if not (isinstance(task, Survival) and task.horizon and runs):
+        return None
+
+    def draw(curves: Mapping[str, Sequence[tuple[float, float]]]) -> Lines:
+        series = [
+            Series(name, tuple(time for time, _ in points), tuple(100 * share for _, share in points))
+            for name, points in curves.items()
+        ]
+        return Lines("", task.names[1], "without the event (%)", tuple(series))
+
+    choices: dict[str, Chart] = {}
+    for name, run in runs.items():
+        chosen = {"all domains": add_sums([*run.sums.values()]), **run.sums}
+        for domain, sums in chosen.items():
+            label = domain if len(runs) == 1 else f"{name}: {domain}"
+            choices[label] = draw({f"{group} risk": task.curve(sums, group) for group in GROUPS})
+    by_domain = draw({domain: task.curve(sums, *GROUPS) for domain, sums in next(iter(runs.values())).sums.items()})
+    groups = (
+        "Low risk is that of the half of each domain's test examples with the lower predictions; high risk is that of "
+        "the others. The further the curves are apart, the better a model tells who is at risk."
+    )
+    method = "Life-table estimates on test examples, in which censored examples are at risk for half of their interval."
+    seed = "" if study.common_seed is None or len(study.seeds) == 1 else f" Seed {study.common_seed}."
+    return Section(
+        "Survival",
+        (
+            Figure("Survival by predicted risk", choices, f"{groups} {method}{seed}"),
+            Figure("Survival by domain", {"": by_domain}, "Whatever a model predicts."),
+        ),
+    )
 
 
 def _build_metric_tables(study: Study) -> list[Table]:

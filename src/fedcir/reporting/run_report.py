@@ -114,6 +114,7 @@ def write_report(
         sections.build_results(study, methods, list(map(clean_note, study.notes))),
         sections.build_training(study, methods),
         client_sections.build_domains(study, methods, diagnoses),
+        client_sections.build_survival(study),
         client_sections.build_distances(study, diagnoses, samples, missing) if study.metric == ACCURACY else None,
         sections.build_costs(study, methods, target),
         client_sections.build_clients(diagnoses),

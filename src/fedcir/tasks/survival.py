@@ -118,14 +118,16 @@ class Survival(Task):
     def strata(self, targets: NDArray[Any]) -> NDArray[np.int64]:
         return np.asarray(targets)[:, 0].astype(np.int64)
 
-    def curve(self, sums: Mapping[str, float], group: str) -> list[tuple[float, float]]:
-        """Survival of a risk group at the ends of the intervals (time, share), by the life-table method.
+    def curve(self, sums: Mapping[str, float], *groups: str) -> list[tuple[float, float]]:
+        """Survival of risk groups together at the ends of the intervals (time, share), by the life-table method.
 
         Censored examples are at risk for half of their interval.
         """
-        at_risk, share, points = sums[group], 1.0, [(0.0, 1.0)]
+        at_risk, share, points = sum(sums[group] for group in groups), 1.0, [(0.0, 1.0)]
         for interval in range(INTERVALS):
-            events, censored = sums[f"{group}_events_{interval}"], sums[f"{group}_censored_{interval}"]
+            events, censored = (
+                sum(sums[f"{group}_{kind}_{interval}"] for group in groups) for kind in ("events", "censored")
+            )
             if at_risk - censored / 2 <= 0:
                 break
             share *= max(0.0, 1 - events / (at_risk - censored / 2))

@@ -24,7 +24,7 @@ TASKS = {
     "regression": ("RMSE", ("Test MAE,", "Test R2,")),
     "multilabel": ("AUROC (%)", ("F1 (%)", "AUROC of all examples together (%)")),
     "segmentation": ("Dice (%)", ("IoU (%)", "Dice of all examples together (%)")),
-    "survival": ("concordance index (%)", ()),
+    "survival": ("concordance index (%)", ("Low risk is that of the half", "Whatever a model predicts")),
 }
 """Primary metric of a task, and what else its report shows."""
 
