@@ -272,3 +272,22 @@ def test_an_interrupted_withdrawal_leaves_no_folder(tiny: Callable[..., Config],
     shutil.copytree(run, tmp_path / "out")  # as a process that was killed leaves it
     with pytest.raises(InputError, match="delete this one, if a withdrawal that did not end left it there"):
         forget(run, "pen", out=tmp_path / "out")
+
+
+def test_stored_sums_take_out_the_domain_of_a_name_before_the_client_of_that_number(
+    tiny: Callable[..., Config], train: Train, data_root: Path, tmp_path: Path
+) -> None:
+    root = tmp_path / "data"
+    root.mkdir()
+    for number, file in enumerate(sorted(data_root.glob("*.npz"))):
+        shutil.copy(file, root / f"{number + 1}.npz")  # the domain "1" is at the client 0
+    settings = ("model.freeze=true", "server.store_sums=true", f"data.root={root}")
+    run = train(tiny("fedcirone", *settings), tmp_path / "run")
+    mixed = train(tiny("fedcirone", *settings, "partition.scheme=iid", "partition.clients=3"), tmp_path / "mixed")
+    with_images = forget(run, "1", out=tmp_path / "with")
+    shutil.rmtree(root)
+    without = forget(run, "1", out=tmp_path / "without")
+    assert without.record["clients"] == with_images.record["clients"] == [0]
+    assert model_of(without.path) == model_of(with_images.path)
+    with pytest.raises(InputError, match="images of domain '1' may lie at clients with others"):
+        forget(mixed, "1", out=tmp_path / "nothing")

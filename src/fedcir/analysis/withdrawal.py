@@ -191,7 +191,11 @@ def _add_up_others(old: Run, site: str, folder: Path) -> _Removed:
         fix = f"run or merge again without {site!r}; runs with server.store_sums=true can forget a site"
         raise InputError(f"{old.path} ran across sites, which keep their images, and holds no sums of them: {fix}")
     clients = list(old.manifest["clients"])
-    removed = [client for client in clients if site in (client["domain"], str(client["id"]), client.get("name"))]
+    by_kind = {kind: [c for c in clients if str(c.get(kind)) == site] for kind in ("name", "domain", "id")}
+    kind = next((kind for kind, found in by_kind.items() if found), "id")
+    if kind == "domain" and old.config.partition.scheme in ("iid", "csv"):
+        raise InputError(f"images of domain {site!r} may lie at clients with others: name clients by their number")
+    removed = by_kind[kind]
     rest = [client for client in clients if client not in removed and client["id"] in present]
     if not removed:
         domains = sorted({client["domain"] for client in clients})
