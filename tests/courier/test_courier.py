@@ -16,7 +16,7 @@ import fedcir
 from fedcir.analysis.courier_heads import make_head_reply
 from fedcir.config import Config, config_from_tables
 from fedcir.courier import CourierFile, describe_courier_file, make_courier_file, merge_courier_files, read_courier_file
-from fedcir.courier.message_file import pack_courier_file
+from fedcir.courier.message_file import pack_signed_file
 from fedcir.data.federation import open_federation
 from fedcir.errors import InputError
 from fedcir.models.closed_form import FeatureSums
@@ -180,7 +180,7 @@ def test_the_key_is_made_for_its_owner_only(sent: list[CourierFile]) -> None:
 def replaced(file: CourierFile, out: Path, key: Path | None = None, **fields: Any) -> CourierFile:
     """The same message with another header, signed again: by the site, or with another key."""
     key = key or file.path.with_suffix(".key")
-    content = pack_courier_file(replace(file.header, **fields), file.sums, open_key(key))
+    content = pack_signed_file("courier", replace(file.header, **fields), file.sums, open_key(key))
     out.write_bytes(content)
     return read_courier_file(out)
 

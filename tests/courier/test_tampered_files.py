@@ -12,7 +12,7 @@ from safetensors.torch import save
 
 from fedcir.cli.application import describe_failure
 from fedcir.courier import CourierFile, merge_courier_files, read_courier_file
-from fedcir.courier.message_file import FORMAT, MAX_HEADER, PURPOSE
+from fedcir.courier.message_file import FORMAT, MAX_HEADER
 from fedcir.errors import InputError
 from fedcir.signing import open_key, sign
 
@@ -80,7 +80,7 @@ def test_a_file_of_another_format_is_named(sent: list[CourierFile], tmp_path: Pa
 
 def signed(content: bytes, key: Path) -> bytes:
     """Any content with a valid signature: what a hostile site can send."""
-    signature = sign(open_key(key), f"{PURPOSE} {FORMAT}", content)
+    signature = sign(open_key(key), f"courier {FORMAT}", content)
     return f"fedcir-courier {FORMAT} {signature.public_key} {signature.signature}\n".encode() + content
 
 

@@ -1,35 +1,26 @@
-"""One more message by courier: a site tests the heads of all coalitions of a merged run, and signs the bits.
+"""One more message by courier: a site tests the heads of all coalitions of a merged run, and signs the bits."""
 
-A line of text holds the format, the public key and the signature of all bytes after the line, as in a courier file.
-"""
-
-import json
 import os
-import re
 from collections.abc import Collection
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from safetensors.torch import load, load_file, save
+from safetensors.torch import load_file
 
 from fedcir.algorithms import make_algorithm
 from fedcir.client.head_bank import COALITIONS, HeadBank, pack_head_hits
+from fedcir.courier.message_file import FIX, pack_signed_file, read_signed_file
 from fedcir.data.federation import open_site_federation
 from fedcir.errors import InputError, suggest_name
-from fedcir.files import check_output_file, check_regular_file, explain_read_errors, read_bytes, write_file
+from fedcir.files import check_output_file, check_regular_file, explain_read_errors, write_file
 from fedcir.machine import use_threads
 from fedcir.runs.reader import Run, restore_model
 from fedcir.runtime.stored_sums import HEADS, save_hits
-from fedcir.signing import Signature, open_key, sign, verify
+from fedcir.signing import open_key
 from fedcir.types import Tensors
-from fedcir.validation import build_dataclass, check_type
 
 SUFFIX = ".hits"
-PURPOSE = "courier heads 1"
-LINE = re.compile(rb"fedcir-hits 1 ([0-9a-f]{64}) ([0-9a-f]{128})\n")
-MAX_BYTES = 1_000_000_000
-FIX = "ask the site for the file again"
 
 
 @dataclass(frozen=True)
@@ -73,9 +64,7 @@ def make_head_reply(run: Run, folder: Path, out: Path, *, site: str | None = Non
         restored = restore_model(run, config, make_algorithm(config.algorithm), federation.builder)
         ctx = restored.load(client)
         tensors = pack_head_hits(restored.trainer, client.test, heads.to_tensors(), ctx)[COALITIONS]
-    content = save(tensors, {"fedcir": json.dumps(asdict(ReplyHeader(site, run.manifest["hash"])), sort_keys=True)})
-    signature = sign(signing_key, PURPOSE, content)
-    write_file(out, f"fedcir-hits 1 {signature.public_key} {signature.signature}\n".encode() + content)
+    write_file(out, pack_signed_file("hits", ReplyHeader(site, run.manifest["hash"]), tensors, signing_key))
     return len(client.test)
 
 
@@ -86,15 +75,7 @@ def collect_head_replies(run: Run, paths: Collection[Path]) -> None:
     bits: Tensors = {}
     for path in paths:
         with explain_read_errors(path, FIX):
-            data = read_bytes(path, MAX_BYTES)
-            if (line := LINE.match(data)) is None:
-                raise InputError("it is no reply about heads, or its first line was changed")
-            signature, content = Signature(line[1].decode(), line[2].decode()), data[line.end() :]
-            verify(signature, PURPOSE, content)
-            length = int.from_bytes(content[:8], "little")
-            about = check_type(json.loads(content[8 : 8 + length]), dict, "header").get("__metadata__")
-            values = json.loads(check_type(check_type(about, dict, "metadata").get("fedcir"), str, "metadata.fedcir"))
-            header = build_dataclass(ReplyHeader, check_type(values, dict, "header"), "header")
+            header, tensors, signature, _ = read_signed_file(path, "hits", ReplyHeader)
             client = clients.get(header.site)
             if client is None or header.run != run.manifest["hash"]:
                 raise InputError("it is about the heads of another run")
@@ -102,7 +83,6 @@ def collect_head_replies(run: Run, paths: Collection[Path]) -> None:
                 raise InputError(f"it is signed by {signature.fingerprint}, and not by the key of {header.site!r}")
             if header.site in bits:
                 raise InputError(f"it is the second reply of {header.site!r}: leave one of them out")
-            tensors = load(content)
             shape = (len(heads), -(-int(client["test"]) // 8))
             if {*tensors} != {"bits"} or tensors["bits"].dtype != torch.uint8 or tensors["bits"].shape != shape:
                 raise InputError("it does not hold a bit for each head and test image")

@@ -1,4 +1,4 @@
-"""A courier file: one site's FedCiROne message, signed, and verified before anything in it is parsed.
+"""Signed files that sites send: a courier file, one site's FedCiROne message, is verified before it is parsed.
 
 A line of text holds the format, the public key and the signature of all bytes after the line. These are a safetensors
 file: the sums of the site, and its header as JSON. The header can hold nothing but the fields of `CourierHeader`.
@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import torch
 from safetensors.torch import load, save
@@ -31,14 +31,15 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 FORMAT = 1
-PURPOSE = "courier"
-ANY_LINE = re.compile(rb"fedcir-courier ([0-9]{1,9}) ")
-LINE = re.compile(rb"fedcir-courier %d ([0-9a-f]{64}) ([0-9a-f]{128})\n" % FORMAT)
+KINDS = {"courier": ("courier", "courier file"), "hits": ("courier heads", "reply about heads")}
+"""Purpose of the signature and title, by the word in the first line of a signed file."""
+LINE = re.compile(rb"fedcir-([a-z]{1,20}) ([0-9]{1,9}) ([0-9a-f]{64}) ([0-9a-f]{128})\n")
 MAX_BYTES = 4_000_000_000
 """Largest file: training and validation sums of 11,000 numbers for each image."""
 MAX_HEADER = 1_000_000
 MAX_NAME = 200
 FIX = "ask the site for the file again"
+T = TypeVar("T")
 ImageCount = Annotated[int, Between(0, 1_000_000_000)]
 
 
@@ -116,34 +117,39 @@ class CourierFile:
         return [int(count) for count in _count_classes(self.sums, part, len(self.header.classes))]
 
 
-def pack_courier_file(header: CourierHeader, sums: Tensors, key: "Ed25519PrivateKey") -> bytes:
-    content = save(sums, {"fedcir": json.dumps(asdict(header), sort_keys=True)})
-    signature = sign(key, f"{PURPOSE} {FORMAT}", content)
-    return f"fedcir-courier {FORMAT} {signature.public_key} {signature.signature}\n".encode() + content
+def pack_signed_file(kind: str, header: Any, tensors: Tensors, key: "Ed25519PrivateKey") -> bytes:
+    """Encode tensors and a header, a dataclass, as a signed file of this kind."""
+    content = save(tensors, {"fedcir": json.dumps(asdict(header), sort_keys=True)})
+    signature = sign(key, f"{KINDS[kind][0]} {FORMAT}", content)
+    return f"fedcir-{kind} {FORMAT} {signature.public_key} {signature.signature}\n".encode() + content
+
+
+def read_signed_file(path: Path, kind: str, header_class: type[T]) -> tuple[T, Tensors, Signature, int]:
+    """Verify and read a signed file: its header, its tensors, the signature, and its size in bytes."""
+    check_memory(3 * min(path.stat().st_size, MAX_BYTES), "the file")
+    data = read_bytes(path, MAX_BYTES)
+    purpose, title = KINDS[kind]
+    if (line := LINE.match(data)) is None or line[1].decode() != kind:
+        raise InputError(f"it is no {title}, or its first line was changed")
+    if int(line[2]) != FORMAT:
+        raise InputError(f"it has format {int(line[2])}, but this fedcir reads format {FORMAT}")
+    signature, content = Signature(line[3].decode(), line[4].decode()), data[line.end() :]
+    verify(signature, f"{purpose} {FORMAT}", content)
+    length = int.from_bytes(content[:8], "little")
+    if length > MAX_HEADER:
+        raise InputError(f"its header has {length:,} bytes, more than {MAX_HEADER:,}")
+    about = check_type(json.loads(content[8 : 8 + length]), dict, "header").get("__metadata__")
+    values = json.loads(check_type(check_type(about, dict, "metadata").get("fedcir"), str, "metadata.fedcir"))
+    header = build_dataclass(header_class, check_type(values, dict, "header"), "header")
+    return header, load(content), signature, len(data)
 
 
 def read_courier_file(path: Path) -> CourierFile:
     """Read a courier file; an InputError says in one line why it cannot be used."""
     with explain_read_errors(path, FIX):
-        check_memory(3 * min(path.stat().st_size, MAX_BYTES), "the file")
-        data = read_bytes(path, MAX_BYTES)
-        line = LINE.match(data)
-        if line is None:
-            other = ANY_LINE.match(data)
-            if other is None or int(other[1]) == FORMAT:
-                raise InputError("it is no courier file, or its first line was changed")
-            raise InputError(f"it has format {int(other[1])}, but this fedcir reads format {FORMAT}")
-        signature, content = Signature(line[1].decode(), line[2].decode()), data[line.end() :]
-        verify(signature, f"{PURPOSE} {FORMAT}", content)
-        length = int.from_bytes(content[:8], "little")
-        if length > MAX_HEADER:
-            raise InputError(f"its header has {length:,} bytes, more than {MAX_HEADER:,}")
-        about = check_type(json.loads(content[8 : 8 + length]), dict, "header").get("__metadata__")
-        values = json.loads(check_type(check_type(about, dict, "metadata").get("fedcir"), str, "metadata.fedcir"))
-        header = build_dataclass(CourierHeader, check_type(values, dict, "header"), "header")
-        sums = load(content)
+        header, sums, signature, size = read_signed_file(path, "courier", CourierHeader)
         _check_sums(sums, header)
-        return CourierFile(path, header, sums, signature, len(data))
+        return CourierFile(path, header, sums, signature, size)
 
 
 def _check_sums(sums: Mapping[str, Tensor], header: CourierHeader) -> None:

@@ -8,7 +8,7 @@ from fedcir.algorithms import make_algorithm, resolve_config
 from fedcir.client.client_requests import handle_request
 from fedcir.client.state import ClientStore
 from fedcir.config import Assignments, Config, ConfigRequest
-from fedcir.courier.message_file import CourierFile, CourierHeader, pack_courier_file, read_courier_file
+from fedcir.courier.message_file import CourierFile, CourierHeader, pack_signed_file, read_courier_file
 from fedcir.data.decoding import OnFile
 from fedcir.data.federation import open_site_federation
 from fedcir.data.opening import list_site_images, selected_classes
@@ -81,7 +81,7 @@ def make_courier_file(
     trainer.deployed = True  # its noise must not come from the seed
     with use_threads(config.run.threads):
         reply = handle_request(trainer, client, ClientStore(), "train", session.state.shared, 1)
-    write_file(out, pack_courier_file(header, reply.tensors["sums"], open_key(key)))
+    write_file(out, pack_signed_file("courier", header, reply.tensors["sums"], open_key(key)))
     labels = sorted({item.label for item in list_site_images(folder, site, config.data).pictures.items})
     notes = list(opened.notes)
     if privacy.noise:
