@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from fedcir import Config, InputError, load_run
+from fedcir.config import AlgorithmConfig, DataConfig, LocalConfig, ModelConfig, ServerConfig
+from fedcir.models.adapters import load_trained
 from fedcir.runtime.simulation import open_run
 
 
@@ -17,7 +19,7 @@ def outputs(config: Config, rounds_to_run: int) -> torch.Tensor:
         for _ in range(rounds_to_run):
             next(rounds)
         client, modules = session.roster.clients[0], session.algorithm.build(session.roster.builder)
-        modules["model"].load_state_dict(session.state.shared["model"])
+        load_trained(modules["model"], session.state.shared["model"])
         modules["model"].eval()
         x, _ = client.train.batch(np.arange(len(client.train)), torch.device("cpu"), torch.contiguous_format)
         with torch.inference_mode():
@@ -25,14 +27,22 @@ def outputs(config: Config, rounds_to_run: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    ("method", "freeze"), [("fedavg", "true"), ("fedavg", "false"), ("scaffold", "false"), ("fedadam", "true")]
+    ("method", "setting"),
+    [
+        ("fedavg", "model.freeze=true"),
+        ("fedavg", "model.freeze=false"),
+        ("fedavg", "model.adapter=lora"),
+        ("fedavg", "model.train=head"),
+        ("scaffold", "model.freeze=false"),
+        ("fedadam", "model.freeze=true"),
+    ],
 )
 def test_round_1_starts_from_the_closed_form_head_on_the_encoders_features(
-    tiny: Callable[..., Config], method: str, freeze: str
+    tiny: Callable[..., Config], method: str, setting: str
 ) -> None:
     split = "data.val_fraction=0.2"
     closed = tiny("fedcirone", "model.freeze=true", "algorithm.standardise=federation", split)
-    started = tiny(method, "server.active=2", split, f"model.freeze={freeze}", "model.start=fedcirone")
+    started = tiny(method, "server.active=2", split, setting, "model.start=fedcirone")
     torch.testing.assert_close(outputs(started, 0), outputs(closed, 1), rtol=1e-3, atol=1e-3)
 
 
@@ -72,3 +82,16 @@ def test_a_changed_encoder_is_refused(tiny: Callable[..., Config], setting: str)
     freeze = ["model.freeze=true"] if "hidden" in setting else []
     with pytest.raises(InputError, match=r"fits a head on the encoder as it comes: leave out model\.(hidden|norm)"):
         tiny("fedavg", *freeze, "model.start=fedcirone", setting)
+
+
+def test_training_on_a_table_can_start_from_a_head(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for site in "ab":
+        rows = [f"{x:.3f},{int(x > 0)}" for x in rng.normal(size=60)]
+        (tmp_path / f"{site}.csv").write_text("\n".join(["x,y", *rows]), encoding="utf-8")
+    data, local = DataConfig("csv", str(tmp_path), target="y"), LocalConfig(steps=1, lr=1e-6)
+    model = ModelConfig("linear", start="fedcirone")
+    algorithm, server = AlgorithmConfig("fedavg"), ServerConfig(rounds=1)
+    config = Config(data, model=model, local=local, server=server, algorithm=algorithm)
+    with open_run(config) as (_, rounds):
+        assert (next(rounds).accuracy_mean or 0) > 0.8

@@ -32,7 +32,7 @@ from fedcir.data.torch_datasets import Pairs, federation_from_datasets
 from fedcir.errors import InputError, suggest_name
 from fedcir.machine import retain_freed_memory, use_threads
 from fedcir.models.adapters import load_trained, merge_adapters
-from fedcir.runtime.resolution import config_from_keywords, list_devices, pick_workers, resolve_config
+from fedcir.runtime.resolution import PARTIAL_SETTINGS, config_from_keywords, list_devices, pick_workers, resolve_config
 from fedcir.runtime.resume import attach_run_folder
 from fedcir.runtime.rounds import Rounds, SerialTransport, Transport, run_rounds, summarise
 from fedcir.runtime.run_folder import RunFolder
@@ -88,7 +88,8 @@ def open_rounds(
         if not session.finished:
             federation.load_features()  # after every check that may refuse the run
         if session.state.round == 0 and config.model.start == "fedcirone":
-            model = {**session.state.shared["model"], **fit_head(config, on_file)}
+            head = fit_head(config, "channels" in federation.card, on_file)
+            model = {**session.state.shared["model"], **head}
             session.state = replace(session.state, shared={**session.state.shared, "model": model})
         stack.enter_context(use_threads(config.run.threads))
         retain_freed_memory()
@@ -113,12 +114,13 @@ def open_rounds(
         yield session, rounds
 
 
-def fit_head(config: Config, on_file: OnFile | None = None) -> Tensors:
+def fit_head(config: Config, has_images: bool, on_file: OnFile | None = None) -> Tensors:
     """Fit the head of a run in closed form, on the features of the encoder that its training starts from.
 
-    The mean and the spread of the federation's features are folded into the head.
+    Features of images are cached. The mean and the spread of the federation's features are folded into the head.
     """
-    model = replace(config.model, start="none", freeze=True, batchnorm="average")
+    whole: dict[str, Any] = dict.fromkeys(PARTIAL_SETTINGS, None) | {"adapter": "none"}  # adapters start as nothing
+    model = replace(config.model, start="none", freeze=has_images, batchnorm="average", **whole)
     algorithm = AlgorithmConfig("fedcirone", {"standardise": "federation"})
     plain = replace(config, model=model, algorithm=algorithm, server=ServerConfig(rounds=1), local=LocalConfig())
     with open_run(replace(plain, attack=AttackConfig()), on_file=on_file) as (session, rounds):
