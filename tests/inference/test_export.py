@@ -129,7 +129,9 @@ def test_the_card_says_what_a_stranger_must_know(run: Path, tmp_path: Path) -> N
     assert front["library_name"] == "fedcir"
     assert front["pipeline_tag"] == "image-classification"
     final = fedcir.load_run(run).final
-    values = [result["metrics"][0]["value"] for result in front["model-index"][0]["results"]]
+    results = front["model-index"][0]["results"]
+    assert {result["task"]["type"] for result in results} == {"image-classification"}
+    values = [result["metrics"][0]["value"] for result in results]
     assert values == pytest.approx([final["accuracy_mean"], *final["accuracy"].values()], abs=1e-4)
     for section in ("Training data", "Method", "Accuracy", "Calibration", "Limits", "How to use it"):
         assert f"## {section}\n" in text

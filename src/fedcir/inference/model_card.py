@@ -100,7 +100,7 @@ def _write_front_matter(trained: TrainedModel, format: str, tested: dict[str, An
         for domain, value in {"mean over domains": tested["mean"], **tested["scores"]}.items():
             if value is not None:
                 lines += [
-                    f"  - builder: {{type: {task}}}",
+                    f"  - task: {{type: {task}}}",
                     f"    dataset: {{name: {data}, type: {data}, split: test}}",
                     f"    metrics: [{{type: {metric}, name: {_quote(domain)}, value: {value:.4f}}}]",
                 ]
