@@ -6,13 +6,14 @@ from pathlib import Path
 import pytest
 import torch
 from crossing import NODES, across, altered, dropped, instead, model, shares
-from flwr.app import MessageType, RecordDict
+from flwr.app import Message, MessageType, RecordDict
 from grid import MemoryGrid, run_of_flower, site  # noqa: F401
 
 import fedcir
 from fedcir.config import Config
 from fedcir.errors import InputError
 from fedcir.flower.strategy import AlgorithmStrategy
+from fedcir.flower.wire import TaskHeader, pack_task
 from fedcir.runs.reader import load_run
 
 Tiny = Callable[..., Config]
@@ -86,6 +87,17 @@ def test_runs_without_sums_of_single_sites_are_refused(
 ) -> None:
     with pytest.raises(InputError, match=message):
         train(tiny(method, "model.freeze=true", STORED, *settings), tmp_path / "run")
+
+
+@pytest.mark.parametrize("setting", ["server.masked", "privacy.noise"])
+def test_a_site_sends_no_bit_of_an_image_where_sums_are_hidden(tiny: Tiny, tmp_path: Path, setting: str) -> None:
+    values = {"server.masked": ("true",), "privacy.noise": ("1", "privacy.clip=1", "privacy.unit=example")}[setting]
+    config = tiny("fedcirone", *ONE, STORED, f"{setting}={values[0]}", *values[1:])
+    header = TaskHeader(config, {1: 0}, 1, key="ab")
+    content = pack_task({"model": {}, "coalitions": {"weight": torch.zeros(1)}}, ["model"], header)
+    reply = shares(tmp_path).nodes[NODES[0]](Message(content, 1, MessageType.EVALUATE))
+    assert reply is not None
+    assert f"stores the exact sums of single sites, which {setting} hides" in reply.error.reason
 
 
 def test_flowers_own_loop_stores_no_sums() -> None:

@@ -33,7 +33,7 @@ from fedcir.flower.site_policy import Policy, PolicyError, PrivacyBudget, read_p
 from fedcir.flower.wire import TaskHeader, pack_combined, pack_reply, unpack_header, unpack_task
 from fedcir.machine import retain_freed_memory, use_threads
 from fedcir.models.tensors import count_bytes
-from fedcir.runtime.resolution import pick_device
+from fedcir.runtime.resolution import check_stored_sums, pick_device
 from fedcir.runtime.session import hash_frozen, make_trainer
 from fedcir.server.accounting import upload_accountant
 from fedcir.tasks.classification import choose_task
@@ -147,6 +147,7 @@ class SiteRequest:
         config = header.config
         policy.check_header(header)
         method = self._make_algorithm(config)
+        check_stored_sums(config, method)  # a server need not have checked it, and a bit for each image has no noise
         policy.check_names(f"{group}/" for group in method.uploads)
         site = self.open_site(policy.limit_classes(header), self.node.context)
         policy.check_data(site.client)

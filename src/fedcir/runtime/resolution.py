@@ -57,8 +57,7 @@ def resolve_config(config: Config, algorithm: Algorithm, roster: Roster) -> Conf
         algorithm.check_masks()
         if active < FEWEST:
             raise InputError(f"server.masked needs {FEWEST} clients that mask together, but {active} is active")
-    if config.server.store_sums:
-        _check_stored_sums(config, algorithm)
+    check_stored_sums(config, algorithm)
     if not algorithm.pools:
         _check_aggregation(config, algorithm, active)
     elif config.privacy.clip is not None:
@@ -166,15 +165,16 @@ def _check_one_shot(config: Config) -> None:
             raise InputError(f"{name}={value} is for models, but {config.algorithm.name} sends sums: {fix}")
 
 
-def _check_stored_sums(config: Config, algorithm: Algorithm) -> None:
+def check_stored_sums(config: Config, algorithm: Algorithm) -> None:
     """Refuse to store sums where there are none, or none of single clients without noise."""
+    if not config.server.store_sums:
+        return
     if "sums" not in algorithm.sends:
         raise InputError("server.store_sums stores the sums that only fedcirone sends: leave it out")
     for setting, is_set in (("server.masked", config.server.masked), ("privacy.noise", config.privacy.noise > 0)):
         if is_set:
-            raise InputError(
-                f"server.store_sums stores the exact sums of single sites, which {setting} hides: leave one of them out"
-            )
+            hidden = f"server.store_sums stores the exact sums of single sites, which {setting} hides"
+            raise InputError(f"{hidden}: leave one of them out", public=hidden)
 
 
 def _check_start(config: Config, algorithm: Algorithm, roster: Roster) -> None:
