@@ -75,11 +75,22 @@ def test_a_site_that_is_lost_in_training_has_no_sums(tiny: Tiny, tmp_path: Path)
     assert [row.site for row in fedcir.worth(tmp_path / "run").sites] == ["ink", "pen"]
 
 
+def test_a_run_that_lost_all_sites_but_one_has_a_model_and_no_coalitions(tiny: Tiny, tmp_path: Path) -> None:
+    grid = shares(tmp_path)
+    for node in NODES[1:]:
+        grid.nodes[node] = instead(grid.nodes[node], MessageType.TRAIN, lambda message: None)
+    across(grid, tiny("fedcirone", *ONE, STORED), tmp_path / "run")
+    assert load_run(tmp_path / "run").finished
+    with pytest.raises(InputError, match="give data_root"):
+        fedcir.worth(tmp_path / "run")
+
+
 @pytest.mark.parametrize(
     ("method", "settings", "message"),
     [
         ("fedavg", (), "stores the sums that only fedcirone sends"),
         ("fedcirone", ("server.masked=true", "algorithm.standardise=federation"), "which server.masked hides"),
+        ("fedcirone", ("partition.exclude=pen,ink",), "worth compares sites, and this run has one client"),
     ],
 )
 def test_runs_without_sums_of_single_sites_are_refused(

@@ -32,6 +32,7 @@ from fedcir.machine import count_cores
 from fedcir.models.optimizers import find_optimizer
 from fedcir.server.accounting import epsilon_after
 from fedcir.server.aggregation import find_aggregator
+from fedcir.server.coalitions import check_sites
 from fedcir.tasks.task import Task
 from fedcir.validation import build_dataclass
 
@@ -58,6 +59,8 @@ def resolve_config(config: Config, algorithm: Algorithm, roster: Roster) -> Conf
         if active < FEWEST:
             raise InputError(f"server.masked needs {FEWEST} clients that mask together, but {active} is active")
     check_stored_sums(config, algorithm)
+    if config.server.store_sums:
+        check_sites(clients, getattr(algorithm, "project", 0) or roster.builder.features)
     if not algorithm.pools:
         _check_aggregation(config, algorithm, active)
     elif config.privacy.clip is not None:

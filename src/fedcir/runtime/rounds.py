@@ -234,11 +234,11 @@ def _run_round(session: Session, transport: Transport) -> tuple[RoundRecord, Ser
 
 
 def _ask_coalitions(session: Session, trained: ServerState) -> HeadBank | None:
-    """Add the heads of all coalitions to what clients are to test, where the sums of clients are stored."""
+    """Add the heads of all coalitions to what clients are to test, where sums of several clients are stored."""
     stored = session.stored_sums
-    if stored is None or not session.roster.evaluators:
+    if stored is None or not session.roster.evaluators or len(clients := stored.list_clients()) < 2:
         return None
-    sums = {client: lambda client=client: stored.load(client)["sums"] for client in stored.list_clients()}
+    sums = {client: lambda client=client: stored.load(client)["sums"] for client in clients}
     heads = session.solve_coalitions(trained, sums)
     trained.shared[COALITIONS] = heads.to_tensors()
     return heads
