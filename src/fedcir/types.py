@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -214,6 +215,13 @@ class Losses:
     terms: Tensors
 
 
+def format_number(value: float, digits: int, sign: str = "") -> str:
+    """Format a number with so many significant digits, and with an exponent only if it is very large or small."""
+    if not 1e-4 <= abs(value) < 1e7:
+        return f"{value:{sign}.{digits}g}"
+    return f"{value:{sign}.{max(0, digits - 1 - math.floor(math.log10(abs(value))))}f}"
+
+
 @dataclass(frozen=True)
 class Metric:
     """A number that judges predictions."""
@@ -240,19 +248,19 @@ class Metric:
         """Format a value for a table whose head is `label`."""
         if value is None:
             return ""
-        return f"{self.scale * value:.{digits}f}" if self.is_share else f"{value:.{digits + 2}g}"
+        return f"{self.scale * value:.{digits}f}" if self.is_share else format_number(value, digits + 2)
 
     def show(self, value: float) -> str:
         """Format a value with its unit, for a line of text."""
-        return f"{value:.1%}" if self.is_share else f"{value:.4g}"
+        return f"{value:.1%}" if self.is_share else format_number(value, 4)
 
     def format_change(self, change: float, digits: int = 1) -> str:
         """Format a difference of two values, in points if they are shown in per cent."""
-        return f"{100 * change:+.{digits}f}" if self.is_share else f"{change:+.{digits + 2}g}"
+        return f"{100 * change:+.{digits}f}" if self.is_share else format_number(change, 3, "+")
 
     def show_gap(self, change: float) -> str:
         """Format a difference of two values with its unit and without its sign."""
-        return f"{100 * abs(change):.1f} points" if self.is_share else f"{abs(change):.3g}"
+        return f"{100 * abs(change):.1f} points" if self.is_share else format_number(abs(change), 3)
 
     def gain(self, value: float, other: float) -> float:
         """How much better a value is than another one; negative if it is worse."""

@@ -114,11 +114,11 @@ def test_the_lower_error_is_the_better_one() -> None:
     assert (worse.better, better.better) == (False, True)
     assert find_best_method([base, worse, better]) is better
     assert choose_method([base, worse, better], "fedavg") is better
-    assert better.interval == "95 % interval -6 to -4"
+    assert better.interval == "95 % interval -6.00 to -4.00"
     assert comparison_rows([base, better], "fedavg", 3)[2] == (
-        ["fedbn", "44 ± 0.5", "46 ± 0.5", "45 ± 0.5", "46 ± 0.5", "not reached", "not reached", "-5 ± 1"]
+        ["fedbn", "44.0 ± 0.50", "46.0 ± 0.50", "45.0 ± 0.50", "46.0 ± 0.50", "not reached", "not reached", "-5.00 ± 1.0"]
     )
-    assert describe_losses(base, better) == ["On a it is 5 above fedbn."]
+    assert describe_losses(base, better) == ["On a it is 5.00 above fedbn."]
     assert describe_losses(better, base) == []
 
 
@@ -166,7 +166,7 @@ def test_a_search_takes_the_trial_with_the_lowest_error(tmp_path: Path) -> None:
     assert found.best is found.trials[1]
     assert scores[1] < scores[0]
     assert found.reason.startswith(f"Trial 2 of 2 is the best: RMSE {scores[1]:.4g} on validation images, ")
-    assert f"{scores[0] - scores[1]:.3g} below the settings that you gave" in found.reason
+    assert f"{scores[0] - scores[1]:.2f} below the settings that you gave" in found.reason
     line = json.loads((tmp_path / "tuned" / "trials.jsonl").read_text().splitlines()[1])
     assert line["rmse"][-1] == scores[1] == found.to_rows()[1]["rmse"]
 
@@ -185,4 +185,4 @@ def test_a_recommendation_compares_errors(tmp_path: Path) -> None:
     )
     assert lower.better
     chosen = replace(made, choice=lower, seeds=(0, 1, 2))
-    assert chosen.reason == ("Use fedprox: it beats fedavg by 5 (95 % interval -6 to -4) on validation images.")
+    assert chosen.reason == ("Use fedprox: it beats fedavg by 5.00 (95 % interval -6.00 to -4.00) on validation images.")
