@@ -116,7 +116,7 @@ def test_the_lower_error_is_the_better_one() -> None:
     assert choose_method([base, worse, better], "fedavg") is better
     assert better.interval == "95 % interval -6.00 to -4.00"
     assert comparison_rows([base, better], "fedavg", 3)[2] == (
-        ["fedbn", "44.0 ± 0.50", "46.0 ± 0.50", "45.0 ± 0.50", "46.0 ± 0.50", "not reached", "not reached", "-5.00 ± 1.0"]
+        ["fedbn", *(f"{mean} ± 0.50" for mean in ("44.0", "46.0", "45.0", "46.0")), *["not reached"] * 2, "-5.00 ± 1.0"]
     )
     assert describe_losses(base, better) == ["On a it is 5.00 above fedbn."]
     assert describe_losses(better, base) == []
@@ -185,4 +185,4 @@ def test_a_recommendation_compares_errors(tmp_path: Path) -> None:
     )
     assert lower.better
     chosen = replace(made, choice=lower, seeds=(0, 1, 2))
-    assert chosen.reason == ("Use fedprox: it beats fedavg by 5.00 (95 % interval -6.00 to -4.00) on validation images.")
+    assert chosen.reason == "Use fedprox: it beats fedavg by 5.00 (95 % interval -6.00 to -4.00) on validation images."

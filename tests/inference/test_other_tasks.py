@@ -13,6 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
+from fedcir.analysis.withdrawal import forget
 from fedcir.config import config_from_tables
 from fedcir.data.encoding import read_encoding
 from fedcir.data.sources.csv import encode_rows
@@ -23,6 +24,7 @@ from fedcir.inference.exporting import export
 from fedcir.inference.model import open_model
 from fedcir.inference.predictor import Prediction, Predictor, TaskPrediction
 from fedcir.reporting.evaluation_report import evaluate
+from fedcir.reporting.leakage_report import audit
 from fedcir.runs.reader import load_run
 
 HEADER = "city,age,ill,score,tired,event,days"
@@ -325,3 +327,17 @@ def test_a_model_of_tables_takes_no_images(task_run: Callable[[str], Path], tmp_
         Predictor(task_run("regression"))(np.zeros((2, 8, 8, 3), np.uint8))
     with pytest.raises(InputError, match="the model takes tables, but minidigits gives images"):
         evaluate(task_run("classification"), dataset="minidigits")
+
+
+def test_a_site_is_forgotten_whatever_the_task_is(task_run: Callable[[str], Path], tmp_path: Path) -> None:
+    record = forget(task_run("regression"), "south", out=tmp_path / "without").record
+    assert record["before"]["membership"] is None
+    without = load_run(tmp_path / "without")
+    assert list(without.final["rmse"]) == ["north"]
+
+
+def test_audit_refuses_other_tasks_and_attacks_classifiers_of_rows(task_run: Callable[[str], Path]) -> None:
+    with pytest.raises(InputError, match=r"audit attacks models of classification, and .* is a run of segmentation"):
+        audit(task_run("segmentation"))
+    result = audit(task_run("classification"), steps=0)
+    assert {membership.domain for membership in result.membership} == {"north", "south"}

@@ -335,9 +335,12 @@ def _count_equal_rounds(config: Config, rounds: int, partition: Partition, sessi
 def _attack_site(
     old: Run, new: Run, config: Config, domains: Domains, partition: Partition, clients: Sequence[int]
 ) -> tuple[Membership | None, Membership | None]:
-    """Infer membership of a site's images with both models; None where the new run has no model for the site."""
+    """Infer membership of a site's examples with both models.
+
+    None where the new run has no model for the site, and for tasks without classes.
+    """
     algorithm = make_algorithm(config.algorithm)
-    if has_local_tensors(config, algorithm):
+    if has_local_tensors(config, algorithm) or not new.task.has_classes:
         return None, None
     federation = build_federation(config, domains, partition)
     tested = tuple(client if client.id in clients else replace(client, test=None) for client in federation.clients)

@@ -73,6 +73,8 @@ def audit(
     method = Path(audited.config.algorithm.name).stem
     audited = replace(audited, config=use_saved_code(audited.config, audited.path, audited.trust_code))
     config, domains, partitions = open_run_data(audited, None if data_root is None else str(data_root))
+    if not audited.task.has_classes:
+        raise InputError(f"audit attacks models of classification, and {audited.path} is a run of {audited.task.name}")
     domains, overlap = exclude_seen_images(audited, domains)
     algorithm, federation = make_algorithm(config.algorithm), build_federation(config, domains, partitions)
     membership = leakage.attack_membership(audited, config, domains, partitions, federation, samples)

@@ -165,7 +165,8 @@ def build_results(study: Study, methods: Sequence[MethodResult], notes: Sequence
     source = source if metric == ACCURACY else "seeds"
     mean_text = "mean over the domains trained on, and over those not trained on" if has_unseen else "mean over domains"
     spread = " ± is the standard deviation over seeds." if has_seeds else ""
-    caption = f"Test {metric.title} after the last round, {mean_text}.{spread} Intervals are over {source}"
+    direction = "" if metric.higher_is_better else " Lower is better."
+    caption = f"Test {metric.title} after the last round, {mean_text}.{direction}{spread} Intervals are over {source}"
     described = [*_describe_ranking(study, methods), *_describe_saved_models(study), *describe_privacy(study)]
     return Section("Results", (Sentences((*described, *notes)), Table(caption, rows)))
 
