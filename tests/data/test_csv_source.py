@@ -283,3 +283,12 @@ def test_a_site_may_have_patients_of_one_class_only(folder: Path) -> None:
     (folder / "c.csv").write_text("age,sex,city,ill\n" + "".join(f"{60 + n},1,rome,1\n" for n in range(10)))
     federation = open_federation(make_config(folder))
     assert [client.domain for client in federation.clients] == ["a", "b", "c"]
+
+
+def test_a_table_that_memory_cannot_hold_is_refused_before_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.csv").write_text("x,y\n" + "1,0\n" * 1000, encoding="utf-8")
+    monkeypatch.setattr("fedcir.machine.free_memory", lambda: 50_000)
+    with pytest.raises(InputError, match=r"the table .*a\.csv needs 0.0 GB of memory"):
+        open_dataset(DataConfig("csv", str(tmp_path), target="y"), 0)

@@ -12,10 +12,13 @@ from fedcir.config import DataConfig
 from fedcir.data.encoding import LARGEST
 from fedcir.data.sources.table import open_rows
 from fedcir.errors import InputError
+from fedcir.machine import check_memory
 from fedcir.text import join_names
 
 MISSING = frozenset({"", "?", "NA", "N/A", "NaN", "nan", "null", "NULL"})
 """Cells that count as missing."""
+BYTES = 25
+"""Memory that a table takes while it is read, for each byte of its file."""
 NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d{1,3})?", re.ASCII)
 
 
@@ -88,6 +91,7 @@ def read_table(path: Path) -> SiteTable:
 
 
 def _read_file(path: Path) -> tuple[tuple[str, ...], list[CsvRow]]:
+    check_memory(BYTES * path.stat().st_size, f"the table {path}")
     header, cells = open_rows(path)
     if twice := next((name for name, count in Counter(header).items() if count > 1), None):
         raise InputError(f"{path} has two columns {twice!r}: rename one", public="its table has a column twice")
