@@ -179,6 +179,15 @@ def test_stored_sums_and_one_more_message_give_the_same_worth_as_the_images(
     assert (path / "model.safetensors").read_bytes() == (plain / "model.safetensors").read_bytes()
 
 
+def test_replies_of_a_domains_first_client_are_not_taken_for_those_of_clients_with_other_statistics(
+    train_one: Callable[..., Path],
+) -> None:
+    path = train_one("server.store_sums=true", *SPLIT, "algorithm.standardise=client")
+    with pytest.raises(InputError, match=r"standardises the images of 'ink' for each client.*: give data_root"):
+        fedcir.worth(path)
+    assert fedcir.worth(path, data_root=load_run(path).config.data.root).sites
+
+
 def test_page_and_numbers_lie_in_the_folder_and_name_every_site(one: Path, tmp_path: Path) -> None:
     worth = fedcir.worth(one, out=tmp_path / "worth")
     assert worth.page is not None

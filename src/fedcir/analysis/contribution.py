@@ -5,6 +5,7 @@ over all orders in which the sites can join.
 """
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from scipy.special import ndtri
 
-from fedcir.algorithms.fedcirone import FedCiROne, site_keys
+from fedcir.algorithms.fedcirone import FedCiROne, site_key, site_keys
 from fedcir.client.head_bank import collect_features
 from fedcir.data.federation import Federation
 from fedcir.data.manifest import count_names
@@ -229,6 +230,12 @@ def read_coalitions(run: Run) -> CoalitionHits:
     members, bits, *widths = load_hits(run.path)
     clients = {client["id"]: client for client in run.manifest["clients"]}
     names = name_sites([(number, clients[number]["domain"]) for number in members])
+    keys, domains = run.weights()["encoder.site_keys"].tolist(), Counter(clients[n]["domain"] for n in members)
+    for number in members:
+        domain = clients[number]["domain"]
+        if domains[domain] > 1 and site_key("client", domain, number) in keys:
+            reason = f"standardises the images of {domain!r} for each client, but one client tested the heads for all"
+            raise InputError(f"{run.path} {reason}: give data_root")
     rows: dict[str, slice] = {}
     parts: list[Values] = []
     sites: list[TestedSite] = []
