@@ -259,6 +259,8 @@ def explain_no_inversion(algorithm: Algorithm, federation: Federation) -> str | 
         return "clients send sums over features, so there is no gradient to invert"
     if not algorithm.one_model:
         return "clients upload no model, so no gradient can be inverted"
+    if "image_size" not in federation.card:
+        return "inputs are no images; the attack on rows and arrays was not tried"
     if federation.builder.frozen is not None:
         return "the encoder is frozen, so updates are of features; the attack on images was not tried"
     return None
