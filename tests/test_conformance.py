@@ -30,6 +30,7 @@ from fedcir.conformance import (
     equal_seeds_give_equal_bits,
     find_fault,
     it_learns,
+    it_trains_on_any_task_or_needs_classes,
     state_is_a_value,
 )
 from fedcir.types import ClientReply, Groups, LocalContext, Losses, Modules, RoundRecord, ServerContext, ServerState
@@ -108,6 +109,17 @@ class Scribbling(FedAvg):
 
 
 @dataclass(frozen=True)
+class HardWired(FedAvg):
+    """Takes all targets for classes from the second round on."""
+
+    def local_loss(self, modules: Modules, x: torch.Tensor, y: torch.Tensor, ctx: LocalContext) -> Losses:
+        if ctx.round == 1:
+            return super().local_loss(modules, x, y, ctx)
+        loss = nn.functional.cross_entropy(modules["model"](x), y)
+        return Losses(loss, {"ce": loss})
+
+
+@dataclass(frozen=True)
 class Momentum(FedAvg):
     """The server's momentum, which it adds to the mean where that lies."""
 
@@ -133,6 +145,7 @@ class Momentum(FedAvg):
         (FirstComeFirstServed, equal_seeds_give_equal_bits),
         (Idle, it_learns),
         (Scribbling, state_is_a_value),
+        (HardWired, it_trains_on_any_task_or_needs_classes),
     ],
 )
 def test_a_check_notices(broken: type[Algorithm], check: Check) -> None:
