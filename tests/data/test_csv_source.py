@@ -292,3 +292,13 @@ def test_a_table_that_memory_cannot_hold_is_refused_before_it_is_read(
     monkeypatch.setattr("fedcir.machine.free_memory", lambda: 50_000)
     with pytest.raises(InputError, match=r"the table .*a\.csv needs 0.0 GB of memory"):
         open_dataset(DataConfig("csv", str(tmp_path), target="y"), 0)
+
+
+def test_a_column_that_one_site_lacks_can_be_ignored(tmp_path: Path) -> None:
+    rows = [f"{number},{number % 2},note" for number in range(20)]
+    (tmp_path / "a.csv").write_text("\n".join(["x,y,remark", *rows]), encoding="utf-8")
+    (tmp_path / "b.csv").write_text("\n".join(["x,y", *(row.removesuffix(",note") for row in rows)]), encoding="utf-8")
+    with pytest.raises(InputError, match="site 'b' has no column 'remark'.* leave it out with data.ignore=remark"):
+        open_dataset(DataConfig("csv", str(tmp_path), target="y"), 0)
+    domains = open_dataset(DataConfig("csv", str(tmp_path), target="y", ignore=("remark",)), 0)
+    assert [column.name for column in domains.columns] == ["x"]

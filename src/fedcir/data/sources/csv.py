@@ -39,9 +39,8 @@ FEW_CATEGORIES = 20
 
 def list_columns(table: SiteTable, data: DataConfig) -> list[str]:
     """Return the names of the columns from which the target is predicted, sorted."""
-    for setting, names in (("ignore", data.ignore), ("categorical", data.categorical)):
-        for name in names:
-            _find_column(table, name, setting)
+    for name in data.categorical:
+        _find_column(table, name, "categorical")
     targets = {target.column for target in find_targets(data, table.header, table.path)}
     others = {*targets, *data.ignore, data.site, data.group, data.split}
     return sorted(set(table.header) - others)
@@ -133,6 +132,9 @@ def build_domains(
     wanted: WantedTask = None,
 ) -> Domains:
     """Split the tables of all sites into train and test, with unscaled values; rows of other `classes` are left out."""
+    for ignored in data.ignore:  # one site may lack it
+        if len(tables) > 1 and not any(ignored in table.header for table in tables):
+            _find_column(tables[0], ignored, "ignore")
     counts = sum(len(table.rows) for table in tables)
     tables = [drop_incomplete(table, data) for table in tables]
     incomplete = counts - sum(len(table.rows) for table in tables)
