@@ -298,7 +298,7 @@ def test_a_column_that_one_site_lacks_can_be_ignored(tmp_path: Path) -> None:
     rows = [f"{number},{number % 2},note" for number in range(20)]
     (tmp_path / "a.csv").write_text("\n".join(["x,y,remark", *rows]), encoding="utf-8")
     (tmp_path / "b.csv").write_text("\n".join(["x,y", *(row.removesuffix(",note") for row in rows)]), encoding="utf-8")
-    with pytest.raises(InputError, match="site 'b' has no column 'remark'.* leave it out with data.ignore=remark"):
+    with pytest.raises(InputError, match=r"site 'b' has no column 'remark'.* leave it out with data.ignore=remark"):
         open_dataset(DataConfig("csv", str(tmp_path), target="y"), 0)
     domains = open_dataset(DataConfig("csv", str(tmp_path), target="y", ignore=("remark",)), 0)
     assert [column.name for column in domains.columns] == ["x"]
