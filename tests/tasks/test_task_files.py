@@ -73,6 +73,22 @@ def test_no_command_on_a_run_imports_the_file_of_its_dataset_without_trust(
     assert not Path("imported").exists()
 
 
+def test_evaluating_a_classifier_imports_no_task_that_its_settings_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fedcir: Callable[..., Any]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("halved.py").write_text(TASK, encoding="utf-8")
+    data = ["--dataset", "minidigits", "--image-size", 16]
+    quick = ["--rounds", 1, "--local-steps", 1, "--set", "model.width=2", "--device", "cpu", "--quiet"]
+    assert fedcir("run", *data, "--algorithm", "fedavg", *quick, "--out", "run").code == 0
+    settings = Path("run/config.toml").read_text(encoding="utf-8")
+    settings = re.sub(r"(?m)^checksum.*\n", "", settings).replace("[task]\n", '[task]\nname = "./halved.py"\n')
+    Path("run/config.toml").write_text(settings, encoding="utf-8")
+    assert '"./halved.py"' in settings
+    assert "./halved.py, which was not run" in fedcir("evaluate", "run", "--dataset", "minidigits").err
+    assert not Path("imported").exists()
+
+
 @pytest.mark.parametrize("name", ["./halved.py", "./halved.py:Halved"])
 def test_no_card_or_message_makes_a_file_run(name: str, run: Path) -> None:
     card = {"name": name, "names": ["y"]}

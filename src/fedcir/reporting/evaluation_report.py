@@ -36,7 +36,7 @@ from fedcir.reporting.score_report import build_score_rows, describe_scores, ren
 from fedcir.runs.evaluation_data import SplitName, open_run_data, select_images
 from fedcir.runs.reader import Run, RunSource, to_run
 from fedcir.runs.statistics import Interval
-from fedcir.runtime.resume import use_saved_data
+from fedcir.runtime.resume import use_saved_data, use_saved_task
 from fedcir.types import OnProgress, ignore_progress
 
 MAX_CLASSES = 60
@@ -170,7 +170,8 @@ def _open_data(
             raise InputError(f"set takes settings of the data only, such as data.classes=..., got {assignment!r}")
         tables = merge_tables(tables, parse_assignment(assignment))
     settings = replace(config_from_tables(tables).data, val_fraction=0.0, train_per_domain=None)
-    task = config.task.name if model.task.has_classes else model.task
+    saved = use_saved_task(config.task, run.path, run.trust_code).name
+    task = saved if model.task.has_classes else model.task
     domains = open_dataset(settings, run.config.run.seed, partial(on_work, what="decoding images"), False, task=task)
     if domains.columns:
         if model.encoding is None:
