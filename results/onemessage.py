@@ -85,7 +85,7 @@ def list_jobs(seeds: list[int]) -> Iterator[Job]:
 
 
 def table(which: str) -> str:
-    """Write a table: the rows of a study, or `features`, `unseen` or `heart`."""
+    """Write a table: the rows of a study, or `features` or `unseen`."""
     return TABLES[which]() if which in TABLES else study_table(which)
 
 
@@ -120,17 +120,7 @@ def unseen_table() -> str:
     return join_markdown(cells)
 
 
-def heart_table() -> str:
-    found = json.loads((RESULTS / "heart.json").read_text(encoding="utf-8"))
-    cells = [["method", "accuracy on all test rows"]]
-    for name, values in found["accuracy"].items():
-        mean, deviation = statistics.fmean(values), statistics.stdev(values)
-        cells.append([f"fedcirone, `standardise={name}`", f"{mean:.3f} ± {deviation:.3f}"])
-    cells += [[f"FLamby: {name}", f"{value:.3f}"] for name, value in found["flamby"].items()]
-    return join_markdown(cells)
-
-
-TABLES = {"features": features_table, "unseen": unseen_table, "heart": heart_table}
+TABLES = {"features": features_table, "unseen": unseen_table}
 
 
 def finals(runs: Runs, name: str, domain: str | None = None) -> list[float]:

@@ -106,7 +106,7 @@ def test_where_nobody_tests_accuracies_are_none(tmp_path: Path, workers: int, fe
     assert result.summary["final"] is result.summary["best"] is None
     output = fedcir("report", tmp_path / "run")
     assert output.code == 2
-    assert "run was never tested, because no client had a test Dataset" in output.err
+    assert "run has no score: no client had test examples" in output.err
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "centralized"])

@@ -88,7 +88,8 @@ class Run:
         if self.summary is None:
             raise InputError(f"{self.path} holds no finished run: resume it to finish it")
         if self.summary["final"] is None:
-            raise InputError(f"{self.path} was never tested, because no client had a test Dataset")
+            reason = f"no client had test examples, or none had those that define the {self.metric.title}"
+            raise InputError(f"{self.path} has no score: {reason}")
         final: dict[str, Any] = self.summary["final"]
         return final
 
