@@ -14,7 +14,7 @@ from grid import MemoryGrid, run_of_flower, site  # noqa: F401
 from PIL import Image
 
 from fedcir.algorithms import make_algorithm, resolve_config
-from fedcir.config import Config, ConfigRequest, config_from_tables, merge_tables, parse_assignment
+from fedcir.config import Config, ConfigRequest, DataConfig, config_from_tables, merge_tables, parse_assignment
 from fedcir.errors import InputError, RunError
 from fedcir.experiments import starter
 from fedcir.flower.server_app import DeploymentSettings, open_deployment
@@ -344,3 +344,10 @@ def test_a_policy_tells_its_rules_as_they_are_written(tmp_path: Path) -> None:
     private = Policy(privacy=PrivacyRules(min_noise=1.0, max_epsilon=8.0))
     message = 'privacy.place = "client", privacy.min_noise = 1.0, privacy.max_epsilon = 8.0'
     assert str(private) == f"allow = true, {message}"
+
+
+def test_a_limit_of_image_sizes_does_not_concern_tables() -> None:
+    policy = Policy(max_image_size=64)
+    policy.check_header(TaskHeader(Config(DataConfig("csv", target="ill")), {}))
+    with pytest.raises(PolicyError, match=r"data\.image_size=128"):
+        policy.check_header(TaskHeader(Config(DataConfig("folders")), {}))

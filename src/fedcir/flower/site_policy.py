@@ -133,11 +133,12 @@ class Policy:
                 raise _refuse(f"does not allow {setting}{name}", f"it allows {', '.join(allowed) or 'none'}")
         if (epochs := config.local.epochs) is not None and (self.min_steps > 1 or self.max_steps is not None):
             raise _refuse(f"does not allow local.epochs={epochs}", "it limits local.steps")
+        size = 0 if config.data.name == "csv" else config.data.image_size or IMAGE_SIZE
         for setting, number, least, most in (
             ("server.rounds", max(config.server.rounds, header.round), 0, self.max_rounds),
             ("local.steps", config.local.steps, self.min_steps, self.max_steps),
             ("local.batch_size", config.local.batch_size, self.min_batch_size, self.max_batch_size),
-            ("data.image_size", config.data.image_size or IMAGE_SIZE, 0, self.max_image_size),
+            ("data.image_size", size, 0, self.max_image_size),
         ):
             if number < least or (most is not None and number > most):
                 rule = f"it asks for at least {least}" if number < least else f"it allows at most {most}"
