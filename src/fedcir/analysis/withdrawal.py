@@ -192,7 +192,7 @@ def _add_up_others(old: Run, site: str, folder: Path) -> _Removed:
         raise InputError(f"{old.path} ran across sites, which keep their images, and holds no sums of them: {fix}")
     clients = list(old.manifest["clients"])
     by_kind = {kind: [c for c in clients if str(c.get(kind)) == site] for kind in ("name", "domain", "id")}
-    kind = next((kind for kind, found in by_kind.items() if found), "id")
+    kind = next((kind for kind, matches in by_kind.items() if matches), "id")
     if kind == "domain" and old.config.partition.scheme in ("iid", "csv"):
         raise InputError(f"images of domain {site!r} may lie at clients with others: name clients by their number")
     removed = by_kind[kind]

@@ -97,10 +97,10 @@ def merge_columns(sites: Mapping[str, Columns]) -> tuple[ColumnSummary, ...]:
     """Merge the columns of all sites: the union of categories, and the sums of sums."""
     (first, columns), *others = sites.items()
     for site, own in others:
-        for one, other, names, known in ((site, first, columns, own), (first, site, own, columns)):
+        for lacking, other, names, known in ((site, first, columns, own), (first, site, own, columns)):
             if missing := sorted({column.name for column in names} - {column.name for column in known}):
                 raise InputError(
-                    f"site {one!r} has no column {missing[0]!r}, which site {other!r} has: add it, if need be with "
+                    f"site {lacking!r} has no column {missing[0]!r}, which site {other!r} has: add it, if need be with "
                     f"empty cells, or leave it out with data.ignore={missing[0]}"
                 )
     merged = []

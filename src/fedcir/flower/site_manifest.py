@@ -92,9 +92,9 @@ def build_site_manifest(sites: Iterable[SiteDescription], config: Config) -> tup
     sites = sort_sites(sites, config.partition.hold_out)
     _check_sites(sites, config)
     first = sites[0]
-    told = [first] if first.shared else sites  # all tell the same of a shared dataset
-    agreed = agree({site.domain: site.data_summary for site in told}, config.data.scale)
-    if any(site.data_summary.columns or site.data_summary.targets for site in told):
+    described = [first] if first.shared else sites  # all describe a shared dataset alike
+    agreed = agree({site.domain: site.data_summary for site in described}, config.data.scale)
+    if any(site.data_summary.columns or site.data_summary.targets for site in described):
         check_scaling(config)
     classes, notes = _agree_on_classes(sites, config) if agreed.task.has_classes else ([], [])
     agreed = agreed.with_classes(classes)

@@ -147,14 +147,14 @@ def build_domains(
     for table in tables:
         labels = list_labels(table, data) if task.has_classes else [""] * len(table.rows)
         chosen = [row for row, label in enumerate(labels) if not task.has_classes or not classes or label in classes]
-        kept = replace(table, rows=[table.rows[row] for row in chosen])
-        values.append(convert_cells(kept, columns))
+        selected = replace(table, rows=[table.rows[row] for row in chosen])
+        values.append(convert_cells(selected, columns))
         if not task.has_classes:
-            targets.append(read_targets(kept, data, task))
+            targets.append(read_targets(selected, data, task))
         contents = [labels[row].encode() for row in chosen] if task.has_classes else map(bytes, targets[-1])
-        groups, parts = _list_groups(kept, data), _list_parts(kept, data)
+        groups, parts = _list_groups(selected, data), _list_parts(selected, data)
         copies = Counter[bytes]()
-        for position, (row, cells, target) in enumerate(zip(kept.rows, values[-1], contents, strict=True)):
+        for position, (row, cells, target) in enumerate(zip(selected.rows, values[-1], contents, strict=True)):
             label = labels[chosen[position]]
             items.append(
                 ImageRecord(f"{table.site}/{row.line:06d}", table.site, label, parts[position], groups[position])
