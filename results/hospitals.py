@@ -245,7 +245,8 @@ def train_row(study: Study, row: Row, patients: Patients, seed: int) -> tuple[di
         by_model[model] = round(study.score(pooled, test.y), 4)
         for site in [model] if row.alone else sites:
             by_site[site] = round(study.score(own[test.site == site], test.y[test.site == site]), 4)
-    return {"pooled": by_model, "sites": by_site}, pooled
+    defined = {site: score for site, score in by_site.items() if not math.isnan(score)}
+    return {"pooled": by_model, "sites": defined}, pooled
 
 
 def resample(study: Study, patients: Patients, outputs: Mapping[str, list[NDArray[np.float64]]]) -> dict[str, Any]:
@@ -472,7 +473,7 @@ def main() -> None:
         "heart": measure(HEART, heart),
         "tcga": measure(replace(TCGA, rows={"ours": recipe, **TCGA.rows}), tcga) | {"choice": choice},
     }
-    TARGET.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    TARGET.write_text(json.dumps(found, indent=1, allow_nan=False) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
