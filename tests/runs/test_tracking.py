@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from fedcir.config import Config
+from fedcir.config import Config, config_from_tables
 from fedcir.errors import InputError
 from fedcir.runs.tracking import TRACKERS, flatten_record, open_tracker
 from fedcir.runtime.run_folder import RunFolder
@@ -341,3 +341,23 @@ def test_a_run_that_was_refused_is_not_told_of(fedcir: Command, options: list[st
         output = fedcir(*command, *options, "--out", tmp_path / "run", "--track", "tensorboard")
         assert output.code == 2
         assert not (tmp_path / "run" / "track").exists()
+
+
+def test_tensorboard_lists_the_metric_of_the_task_beside_the_settings(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.plugins.hparams import plugin_data_pb2
+
+    (tmp_path / "sites").mkdir()
+    for site in ("north", "south"):
+        rows = [f"{age},{2 * age + 0.5}" for age in range(20)]
+        (tmp_path / "sites" / f"{site}.csv").write_text("\n".join(["age,score", *rows]) + "\n")
+    tables = {"data": {"name": "csv", "root": str(tmp_path / "sites"), "target": "score"}, "server": {"rounds": 1}}
+    run = {"model": {"name": "mlp"}, "algorithm": {"name": "fedavg"}, "run": {"device": "cpu", "workers": 1}}
+    assert train(config_from_tables({**tables, **run}), tmp_path / "run", "tensorboard") == []
+    events = EventAccumulator(str(tmp_path / "run" / "track" / "tensorboard"))
+    events.Reload()
+    content = events.SummaryMetadata("_hparams_/experiment").plugin_data.content
+    listed = plugin_data_pb2.HParamsPluginData.FromString(content).experiment.metric_infos
+    assert [info.name.tag for info in listed] == ["rmse_mean", "rmse_worst"]
+    assert events.Scalars("rmse_mean")[0].value > 0

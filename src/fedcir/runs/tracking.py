@@ -18,8 +18,9 @@ from typing import Any, Protocol
 from fedcir.config import PATH_SETTINGS, Config, config_to_tables
 from fedcir.errors import InputError, suggest_name
 from fedcir.files import write_file
+from fedcir.runs.reader import load_run
 from fedcir.runtime.run_folder import RunFolder
-from fedcir.types import RoundRecord
+from fedcir.types import Metric, RoundRecord
 
 FlatSettings = dict[str, bool | int | float | str]
 Values = Mapping[str, float]
@@ -42,14 +43,15 @@ class Tracker(Protocol):
 
 
 class TensorBoard:
-    def __init__(self, folder: Path, name: str, settings: FlatSettings, id: str | None) -> None:
+    def __init__(self, folder: Path, name: str, settings: FlatSettings, id: str | None, metric: Metric) -> None:
         from torch.utils.tensorboard import SummaryWriter
         from torch.utils.tensorboard.summary import hparams
 
         self.id, self.location = name, str(folder / "tensorboard")
         make: Any = SummaryWriter  # untyped in torch
         self._writer = make(self.location)
-        columns = {"accuracy_mean": None, "accuracy_worst": None}  # of the page of hyper-parameters
+        names = map(metric.name_in_files, ("score_mean", "score_worst"))
+        columns = dict.fromkeys(names)  # of the page of hyper-parameters
         begun, started, self._ended = hparams(settings, columns)  # type: ignore[no-untyped-call]
         for summary in (begun, started):
             self._writer.file_writer.add_summary(summary)
@@ -69,7 +71,7 @@ class TensorBoard:
 
 
 class WandB:
-    def __init__(self, folder: Path, name: str, settings: FlatSettings, id: str | None) -> None:
+    def __init__(self, folder: Path, name: str, settings: FlatSettings, id: str | None, metric: Metric) -> None:
         import wandb
 
         defaults: dict[str, Any] = {
@@ -104,7 +106,7 @@ class WandB:
 
 
 class MLflow:
-    def __init__(self, folder: Path, name: str, settings: FlatSettings, id: str | None) -> None:
+    def __init__(self, folder: Path, name: str, settings: FlatSettings, id: str | None, metric: Metric) -> None:
         from mlflow import MlflowClient
         from mlflow.entities import Param
 
@@ -159,7 +161,7 @@ def _clean_name(name: str) -> str:
     return re.sub(r"[^\w./ -]", "_", name)
 
 
-TrackerClass = Callable[[Path, str, FlatSettings, str | None], Tracker]
+TrackerClass = Callable[[Path, str, FlatSettings, str | None, Metric], Tracker]
 TRACKERS: dict[str, TrackerClass] = {"mlflow": MLflow, "tensorboard": TensorBoard, "wandb": WandB}
 PACKAGES = {"mlflow": ("mlflow", "sqlalchemy", "alembic", "cryptography")}
 """Packages of trackers that need more than the package of their name."""
@@ -210,7 +212,8 @@ class RunTracker:
                 return
             settings, name = flatten_settings(self._folder.config()), self._folder.path.resolve().name
             self._file.parent.mkdir(exist_ok=True)
-            self._tracker = TRACKERS[str(self._name)](self._file.parent, name, settings, self._sent["id"])
+            metric = load_run(self._folder.path).task.primary
+            self._tracker = TRACKERS[str(self._name)](self._file.parent, name, settings, self._sent["id"], metric)
             self._save_sent(id=self._tracker.id)
         # A round that is repeated after a kill has the same numbers and is not sent again.
         for record in self._folder.records(after=self._sent["round"]):
