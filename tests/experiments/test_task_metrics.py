@@ -186,3 +186,13 @@ def test_a_recommendation_compares_errors(tmp_path: Path) -> None:
     assert lower.better
     chosen = replace(made, choice=lower, seeds=(0, 1, 2))
     assert chosen.reason == "Use fedprox: it beats fedavg by 5.00 (95 % interval -6.00 to -4.00) on validation images."
+
+
+def test_runs_of_different_tasks_are_not_reported_together(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    settings = write_data("multilabel", tmp_path / "data")
+    for task in ("multilabel", "regression"):
+        own = {**settings, "set": {**settings["set"], "task.name": task}}
+        fedcir.compare(algorithms=["fedavg"], out=tmp_path / task, report=False, **own)
+    with pytest.raises(InputError, match=r"ran for different tasks \(AUROC and RMSE\): look at each alone"):
+        fedcir.report([tmp_path / "multilabel", tmp_path / "regression"], out=tmp_path / "report.html")

@@ -312,6 +312,8 @@ def check_same_data(runs: Sequence[Run], clients: bool = False) -> None:
     for run in runs[1:]:
         if first.config.data.name != run.config.data.name:
             differ = f"on different datasets ({first.config.data.name} and {run.config.data.name})"
+        elif first.finished and run.finished and first.metric != run.metric:
+            differ = f"for different tasks ({first.metric.title} and {run.metric.title})"
         elif first.manifest.get("content") != run.manifest.get("content") and not _differ_by_seed_only(first, run):
             differ = "on different data"
         elif clients and first.manifest.get("hash") != run.manifest.get("hash"):
