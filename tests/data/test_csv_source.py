@@ -202,7 +202,7 @@ def test_a_site_column_with_one_site_is_refused(tmp_path: Path) -> None:
     [
         ({"image_size": 32}, "data.image_size is for images, and csv holds tables: leave it out"),
         ({"channels": 3}, "data.channels is for images"),
-        ({"target": None}, "data.target names the column to predict"),
+        ({"target": None}, "data.target is not set"),
         ({"target": "age,ill"}, "data.target names 2 columns that are not all 0 or 1"),
         ({"ignore": ("weight",)}, "data.ignore: "),
         ({"group": "patient"}, "data.group: "),

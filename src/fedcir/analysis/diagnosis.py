@@ -20,9 +20,11 @@ from fedcir.analysis.divergence import (
     measure_alignment,
 )
 from fedcir.config import BUILTIN_MODELS, Config, ModelConfig
+from fedcir.data.columns import ColumnComparison, compare_columns
 from fedcir.data.decoding import OnFile
-from fedcir.data.domains import Domains
+from fedcir.data.domains import CLASSIFICATION, Domains
 from fedcir.data.federation import build_federation, partition_dataset
+from fedcir.data.inspection import summarise_targets
 from fedcir.data.opening import get_source
 from fedcir.data.partition import ClientPartition
 from fedcir.errors import InputError
@@ -62,9 +64,9 @@ class Diagnosis:
     divergences: Divergences
     """Empty if the network gives no representations."""
     labels: dict[str, Counts]
-    """Number of training images of each class by client."""
+    """Number of training images of each class by client; empty for tasks without classes."""
     pixels: dict[str, PixelStatistics] | None = None
-    """Set for a dataset before training."""
+    """Set for a dataset before training; empty if it holds no images."""
     bound: Bound | None = None
     """Set for runs with one model for all clients, if distances were measured."""
     alignment: Alignment | None = None
@@ -80,6 +82,12 @@ class Diagnosis:
     """Images on which distances, KL and pictures are based."""
     unseen: tuple[str, ...] = ()
     """Domains that no client trains on."""
+    targets: dict[str, dict[str, float]] = field(default_factory=dict)
+    """Distribution of the targets of each domain, for tasks without classes."""
+    columns: tuple[ColumnComparison, ...] = ()
+    """Columns of tables, as each domain holds them."""
+    noun: str = "image"
+    """What a sample is called."""
 
     @property
     def is_run(self) -> bool:
@@ -118,6 +126,8 @@ class Diagnosis:
     def test_skew(self) -> dict[str, float]:
         """Label skew of each domain's predicted images, which affects the distances."""
         size = len(self.classes)
+        if not size:
+            return {}
         return label_skew({domain.domain: np.bincount(domain.labels, minlength=size) for domain in self.predictions})
 
     @property
@@ -200,6 +210,8 @@ class Diagnosis:
             "classes": list(self.classes),
             "pad": pad,
             "mean_pair": distances.mean_pair.value if self.measured else None,
+            "targets": self.targets,
+            "columns": [asdict(column) for column in self.columns],
             "labels": {name: counts.tolist() for name, counts in self.labels.items()},
             "label_skew": self.skew,
             "pixels": None if self.pixels is None else {name: asdict(pixels) for name, pixels in self.pixels.items()},
@@ -216,6 +228,8 @@ class Diagnosis:
 
 def label_skew(labels: Mapping[str, Counts]) -> dict[str, float]:
     """Compute each client's total variation to the mean label distribution, from 0 to 1."""
+    if not labels:
+        return {}
     shares = {name: counts / counts.sum() for name, counts in labels.items()}
     mean = np.mean(list(shares.values()), axis=0)
     return {name: float(np.abs(share - mean).sum() / 2) for name, share in shares.items()}
@@ -224,8 +238,8 @@ def label_skew(labels: Mapping[str, Counts]) -> dict[str, float]:
 def shift_config(config: Config) -> Config:
     """Return the settings under which feature shift is measured, whatever is trained later.
 
-    The encoder is an untrained `cnn` on images of 32 pixels, or of their own size for arrays. No validation images are
-    set aside, so that the measure does not depend on their share.
+    The encoder is an untrained `cnn` on images of 32 pixels, or of their own size for arrays. Tables and other arrays
+    are measured as they are. No validation images are set aside, so that the measure does not depend on their share.
     """
     size = SHIFT_PIXELS if get_source(config.data.name).has_image_files else None
     return replace(config, data=replace(config.data, image_size=size, val_fraction=0.0), model=ModelConfig())
@@ -237,10 +251,10 @@ def diagnose_data(
     on_distance: OnDistance | None = None,
     on_file: OnFile | None = None,
 ) -> Diagnosis:
-    """Diagnose a dataset before training, on training images of the domains that clients train on.
+    """Diagnose a dataset before training, on training examples of the domains that clients train on.
 
     This is the feature shift that `init`, `recommend` and `diagnose` report, unless the config names an encoder or an
-    image size.
+    image size. Tables and arrays of floats are compared as they are, encoded and scaled as in training.
     """
     is_shift = config.model == ModelConfig() and config.data.image_size in (None, SHIFT_PIXELS)
     config = shift_config(config) if is_shift else config
@@ -250,13 +264,21 @@ def diagnose_data(
     domains = [replace(d, test=d.train, validation=None) for d in dataset if d.name in trained]
     training_data = replace(dataset, domains=tuple(domains))
     _check_size(training_data, "training")
+    columns = compare_columns(training_data)
+    targets = {} if dataset.task.has_classes else summarise_targets(training_data)
+    if not dataset.task.has_classes:  # distances do not depend on targets
+        training_data = _use_strata(training_data)
+    if is_shift and not dataset.has_images:
+        config = replace(config, model=ModelConfig("linear"))
     federation = build_federation(config, training_data, [part for part in partitions if part.domain in trained])
     predictions = predict_domains(build_untrained_model(config, federation.builder), federation, limit, seed)
     pixels = {}
-    for domain in domains:
+    for domain in domains if dataset.has_images else ():
         images = domain.train.pixels(sample_rows(len(domain.train), 256, seed, domain.name)) / 255
         pixels[domain.name] = PixelStatistics(float(images.mean()), float(images.std(axis=(1, 2, 3)).mean()))
     clients, labels = _count_labels(dataset, partitions)
+    if not dataset.task.has_classes:
+        labels = {}
     measured = "distances are those of the domains, on their training"
     return Diagnosis(
         config.data.name,
@@ -265,8 +287,11 @@ def diagnose_data(
         divergences(_compute_representations(predictions), seed, on_distance),
         labels,
         pixels,
-        encoder=UNTRAINED if is_shift else _describe_encoder(config),
+        encoder="" if is_shift and not dataset.has_images else UNTRAINED if is_shift else _describe_encoder(config),
         is_shift=is_shift,
+        targets=targets,
+        columns=columns,
+        noun=dataset.noun,
         notes=tuple(_note_shared_domains(training_data, clients, measured)),
         seed=seed,
         client_domains=clients,
@@ -287,10 +312,14 @@ def diagnose_run(
     executed.
     """
     run = to_run(source, trust_code)
+    if run.finished and not run.task.has_classes:
+        fix = "`fedcir evaluate` gives its scores by site; diagnose its data with dataset and data_root"
+        raise InputError(f"{run.path} is a run of {run.task.name}, and diagnose takes runs of classification: {fix}")
     run = replace(run, config=use_saved_code(run.config, run.path, run.trust_code))
     config, domains, partitions = open_run_data(run, data_root)
     domains, overlap = exclude_seen_images(run, domains)
     _check_size(domains, "test")
+    columns = compare_columns(domains)
     federation = build_federation(config, domains, partitions)
     state = run.state()
     shared = {} if state is None else state.shared
@@ -316,7 +345,17 @@ def diagnose_run(
         client_domains=clients,
         sample=sample,
         unseen=federation.unseen,
+        columns=columns,
+        noun=domains.noun,
     )
+
+
+def _use_strata(domains: Domains) -> Domains:
+    """Replace the targets of a task without classes by the strata of its examples."""
+    count = 1 + max(int(split.labels.max()) for domain in domains for split in domain.splits)
+    classes = tuple(f"stratum {number}" for number in range(max(2, count)))
+    without = replace(domains, classes=classes, task=CLASSIFICATION)
+    return without.map_splits(lambda split: replace(split, targets=None))
 
 
 def _compute_representations(predictions: Sequence[DomainPredictions]) -> dict[str, NDArray[np.float32]]:
@@ -353,7 +392,7 @@ def _check_size(domains: Domains, part: str) -> None:
         raise InputError(f"{domains.name} has only one domain, {domains.names[0]!r}: a distance needs two")
     for domain in domains:
         if len(domain.test) < 2 * LEAST:
-            images = f"{len(domain.test)} {part} images"
+            images = f"{len(domain.test)} {part} {domains.noun}s"
             raise InputError(f"domain {domain.name!r} has {images}, but a diagnosis needs at least {2 * LEAST}")
 
 
@@ -361,8 +400,9 @@ def _note_shared_domains(domains: Domains, clients: Mapping[str, str], measured:
     """Say that label skew concerns clients, and what was `measured` concerns domains, if the two differ."""
     if all(client == domain for client, domain in clients.items()):
         return []
-    shared = f"{len(clients)} clients share the training images of {len(domains)} domains"
-    return [f"{shared}: label skew is that of these clients; {measured} images"]
+    shared = f"{len(clients)} clients share the training {domains.noun}s of {len(domains)} domains"
+    skew = "label skew is that of these clients; " if len(domains.classes) else ""
+    return [f"{shared}: {skew}{measured} {domains.noun}s"]
 
 
 def _note_rare_classes(domains: Domains) -> list[str]:
@@ -372,4 +412,4 @@ def _note_rare_classes(domains: Domains) -> list[str]:
         tested, trained = (np.bincount(split.labels, minlength=len(domains.classes)) for split in splits)
         labels = np.flatnonzero((tested == 1) | (tested + trained == 1))
         rare += [f"{domains.classes[label]} in {domain.name}" for label in labels]
-    return [f"at most one test image of {join_names(rare)}: left out of the results by class"] if rare else []
+    return [f"at most one test {domains.noun} of {join_names(rare)}: left out of the results by class"] if rare else []

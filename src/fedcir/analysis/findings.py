@@ -1,10 +1,11 @@
 """Describe a diagnosis in sentences, each with the numbers that support it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from fedcir.analysis.diagnosis import Diagnosis
+from fedcir.data.columns import ColumnComparison
 from fedcir.errors import InputError
 from fedcir.runs.statistics import Interval, bootstrap_mean, percentile_interval
 
@@ -12,6 +13,8 @@ SHIFT = ((0.5, "small"), (1.2, "moderate"), (2.01, "large"))
 """Upper ends of the grades of a mean proxy A-distance."""
 SKEW = ((0.1, "small"), (0.3, "moderate"), (1.01, "large"))
 """Upper ends of the grades of a mean total variation between label distributions."""
+MOST_TARGETS = 6
+"""Most numbers on targets that are described in sentences."""
 ALIGNMENT = ((0.1, "close to"), (0.5, "some way from"), (float("inf"), "far from"))
 """Grades of a KL in nats per dimension of z; a mean that is one standard deviation off gives 0.5."""
 
@@ -51,22 +54,45 @@ def describe_shift(diagnosis: Diagnosis) -> list[str]:
         return [_describe_skew(diagnosis)]
     shift, furthest = diagnosis.divergences.mean_pair, diagnosis.furthest
     encoder = f"the model of {diagnosis.name}" if diagnosis.is_run else diagnosis.encoder
+    under = f"under {encoder}, " if encoder else ""
     measure = "Feature shift" if diagnosis.is_shift else "The distance of representations"
     sentences = [
-        f"{measure} is {grade_shift(shift.value)}: under {encoder}, the mean proxy A-distance between two domains "
+        f"{measure} is {grade_shift(shift.value)}: {under}the mean proxy A-distance between two domains "
         f"is {shift:.2f}. At 0 a classifier cannot tell two domains apart; at 2 it always can.",
         _describe_skew(diagnosis),
         f"{furthest} is furthest from the mixture of all domains: {diagnosis.divergences.to_mixture[furthest]:.2f}.",
     ]
-    if (skew := max(diagnosis.test_skew.values())) >= SKEW[0][0]:
+    if (skew := max(diagnosis.test_skew.values(), default=0.0)) >= SKEW[0][0]:
         sentences.append(
-            f"The measured images also differ in their labels, by up to {skew:.0%}: "
-            "part of the distance comes from the labels and not from the images."
+            f"The measured {diagnosis.noun}s also differ in their labels, by up to {skew:.0%}: "
+            f"part of the distance comes from the labels and not from the {diagnosis.noun}s."
         )
+    return [*sentences, *describe_columns(diagnosis.columns)]
+
+
+def describe_columns(columns: Sequence[ColumnComparison]) -> list[str]:
+    """Name the columns of tables in which a site differs most from the others."""
+    furthest = sorted((column for column in columns if len(column.distances) > 1), key=lambda c: -c.largest)[:3]
+    if not furthest:
+        return []
+    places = [(c.name, max(c.distances, key=lambda site: c.distances[site]), c.largest) for c in furthest]
+    names = "; ".join(f"{name} at {site} ({distance:.2f})" for name, site, distance in places)
+    return [f"Columns in which a site differs most from the others, from 0 to 1: {names}."]
+
+
+def describe_targets(targets: Mapping[str, Mapping[str, float]]) -> list[str]:
+    """Describe how the targets of tasks without classes differ between domains."""
+    sentences = []
+    for name in list(next(iter(targets.values()), {}))[:MOST_TARGETS]:
+        values = {domain: summary[name] for domain, summary in targets.items()}
+        low, high = min(values, key=lambda d: values[d]), max(values, key=lambda d: values[d])
+        sentences.append(f"{name} ranges from {values[low]:.4g} ({low}) to {values[high]:.4g} ({high}).")
     return sentences
 
 
 def _describe_skew(diagnosis: Diagnosis) -> str:
+    if diagnosis.targets:
+        return f"Targets: {' '.join(describe_targets(diagnosis.targets))}"
     skew = diagnosis.skew
     if len(skew) == 1:
         return f"There is no label skew: {next(iter(skew))} is the only client that trains."

@@ -3,7 +3,7 @@
 import re
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from fedcir.text import format_bytes, join_names
 
 if TYPE_CHECKING:
     from fedcir.data.cache import CacheEntry
+    from fedcir.data.columns import ColumnComparison
     from fedcir.data.domains import Domains
     from fedcir.data.inspection import Inspection
 
@@ -26,8 +27,8 @@ NAME = argument(OPTIONS["dataset"].help)
 
 PLOTS = (".png", ".jpg", ".jpeg", ".webp", ".pdf", ".svg")
 """Endings of a plot's name."""
-FEW = 12
-"""The most lines of a list, and the most class columns of a table, that are printed."""
+FEW, MANY = 12, 40
+"""The most lines of a list, and the most class columns of a table, that are printed; and the most columns of data."""
 
 
 @data.command("list")
@@ -57,19 +58,20 @@ def check(
     json: bool = cli.JSON,
     set: list[str] | None = cli.SET,
 ) -> None:
-    """Check every image and say whether training can start. Lists counts, sizes, copies and damaged files."""
-    from dataclasses import fields
+    """Check all data and say whether training can start. Lists counts, sizes, columns, copies and damaged files."""
+    from dataclasses import asdict, fields
 
     from fedcir.cli.progress import Meter
     from fedcir.data.inspection import inspect_dataset
 
     config = _resolve_config(name, settings, set)
     with Meter("checking images", quiet) as meter:
-        inspection = inspect_dataset(config.data, meter.show)
+        inspection = inspect_dataset(config.data, meter.show, config.task.name)
     if json:
         sizes = [[width, height, count] for (width, height), count in inspection.sizes.most_common()]
         values = {field.name: getattr(inspection, field.name) for field in fields(inspection)}
-        values |= {"sizes": sizes, "missing": inspection.missing}
+        values |= {"sizes": sizes, "missing": inspection.missing, "parts": sorted(inspection.parts)}
+        values |= {"columns": [asdict(column) for column in inspection.columns]}
         print_json({**values, "unused": [file._asdict() for file in inspection.unused]})
     else:
         _print_findings(inspection)
@@ -90,24 +92,35 @@ def show(
     quiet: bool = cli.NO_PROGRESS,
     set: list[str] | None = cli.SET,
 ) -> None:
-    """Draw a contact sheet: domains as rows, classes as columns."""
-    from fedcir.reporting.drawing import MAX_CLASSES, draw_contact_sheet
+    """Draw images by domain and class, with their masks; or how far the columns of tables differ between sites."""
+    from fedcir.data.columns import compare_columns
+    from fedcir.data.inspection import summarise_targets
+    from fedcir.reporting.drawing import MAX_CLASSES, draw_contact_sheet, draw_samples
 
     config = _resolve_config(name, settings, set)
     path = out or Path(f"{name}.png")
     check_output_file(path, PLOTS)
     domains = _open_domains(config, quiet)
-    draw_contact_sheet(domains, path)
+    by_class = domains.has_images and domains.task.has_classes
+    draw = draw_contact_sheet if by_class else draw_samples
+    draw(domains, path)
     aside = any(domain.validation is not None for domain in domains)
     rows = [["domain", "train", *(["validation"] if aside else []), "test"]]
     for domain in domains:
         validation = [str(len(domain.validation or ()))] if aside else []
         rows.append([domain.name, str(len(domain.train)), *validation, str(len(domain.test))])
     classes = len(domains.classes)
-    height, width, channels = domains.image_shape
-    print_table(rows, f"{classes} classes, {height}x{width} pixels{', grey' if channels == 1 else ''}")
-    shown = f", which shows {MAX_CLASSES} of {classes} classes" if classes > MAX_CLASSES else ""
-    print(f"\nwrote the contact sheet {path}{shown}")
+    what = f"{classes} classes" if domains.task.has_classes else domains.task.name
+    if domains.has_images:
+        height, width, channels = domains.image_shape
+        print_table(rows, f"{what}, {height}x{width} pixels{', grey' if channels == 1 else ''}")
+    else:
+        shape = f"{len(domains.columns)} columns" if domains.columns else f"floats of shape {list(domains.input_shape)}"
+        print_table(rows, f"{what}, {shape}")
+    _print_targets({} if domains.task.has_classes else summarise_targets(domains), domains.task.name)
+    _print_columns(compare_columns(domains))
+    shown = f", which shows {MAX_CLASSES} of {classes} classes" if by_class and classes > MAX_CLASSES else ""
+    print(f"\nwrote the {'contact sheet' if domains.has_images else 'picture'} {path}{shown}")
 
 
 @data.command()
@@ -151,7 +164,7 @@ def partition(
     json: bool = cli.JSON,
     set: list[str] | None = cli.SET,
 ) -> None:
-    """Show which images each client would get. With --json, prints the manifest of such a run."""
+    """Show which images or rows each client would get. With --json, prints the manifest of such a run."""
     from fedcir.cli.progress import Meter
     from fedcir.data.federation import partition_dataset
     from fedcir.data.manifest import build_manifest, to_json
@@ -169,20 +182,21 @@ def partition(
         print_note(note)
     manifest = build_manifest(domains, shares)
     labels = {domain.name: domain.train.labels for domain in domains}
+    strata = domains.classes if domains.task.has_classes else _name_strata(labels.values())
     counted = [
-        (share.name or str(number), share.domain, share.counts(labels, len(domains.classes)))
+        (share.name or str(number), share.domain, share.counts(labels, len(strata)))
         for number, share in enumerate(shares)
     ]
     if json:
         print(to_json(manifest))
     else:
         shown = list(domains.classes) if len(domains.classes) <= FEW else []
-        rows = [["client", "domain", "images", *shown]]
+        rows = [["client", "domain", f"{domains.noun}s", *shown]]
         for client, domain, counts in counted:
             rows.append([client, domain, str(counts.sum()), *(str(count) for count in counts[: len(shown)])])
         print_table(rows, f"{len(counted)} client{'s' * (len(counted) > 1)}, manifest {manifest['hash']}")
     if plot:
-        draw_partition(counted, domains.classes, path)
+        draw_partition(counted, strata, path)
         print(f"wrote the plot {path}", file=sys.stderr if json else sys.stdout)
 
 
@@ -204,6 +218,11 @@ def cache(clear: bool = flag("--clear", "Delete all prepared datasets.")) -> Non
     print(f"{format_bytes(sum(entry.bytes for entry in entries))} in {cache_folder()}")
 
 
+def _name_strata(labels: Iterable[Any]) -> tuple[str, ...]:
+    """Number the strata by which samples of a task without classes are divided."""
+    return tuple(f"stratum {number}" for number in range(1 + max(int(part.max()) for part in labels)))
+
+
 def _resolve_config(name: str, settings: dict[str, Any], set: list[str] | None) -> Config:
     return ConfigRequest(options={**settings, "dataset": name}, assignments=set or ()).resolve()
 
@@ -213,7 +232,7 @@ def _open_domains(config: Config, quiet: bool) -> "Domains":
     from fedcir.data.opening import open_dataset
 
     with Meter("decoding images", quiet) as meter:
-        domains = open_dataset(config.data, config.run.seed, meter.show)
+        domains = open_dataset(config.data, config.run.seed, meter.show, task=config.task.name)
     for note in domains.notes:
         print_note(note)
     return domains
@@ -244,28 +263,63 @@ def _fetch_files(name: str, root: Path, trusted: Sequence[str], quiet: bool) -> 
 
 def _print_findings(inspection: "Inspection") -> None:
     shown = inspection.classes if len(inspection.classes) <= FEW else []
-    rows = [["domain", "images", *(["published"] if inspection.published else []), *shown]]
+    rows = [["domain", f"{inspection.noun}s", *(["published"] if inspection.published else []), *shown]]
     for domain in [*inspection.counts, *(d for d in inspection.published if d not in inspection.counts)]:
         counts = inspection.counts.get(domain, Counter())
         expected = [str(inspection.published.get(domain, ""))] if inspection.published else []
         rows.append([domain, str(sum(counts.values())), *expected, *(str(counts.get(label, 0)) for label in shown)])
-    print_table(rows, f"{len(inspection.classes)} classes")
-    sizes = [f"{width}x{height} ({count:,})" for (width, height), count in inspection.sizes.most_common(3)]
-    more = f" and {len(inspection.sizes) - 3} other sizes" if len(inspection.sizes) > 3 else ""
-    print(f"sizes: {', '.join(sizes)}{more}")
+    print_table(rows, inspection.task if inspection.targets else f"{len(inspection.classes)} classes")
+    if inspection.sizes:
+        sizes = [f"{width}x{height} ({count:,})" for (width, height), count in inspection.sizes.most_common(3)]
+        more = f" and {len(inspection.sizes) - 3} other sizes" if len(inspection.sizes) > 3 else ""
+        print(f"sizes: {', '.join(sizes)}{more}")
+    _print_targets(inspection.targets, inspection.task)
+    if inspection.columns:
+        _print_columns(inspection.columns)
+    elif inspection.shape:
+        print(f"floats of the shape {list(inspection.shape)}")
     for domain, (count, published) in inspection.off.items():
         print(f"warning: {domain} has {count} images, but the published dataset has {published}")
     for domain, classes in inspection.missing.items():
-        print(f"warning: {domain} has no image of {join_names(classes, FEW)}")
+        print(f"warning: {domain} has no {inspection.noun} of {join_names(classes, FEW)}")
     for note in inspection.notes:
         print(f"note: {note}")
     _print_lines("warning", inspection.spelling)
-    _print_lines("warning: copies of one image", [" = ".join(group) for group in inspection.duplicates])
+    _print_lines(f"warning: copies of one {inspection.noun}", [" = ".join(group) for group in inspection.duplicates])
     disputed = [" = ".join(pair) for pair in inspection.disputed]
-    _print_lines("warning: one image in two classes, so one label is wrong", disputed)
+    _print_lines(f"warning: one {inspection.noun} in two classes, so one label is wrong", disputed)
     _print_lines("warning: not used", [str(file) for file in inspection.unused if file.advice])
     _print_lines("note: not used", [str(file) for file in inspection.unused if not file.advice])
     _print_lines("error: not a readable image", inspection.unreadable)
+
+
+def _print_targets(targets: Mapping[str, Mapping[str, float]], task: str) -> None:
+    """Print how the targets of each domain are distributed."""
+    if not targets:
+        return
+    names = list(next(iter(targets.values())))
+    rows = [["domain", *names[:FEW]]]
+    rows += [[domain, *(f"{values[name]:.4g}" for name in names[:FEW])] for domain, values in targets.items()]
+    more = f"; {FEW} of {len(names)}" if len(names) > FEW else ""
+    print_table(rows, f"targets ({task}{more})")
+
+
+def _print_columns(columns: "Sequence[ColumnComparison]") -> None:
+    """Print what each site holds in each column, those that differ most first."""
+    if not columns:
+        return
+    sites = list(columns[0].cells)[:FEW]
+    rows = [["column", *sites, "largest distance"]]
+    ranked = sorted(columns, key=lambda column: -column.largest)
+    for column in ranked[:MANY]:
+        missing = {site: share for site, share in column.missing.items() if share}
+        cells = [
+            f"{column.cells[site]}{f' ({max(0.01, missing[site]):.0%} missing)' if site in missing else ''}"
+            for site in sites
+        ]
+        rows.append([column.name, *cells, f"{column.largest:.2f}" if len(column.cells) > 1 else ""])
+    more = f"{MANY} of {len(columns)} columns" if len(columns) > MANY else "columns"
+    print_table(rows, f"{more}: mean ± SD, or the most frequent category; distance of a site from the others, 0 to 1")
 
 
 def _print_lines(title: str, lines: Sequence[str]) -> None:

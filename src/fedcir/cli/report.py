@@ -251,8 +251,11 @@ def diagnose(
 def _print_diagnosis(diagnosis: "Diagnosis") -> None:
     names = diagnosis.domains
     matrix = names if len(names) <= WIDE and diagnosis.measured else []
-    header = ["", *matrix, *(["mixture"] if diagnosis.measured else []), *([] if diagnosis.shared else ["label skew"])]
-    rows = [header + (["accuracy", "risk"] if diagnosis.is_run else ["brightness", "contrast"])]
+    has_skew = not diagnosis.shared and bool(diagnosis.labels)
+    header = ["", *matrix, *(["mixture"] if diagnosis.measured else []), *(["label skew"] if has_skew else [])]
+    rows = [
+        header + (["accuracy", "risk"] if diagnosis.is_run else ["brightness", "contrast"] if diagnosis.pixels else [])
+    ]
     accuracy, risk, skew = diagnosis.accuracy, diagnosis.risk, diagnosis.skew
     for name in names:
         row = [name]
@@ -261,11 +264,11 @@ def _print_diagnosis(diagnosis: "Diagnosis") -> None:
             row.append("" if pair is None else f"{pair.value:.2f}")
         if diagnosis.measured:
             row.append(f"{diagnosis.divergences.to_mixture[name]:.2f}")
-        if not diagnosis.shared:
+        if has_skew:
             row.append(f"{skew[name]:.2f}" if name in skew else "-")
         if diagnosis.pixels is None:
             row += [f"{accuracy[name].scaled(100):.1f}", f"{risk[name]:.2f}"]
-        else:
+        elif diagnosis.pixels:
             row += [f"{diagnosis.pixels[name].brightness:.2f}", f"{diagnosis.pixels[name].contrast:.2f}"]
         rows.append(row)
     title = "proxy A-distances between domains (0 to 2)" if diagnosis.measured else "domains"

@@ -91,20 +91,23 @@ def settings(
 
 
 def init(
-    folder: Path = argument("Your images, as DIR/<domain>/<class>/<image>.", metavar="DIR"),
+    folder: Path = argument(
+        "Your data: DIR/<domain>/<class>/<image>, or <site>.csv, <site>.npz, masks.", metavar="DIR"
+    ),
     out: Path = output("File for the settings.", Path("fedcir.toml")),
-    dataset: str = setting("dataset", "folders"),
+    dataset: str | None = setting("dataset"),
+    set: list[str] | None = cli.SET,
     force: bool = flag("--force", "Write over an older file."),
     quiet: bool = flag("--quiet", "Show nothing."),
 ) -> None:
-    """Write settings for your own images. Looks at every image, gives a reason for each setting, and trains nothing."""
+    """Write settings for your own data. Looks at all of them, gives a reason for each setting, and trains nothing."""
     from fedcir.cli.progress import Watch
     from fedcir.experiments.starter import check_output_path
     from fedcir.experiments.starter import init as inspect_images
 
-    check_output_path(out, DataConfig(dataset, str(folder)), force)
+    check_output_path(out, DataConfig(root=str(folder)), force)
     with Watch(quiet) as watch:
-        starter = inspect_images(folder, dataset=dataset, on_work=watch.work)
+        starter = inspect_images(folder, dataset=dataset, set=set or (), on_work=watch.work)
     starter.save(out, force)
     if not quiet:
         for sentence in starter.findings:

@@ -56,6 +56,11 @@ class Split:
         return len(self.labels)
 
     @property
+    def noun(self) -> str:
+        """What a sample is called: an image, a row of numbers, or an example of another shape."""
+        return "image" if self.images.dtype == np.uint8 else "row" if self.images.ndim == 2 else "example"
+
+    @property
     def where(self) -> Indices:
         """Row of each sample's image."""
         return np.arange(len(self.images)) if self.rows is None else self.rows
@@ -150,6 +155,11 @@ class Domains:
     @property
     def has_images(self) -> bool:
         return self.domains[0].train.images.dtype == np.uint8
+
+    @property
+    def noun(self) -> str:
+        """What a sample is called."""
+        return self.domains[0].train.noun
 
     @property
     def input_shape(self) -> tuple[int, ...]:

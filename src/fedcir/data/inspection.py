@@ -3,19 +3,33 @@
 import hashlib
 import tempfile
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 
 import numpy as np
 
-from fedcir.config import DataConfig
+from fedcir.config import Config, DataConfig
+from fedcir.data.agreement import agree, summarise_data
 from fedcir.data.cache import PreparedImages
+from fedcir.data.columns import ColumnComparison, compare_columns, note_codes
 from fedcir.data.decoding import DecodedFile, Decoding, OnFile, decode_files
-from fedcir.data.domains import Domains
-from fedcir.data.opening import check_classes, count_labels, find_dataset, open_dataset, select_classes
-from fedcir.data.sources.source import ALL_CLASSES, ImageRecord, UnusedFiles, notes_on_spelling
+from fedcir.data.domains import Domains, Split
+from fedcir.data.encoding import encode_domains
+from fedcir.data.opening import check_classes, check_settings, count_labels, find_dataset, open_dataset, select_classes
+from fedcir.data.sources.image_targets import read_image_targets
+from fedcir.data.sources.source import (
+    ALL_CLASSES,
+    ImageFiles,
+    ImageIndex,
+    ImageRecord,
+    Part,
+    UnusedFiles,
+    notes_on_spelling,
+)
 from fedcir.data.splits import drop_copies, find_copies, find_label_conflicts, hash_arrays, split_items
+from fedcir.data.targets import WantedTask
 from fedcir.errors import InputError
 
 
@@ -35,10 +49,21 @@ class Inspection:
     obstacle: str  # why it cannot be trained on; empty if it can
     copies_left_out: int
     """Number of duplicates that a run leaves out; of arrays, test images that are also training images."""
+    noun: str = "image"
+    """What a sample is called."""
+    task: str = "classification"
+    shape: tuple[int, ...] = ()
+    """Shape of a sample that is no image: the number of columns of a table, or the shape of an array."""
+    targets: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """Distribution of the targets of each domain, for tasks without classes."""
+    columns: tuple[ColumnComparison, ...] = ()
+    """Columns of tables."""
+    parts: frozenset[str] = frozenset()
+    """Parts of the split that the data define: train, validation, test."""
 
     @property
     def classes(self) -> list[str]:
-        return sorted({label for counts in self.counts.values() for label in counts})
+        return [] if self.targets else sorted({label for counts in self.counts.values() for label in counts})
 
     @property
     def missing(self) -> dict[str, list[str]]:
@@ -53,37 +78,51 @@ class Inspection:
         return {domain: (totals[domain], n) for domain, n in self.published.items() if totals[domain] != n}
 
 
-def inspect_dataset(data: DataConfig, on_file: OnFile | None = None) -> Inspection:
-    """Decode every image of a dataset, and collect what is in it."""
+def inspect_dataset(data: DataConfig, on_file: OnFile | None = None, task: WantedTask = None) -> Inspection:
+    """Read a whole dataset, decode every image of it, and collect what is in it."""
     source, root = find_dataset(data)
+    check_settings(data, source)
+    domains: Domains | None = None
     obstacle = ""
-    notes: tuple[str, ...] = ()
-    unused: tuple[UnusedFiles, ...] = ()
+    index = ImageIndex(ImageFiles(root, ()))
     if source.has_image_files:
-        pictures, notes, unused, _ = source.list_images(root, data)
+        index, _, targets = read_image_targets(source.list_images(root, data), data, task)
         try:
             if source.published is not None:
-                source.published.check(pictures.items, data.name, root)
+                source.published.check(index.pictures.items, data.name, root)
         except InputError as error:
             obstacle = str(error)
-        pictures = select_classes(pictures, data.classes, root)
+        has_classes = index.masks is None and targets is None
+        pictures = select_classes(index.pictures, data.classes, root) if has_classes else index.pictures
         items = list(pictures.items)
         with tempfile.TemporaryDirectory() as staging:
             files = decode_files(pictures.paths(Path(staging)), Decoding.from_config(data), on_file=on_file)
-        obstacle = obstacle or _find_obstacle(data, items, files)
+        obstacle = obstacle or _find_unreadable(files)
+        if not obstacle and has_classes:
+            obstacle = _find_obstacle(data, items, files)
+        elif not obstacle:
+            try:
+                domains = open_dataset(data, seed=0, to_train=False, task=task)
+            except InputError as error:
+                obstacle = str(error)
     else:
-        domains = open_dataset(data, seed=0, to_train=False)
+        domains = open_dataset(data, seed=0, to_train=False, task=task)
         check_classes(domains, f"in any domain of {data.name}")
-        items, files = _list_arrays(domains)
+        items, files = _list_examples(domains, has_parts=not source.is_table or data.split is not None)
+        obstacle = _find_encoding_obstacle(data, domains)
+        index = index._replace(notes=(*domains.notes, *note_codes(domains)))
     read = [row for row, file in enumerate(files) if not file.error]
     groups = [[read[row] for row in group] for group in find_copies([files[row].digest for row in read])]
     if source.has_image_files:
         left_out = sum(len(group) - 1 for group in groups)
+    elif source.is_table or domains is None:  # equal rows are different persons
+        groups, left_out = [], 0
     else:
         distinct = drop_copies(hash_arrays(domains), "test")
         left_out = sum(len(domain.test) - len(distinct[domain.name].test) for domain in domains)
     counts = count_labels(items)
     every = (data.classes or source.classes) == ALL_CLASSES
+    has_targets = domains is not None and not domains.task.has_classes
     return Inspection(
         counts=counts,
         published=dict(source.published.counts) if every and source.published is not None else {},
@@ -91,18 +130,50 @@ def inspect_dataset(data: DataConfig, on_file: OnFile | None = None) -> Inspecti
         duplicates=[[items[row].name for row in group] for group in groups],
         disputed=[[items[row].name for row in pair] for pair in find_label_conflicts(items, groups)],
         spelling=notes_on_spelling(counts, most=len(items)),
-        unused=unused,
-        sizes=Counter((file.width, file.height) for file in files if not file.error),
-        notes=notes,
+        unused=index.unused,
+        sizes=Counter((file.width, file.height) for file in files if not file.error and file.width),
+        notes=index.notes,
         copies_left_out=left_out,
         obstacle=obstacle,
+        noun=domains.noun if domains is not None else "image",
+        task=domains.task.name if domains is not None else "classification",
+        shape=() if domains is None or domains.has_images else domains.input_shape,
+        targets=summarise_targets(domains) if domains is not None and has_targets else {},
+        columns=compare_columns(domains) if domains is not None else (),
+        parts=frozenset(item.part for item in items if item.part),
     )
+
+
+def summarise_targets(domains: Domains) -> dict[str, dict[str, float]]:
+    """Describe the distribution of the targets of each domain."""
+    return {
+        domain.name: domains.task.summarise(
+            np.concatenate([split.select_targets(np.arange(len(split))) for split in domain.splits])
+        )
+        for domain in domains
+    }
+
+
+def _find_unreadable(files: list[DecodedFile]) -> str:
+    if bad := sum(bool(file.error) for file in files):
+        return f"{bad} file{'s are' if bad > 1 else ' is'} not readable: fix or remove {'them' if bad > 1 else 'it'}"
+    return ""
+
+
+def _find_encoding_obstacle(data: DataConfig, domains: Domains) -> str:
+    """Return why the cells of tables cannot be encoded; empty if they can."""
+    try:
+        rows = {domain.name: np.arange(len(domain.train)) for domain in domains}
+        agreed = agree({domains.name: summarise_data(Config(data=data), domains, rows)}, data.scale)
+        if agreed.encoding is not None:
+            encode_domains(domains, agreed.encoding)
+    except InputError as error:
+        return str(error)
+    return ""
 
 
 def _find_obstacle(data: DataConfig, items: list[ImageRecord], files: list[DecodedFile]) -> str:
     """Return the error that a run would end with; empty if there is none."""
-    if bad := sum(bool(file.error) for file in files):
-        return f"{bad} file{'s are' if bad > 1 else ' is'} not readable: fix or remove {'them' if bad > 1 else 'it'}"
     digests = np.frombuffer(bytes.fromhex("".join(file.digest for file in files)), dtype="V16")
     prepared = PreparedImages(np.empty((0, 1, 1, 3), np.uint8), digests, "")
     try:
@@ -113,15 +184,18 @@ def _find_obstacle(data: DataConfig, items: list[ImageRecord], files: list[Decod
     return ""
 
 
-def _list_arrays(domains: Domains) -> tuple[list[ImageRecord], list[DecodedFile]]:
-    """List the images of arrays as if they were files."""
-    height, width, _ = domains.image_shape
+def _list_examples(domains: Domains, has_parts: bool) -> tuple[list[ImageRecord], list[DecodedFile]]:
+    """List the samples of arrays or tables as if they were files; only images have a size."""
+    height, width = domains.image_shape[:2] if domains.has_images else (0, 0)
     items, files = [], []
     for domain in domains:
-        for split in (domain.train, domain.test):
-            images = chain.from_iterable(split.chunks())
-            for image, label, name in zip(images, split.labels, split.ids, strict=True):
-                items.append(ImageRecord(name, domain.name, domains.classes[label]))
+        splits: dict[Part, Split | None] = {"train": domain.train, "test": domain.test, "validation": domain.validation}
+        for part, split in splits.items():
+            images = () if split is None else chain.from_iterable(split.chunks())
+            labels, names = ((), ()) if split is None else (split.labels, split.ids)
+            for image, number, name in zip(images, labels, names, strict=True):
+                label = domains.classes[number] if domains.task.has_classes else ""
+                items.append(ImageRecord(name, domain.name, label, part if has_parts else None))
                 digest = hashlib.blake2b(image.tobytes(), digest_size=16).hexdigest()
                 files.append(DecodedFile(digest, width, height, ""))
     return items, files

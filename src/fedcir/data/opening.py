@@ -8,18 +8,21 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 
 from fedcir.config import DataConfig
 from fedcir.data.cache import prepare_images
 from fedcir.data.decoding import MASK, Decoding, OnFile
-from fedcir.data.domains import Domains, Images, Split, stratified_sample
+from fedcir.data.domains import CLASSIFICATION, Domains, Images, Split, stratified_sample
 from fedcir.data.sources.arrays import Arrays
 from fedcir.data.sources.csv import Csv, build_domains
 from fedcir.data.sources.folders import Folders, list_site_folder
 from fedcir.data.sources.hub import Hub
+from fedcir.data.sources.image_targets import read_image_targets
 from fedcir.data.sources.masks import Masks, list_masks, read_masks
 from fedcir.data.sources.minidigits import MiniDigits
 from fedcir.data.sources.published import Camelyon17, DomainNet, IWildCam, OfficeCaltech10, Pacs
@@ -42,6 +45,7 @@ from fedcir.machine import check_memory
 from fedcir.plugins import find_plugin, list_entry_points
 from fedcir.rng import numpy_rng
 from fedcir.tasks.segmentation import Segmentation
+from fedcir.tasks.task import Task
 
 SOURCES: dict[str, type[DatasetSource]] = {
     "minidigits": MiniDigits,
@@ -133,10 +137,11 @@ def open_dataset(
         index = source.list_images(root, data)
         if source.published is not None:
             source.published.check(index.pictures.items, data.name, root)
-        images = index.pictures if index.masks is not None else select_classes(index.pictures, data.classes, root)
-        notes = (*index.notes, *notes_on_spelling(count_labels(images.items)))
-        index = index._replace(pictures=images, notes=notes)
-        domains = assign_task(_open_images(name, root, index, data, drawn, on_file), task)
+        if index.masks is None and index.targets is None:
+            images = select_classes(index.pictures, data.classes, root)
+            notes = (*index.notes, *notes_on_spelling(count_labels(images.items)))
+            index = index._replace(pictures=images, notes=notes)
+        domains = _open_images(name, root, index, data, drawn, on_file, task=task)
     else:
         domains = _select_array_classes(assign_task(source.load_arrays(root), task), selected_classes(data))
         if not domains.has_images:
@@ -174,10 +179,9 @@ def open_site(
         table = read_site_table(root, domain, data)
         return _set_aside(build_domains("csv", [table], data, seed, classes, task), data, seed)
     index = list_site_images(root, domain, data)
-    if index.masks is None:
+    if index.masks is None and index.targets is None:
         index = index._replace(pictures=select_classes(index.pictures, classes or None, root, missing=True))
-    domains = assign_task(_open_images("folders", root, index, data, seed, on_file, classes), task)
-    return _set_aside(domains, data, seed)
+    return _set_aside(_open_images("folders", root, index, data, seed, on_file, classes, task), data, seed)
 
 
 IMAGE_SETTINGS = ("image_size", "channels", "lists", "table")
@@ -188,11 +192,14 @@ def check_settings(data: DataConfig, source: DatasetSource, kind: str = "tables"
     """Refuse settings of images for other data, and settings of tables for images."""
     has_images = not source.is_table and kind == "tables"
     refused: tuple[str, ...] = TABLE_SETTINGS if has_images else IMAGE_SETTINGS
-    if not source.has_image_files:  # targets of arrays are scaled too
-        refused = tuple(name for name in refused if name != "scale")
+    takes_targets = isinstance(source, Table)
+    if not source.has_image_files or takes_targets:  # targets of arrays and of images are scaled too
+        refused = tuple(name for name in refused if name != "scale" and not (takes_targets and name == "target"))
     for name in refused:
         if getattr(data, name) != getattr(DataConfig, name):
             owner = "tables (csv)" if has_images else "images"
+            if name == "target":
+                owner = "tables (csv) and images with a labels.csv (table)"
             raise InputError(
                 f"data.{name} is for {owner}, and {data.name} holds {'images' if has_images else kind}: leave it out"
             )
@@ -203,7 +210,8 @@ def list_site_classes(root: Path, domain: str, data: DataConfig) -> tuple[str, .
     if data.name == "csv":
         labels = list_labels(read_site_table(root, domain, data), data)
     else:
-        labels = [item.label for item in list_site_images(root, domain, data).pictures.items]
+        index, _, _ = read_image_targets(list_site_images(root, domain, data), data, "classification")
+        labels = [item.label for item in index.pictures.items]
     return tuple(sorted(set(labels) - {""}))
 
 
@@ -211,7 +219,14 @@ def list_site_images(root: Path, domain: str, data: DataConfig) -> ImageIndex:
     """List a site's own images: with masks, those of its labels.csv if it has one, else DIR/<class>/<image>."""
     if data.name == "masks":
         return list_masks(root, domain)
-    return list_site_table(root, domain, data.columns) if (root / LABELS).is_file() else list_site_folder(root, domain)
+    if (root / LABELS).is_file():
+        return list_site_table(root, domain, data)
+    if data.target is not None:
+        raise InputError(
+            f"data.target={data.target} names columns of {root / LABELS}, which does not exist: add it",
+            public=f"it has no {LABELS} with the target columns",
+        )
+    return list_site_folder(root, domain)
 
 
 def _open_images(
@@ -222,18 +237,34 @@ def _open_images(
     seed: int,
     on_file: OnFile | None,
     classes: Sequence[str] = (),
+    task: WantedTask = None,
 ) -> Domains:
+    """Decode images, read their masks or the columns of their targets, and split them."""
+    targets: NDArray[Any] | None = None
+    own_task: Task = CLASSIFICATION
+    if index.targets is not None:
+        index, own_task, targets = read_image_targets(index, data, task)
+        if targets is None:
+            wanted = classes or selected_classes(data) or None
+            index = index._replace(pictures=select_classes(index.pictures, wanted, root, missing=bool(classes)))
+        elif selected_classes(data):
+            raise InputError(f"data.classes selects classes, and {own_task.name} has none: leave it out")
     decoding, items = Decoding.from_config(data), index.pictures.items
     prepared = prepare_images(name, str(root), index.pictures, decoding, on_file)
     if index.masks is None:
-        domains = split_items(name, items, prepared, data.test_fraction, seed, classes)
+        if targets is not None:
+            content = f"{prepared.content} {own_task.name} {data.target}".encode() + targets.tobytes()
+            prepared = replace(prepared, content=hashlib.blake2b(content, digest_size=16).hexdigest())
+            classes = ()
+        domains = split_items(name, items, prepared, data.test_fraction, seed, classes, own_task, targets)
     else:
         masks = prepare_images(name, str(root), index.masks, decoding._replace(channels=MASK), on_file)
         names = classes or selected_classes(data)
         targets, names = read_masks(prepared, masks, index.masks, str(root), names)
         both = hashlib.blake2b(f"{prepared.content} {masks.content}".encode(), digest_size=16).hexdigest()
-        prepared, task = replace(prepared, content=both), Segmentation(names)
-        domains = split_items(name, items, prepared, data.test_fraction, seed, (), task, targets)
+        prepared = replace(prepared, content=both)
+        domains = split_items(name, items, prepared, data.test_fraction, seed, (), Segmentation(names), targets)
+    domains = assign_task(domains, task)
     return replace(domains, notes=(*index.notes, *notes_on_unused(index.unused), *domains.notes))
 
 
@@ -331,10 +362,10 @@ def check_classes(domains: Domains, where: str) -> None:
             raise InputError(f"{domains.name} has only one class, {classes[0]!r}: a classifier needs two")
         counts = np.bincount(np.concatenate([d.train.labels for d in domains]), minlength=len(classes))
         if not counts.all():
-            raise InputError(f"class {classes[int(np.argmin(counts))]!r} has no training image {where}")
+            raise InputError(f"class {classes[int(np.argmin(counts))]!r} has no training {domains.noun} {where}")
     for domain in domains:
         if not len(domain.train) or not len(domain.test):
-            raise InputError(f"domain {domain.name!r} has no image left to train or to test on")
+            raise InputError(f"domain {domain.name!r} has no {domains.noun} left to train or to test on")
         if domains.task.has_classes and not domains.columns and len(np.unique(domain.train.labels)) == 1:
             only = classes[domain.train.labels[0]]
             raise InputError(f"domain {domain.name!r} holds only the class {only!r}: add others, or leave it out")

@@ -107,7 +107,7 @@ def drop_copies(domains: Domains, part: Literal["validation", "test"]) -> Domain
             copies = np.isin(hashes, trained)
             if len(split) and copies.all():
                 raise InputError(
-                    f"every {part} image of domain {domain.name!r} is also a training image: add others",
+                    f"every {part} {domain.train.noun} of domain {domain.name!r} is also in training: add others",
                     public=f"every {part} image is also a training image",
                 )
             count += int(copies.sum())
@@ -162,9 +162,11 @@ def split_items(
         train = np.setdiff1d(np.arange(len(records)), [*test, *validation])
         if marked and not (len(test) and len(train)):
             kind = "training" if len(test) else "test"
-            raise InputError(f"the split has no {kind} image of domain {domain!r}: add some, or leave the domain out")
+            raise InputError(
+                f"the split has no {kind} {whole.noun} of domain {domain!r}: add some, or leave the domain out"
+            )
         if not len(test) or not len(train):
-            count = f"{len(records)} different images"
+            count = f"{len(records)} {'different ' * (whole.noun == 'image')}{whole.noun}{'s' * (len(records) != 1)}"
             if groups is not None:
                 together = len(set(groups.tolist()))
                 count += f" in {together} group{'s' * (together > 1)}"
@@ -220,9 +222,10 @@ def split_validation(domain: Domain, fraction: float, seed: int) -> Domain:
     """Set a fraction of every class of the training images aside for validation, without dividing groups."""
     validation = _draw_groups(domain.train, fraction, numpy_rng(seed, "validation", domain.name))
     if not len(validation):
-        unit = "an image" if domain.train.groups is None else "a group"
+        unit = {"image": "an image", "row": "a row"}.get(domain.train.noun, "an example")
+        unit = unit if domain.train.groups is None else "a group"
         where = f"data.val_fraction={fraction}: no class of domain {domain.name!r}"
-        raise InputError(f"{where} has {unit} to spare for validation; leave it out, or add images")
+        raise InputError(f"{where} has {unit} to spare for validation; leave it out, or add {domain.train.noun}s")
     train = np.setdiff1d(np.arange(len(domain.train)), validation)
     return replace(domain, train=domain.train.take(train), validation=domain.train.take(validation))
 

@@ -1,4 +1,4 @@
-"""First settings for a dataset: rules on measured properties of every image, each with a reason; nothing is trained."""
+"""First settings for a dataset: rules on measured properties of all data, each with a reason; nothing is trained."""
 
 import os
 import textwrap
@@ -14,9 +14,19 @@ import numpy as np
 
 from fedcir.analysis.diagnosis import Diagnosis, diagnose_data, label_skew
 from fedcir.analysis.findings import describe_shift, grade_shift, grade_skew
-from fedcir.config import DEFAULT_ALGORITHM, PRETRAINED_SIZES, Config, DataConfig, RunConfig, dump_toml, nest_settings
+from fedcir.config import (
+    DEFAULT_ALGORITHM,
+    PRETRAINED_SIZES,
+    Config,
+    ConfigRequest,
+    DataConfig,
+    RunConfig,
+    dump_toml,
+    nest_settings,
+)
 from fedcir.data.inspection import Inspection, inspect_dataset
-from fedcir.data.opening import find_dataset
+from fedcir.data.sources.masks import IMAGES, MASKS
+from fedcir.data.sources.table import LABELS
 from fedcir.errors import InputError
 from fedcir.experiments.recommendation import ONE_MESSAGE, TOO_FEW_IMAGES
 from fedcir.files import check_output_file, write_file
@@ -65,6 +75,17 @@ class DatasetProfile:
     """Whether the dataset has test images of its own."""
     has_validation: bool = False
     gpu: bool = False
+    noun: str = "image"
+    """What a sample is called: image, row or example."""
+    task: str = "classification"
+
+    @property
+    def has_images(self) -> bool:
+        return self.noun == "image"
+
+    @property
+    def has_classes(self) -> bool:
+        return self.classes > 0
 
     @property
     def smallest(self) -> str:
@@ -78,7 +99,7 @@ class DatasetProfile:
     @property
     def uses_pretrained(self) -> bool:
         """Whether the pretrained encoder is installed and suits the images."""
-        suits = self.side >= MEDIUM and max(self.counts.values()) < FEW_IMAGES
+        suits = self.side >= MEDIUM and max(self.counts.values()) < FEW_IMAGES and self.task != "segmentation"
         return suits and find_spec(PRETRAINED_PACKAGE) is not None
 
     @property
@@ -92,6 +113,8 @@ class DatasetProfile:
     @property
     def batch_size(self) -> int:
         train = self.fewest * TRAIN_SHARE
+        if self.task == "survival":
+            return next((size for size in (256, 128, 64, 32, 16) if size <= train), 8)
         return 32 if train >= 64 else 16 if train >= 32 else 8
 
 
@@ -113,7 +136,7 @@ class Starter:
     findings: Sequence[str]
     """Sentences on what was found in the data."""
     counts: Mapping[str, Mapping[str, int]]
-    """Images by domain and class."""
+    """Images by domain and class; empty for tasks without classes."""
     choices: Sequence[Choice]
 
     @property
@@ -126,14 +149,18 @@ class Starter:
         """The settings file: the findings, then each setting under its reason."""
         counts, images = self.profile.counts, sum(self.profile.counts.values())
         lines = [f"# Settings for {self.data.root}, written by `fedcir init`. Change what you like.", "#"]
-        lines += _wrap_comment(
-            f"What was found: {len(counts)} domains, {self.profile.classes} classes, {images:,} images."
-        )
-        width = max(len("domain"), *map(len, self.counts))
-        lines.append(f"#   {'domain':{width}}  images  fewest of a class  most of a class")
-        for domain, by_class in self.counts.items():
-            fewest, most = min(by_class.values()), max(by_class.values())
-            lines.append(f"#   {domain:{width}}  {sum(by_class.values()):6,}  {fewest:17,}  {most:15,}")
+        what = f"{self.profile.classes} classes" if self.profile.has_classes else self.profile.task
+        nouns = f"{self.profile.noun}s"
+        lines += _wrap_comment(f"What was found: {len(counts)} domains, {what}, {images:,} {nouns}.")
+        width = max(len("domain"), *map(len, counts))
+        by_class = "  fewest of a class  most of a class" if self.profile.has_classes else ""
+        lines.append(f"#   {'domain':{width}}  {nouns:>6}{by_class}")
+        for domain, count in counts.items():
+            line = f"#   {domain:{width}}  {count:{max(6, len(nouns))},}"
+            if by_class:
+                fewest, most = min(self.counts[domain].values()), max(self.counts[domain].values())
+                line += f"  {fewest:17,}  {most:15,}"
+            lines.append(line)
         for sentence in self.findings:
             lines += _wrap_comment(sentence)
         lines += ["#", NEXT_COMMANDS.format(file)]
@@ -154,20 +181,43 @@ class Starter:
         write_file(Path(path), self.toml(str(path)))
 
 
-def init(root: str | Path, *, dataset: str = "folders", on_work: OnProgress = ignore_progress) -> Starter:
+def detect_dataset(root: Path) -> str:
+    """Guess from the names of its files which dataset lies in a folder."""
+    if root.suffix.lower() == ".csv" and root.is_file():
+        return "csv"
+    if (root / LABELS).is_file():
+        return "table"
+    if any(path.is_dir() and (path.parent / IMAGES).is_dir() for path in root.glob(f"**/{MASKS}")):
+        return "masks"
+    has_folders = root.is_dir() and any(path.is_dir() and path.name[0] != "." for path in root.iterdir())
+    kinds = {} if has_folders else {"*.npz": "arrays", "*.csv": "csv"}
+    return next((name for pattern, name in kinds.items() if any(root.glob(pattern))), "folders")
+
+
+def init(
+    root: str | Path,
+    *,
+    dataset: str | None = None,
+    set: Sequence[str] | Mapping[str, Any] = (),
+    on_work: OnProgress = ignore_progress,
+) -> Starter:
     """Inspect a dataset and choose settings for it, as `fedcir init` does.
 
-    `root` is the data's folder, DIR/<domain>/<class>/<image> unless `dataset` names another kind. Every image is read.
-    Feature shift is measured as `recommend` and `diagnose` do: on training images, under an untrained network.
+    `root` is the data's folder. Unless `dataset` names the kind of data, it follows from the files: <site>.csv,
+    <domain>.npz, images with masks, images with a labels.csv, or DIR/<domain>/<class>/<image>. `set` holds
+    settings of data and task, such as "data.target=ill". All data are read. Feature shift is measured as `recommend`
+    and `diagnose` do: on training images under an untrained network, or on rows and arrays as they are.
     """
-    data = DataConfig(dataset, str(root))
+    given = [set] if isinstance(set, str) else [f"{n}={v}" for n, v in set.items()] if isinstance(set, Mapping) else set
+    for assignment in given:
+        if assignment.partition(".")[0] not in ("data", "task"):
+            raise InputError(f"set takes settings of data and task only, such as data.target=ill, got {assignment!r}")
+    options = {"dataset": dataset or detect_dataset(Path(root)), "data_root": str(root)}
+    config = ConfigRequest(options=options, assignments=tuple(given)).resolve()
+    data = config.data
     try:
-        inspection = inspect_dataset(data, partial(on_work, what="checking images"))
+        inspection = inspect_dataset(data, partial(on_work, what="checking images"), config.task.name)
         _check_domains(inspection, data)
-        source, folder = find_dataset(data)
-        parts: set[str | None] = {"train", "test"}  # of arrays; images have those that the dataset defines
-        if source.has_image_files:
-            parts = {item.part for item in source.list_images(folder, data).pictures.items}
     except InputError as error:
         raise InputError(str(error).removeprefix("data.root: ")) from error
     classes = inspection.classes
@@ -175,26 +225,35 @@ def init(root: str | Path, *, dataset: str = "folders", on_work: OnProgress = ig
     profile = DatasetProfile(
         counts={domain: sum(counts.values()) for domain, counts in inspection.counts.items()},
         classes=len(classes),
-        skew=float(np.mean(list(label_skew(by_class).values()))),
-        side=int(np.median([min(size) for size, count in inspection.sizes.items() for _ in range(count)])),
-        has_test="test" in parts,
-        has_validation="validation" in parts,
+        skew=float(np.mean(list(label_skew(by_class).values()))) if classes else None,
+        side=int(np.median([min(size) for size, count in inspection.sizes.items() for _ in range(count)] or [0])),
+        has_test="test" in inspection.parts,
+        has_validation="validation" in inspection.parts,
         gpu=pick_device("auto").type != "cpu",
+        noun=inspection.noun,
+        task=inspection.task,
     )
     diagnosis: Diagnosis | None = None
     with suppress(InputError):  # too few images
         diagnosis = diagnose_data(
-            Config(data=data, run=RunConfig(device="cpu")),
+            Config(data=data, task=config.task, run=RunConfig(device="cpu")),
             on_distance=partial(on_work, what="measuring distances"),
             on_file=partial(on_work, what="decoding images"),
         )
-    findings = [TOO_FEW_IMAGES]
+    findings = [TOO_FEW_IMAGES.replace("images", f"{profile.noun}s")]
     if diagnosis is not None:
-        skew = float(np.mean(list(diagnosis.skew.values())))
+        skew = float(np.mean(list(diagnosis.skew.values()))) if classes else None
         profile = replace(profile, shift=diagnosis.divergences.mean_pair.value, skew=skew)
         findings = describe_shift(diagnosis)
     counts = {domain: {label: n[label] for label in classes} for domain, n in inspection.counts.items()}
-    return Starter(data, profile, [*findings, *_list_notes(inspection)], counts, choose_settings(profile))
+    chosen = {a.partition("=")[0]: getattr(getattr(config, a.partition(".")[0]), _get_field(a)) for a in given}
+    set_before = [Choice(name, value, "As you set it.") for name, value in chosen.items()]
+    choices = [*set_before, *(choice for choice in choose_settings(profile) if choice.setting not in chosen)]
+    return Starter(data, profile, [*findings, *_list_notes(inspection)], counts, choices)
+
+
+def _get_field(assignment: str) -> str:
+    return assignment.partition("=")[0].partition(".")[2]
 
 
 def choose_settings(profile: DatasetProfile) -> list[Choice]:
@@ -218,9 +277,13 @@ def _check_domains(inspection: Inspection, data: DataConfig) -> None:
         raise InputError(f"{data.root} cannot be trained on: {inspection.obstacle}")
     if len(inspection.counts) < 2:
         raise InputError(
-            f"{data.root} has one domain only, {next(iter(inspection.counts))!r}: it should hold a folder for each "
-            "site or kind of image, with the same classes in each"
+            f"{data.root} has one domain only, {next(iter(inspection.counts))!r}: it should hold "
+            + {"csv": "a CSV file for each site", "arrays": "an .npz file for each site"}.get(
+                data.name, "a folder for each site or kind of image, with the same classes in each"
+            )
         )
+    if not inspection.classes:
+        return
     for domain, labels in inspection.counts.items():
         others = {label for other, more in inspection.counts.items() if other != domain for label in more}
         if not others & labels.keys():
@@ -232,9 +295,12 @@ def _check_domains(inspection: Inspection, data: DataConfig) -> None:
 
 
 def _list_notes(inspection: Inspection) -> list[str]:
-    notes = [f"Note: {domain} has no image of {', '.join(names)}." for domain, names in inspection.missing.items()]
+    noun = inspection.noun
+    notes = [f"Note: {domain} has no {noun} of {', '.join(names)}." for domain, names in inspection.missing.items()]
+    if inspection.columns:
+        notes += [f"Note: {note}." for note in inspection.notes]
     if copies := inspection.copies_left_out:
-        are = "copies of other images are" if copies > 1 else "copy of another image is"
+        are = f"copies of other {noun}s are" if copies > 1 else f"copy of another {noun} is"
         notes.append(f"Note: {copies} {are} left out.")
     more = len(inspection.spelling) + len(inspection.disputed) + sum(bool(f.advice) for f in inspection.unused)
     if more:
@@ -247,6 +313,25 @@ def _wrap_comment(text: str) -> list[str]:
 
 
 def _choose_data(profile: DatasetProfile) -> list[Choice]:
+    choices = [_choose_image_size(profile)] if profile.has_images else []
+    noun = profile.noun
+    if not profile.has_test:
+        of = "each class" if profile.has_classes else f"the {noun}s"
+        why = f"A fifth of {of} of each domain is set aside for testing, and never trained on."
+        choices.append(Choice("data.test_fraction", 0.2, why))
+    share = 0.1 if profile.fewest >= 1000 else 0.2
+    samples = round(profile.fewest * (1.0 if profile.has_test else 0.8) * share)
+    if not profile.has_validation and samples >= max(profile.classes, 2):
+        calibrated = ", and probabilities are calibrated on them" if profile.has_classes else ""
+        why = (
+            f"This share of the training {noun}s is set aside too ({samples} {noun}s of {profile.smallest}, the "
+            f"smallest domain): the best round is picked on them{calibrated}."
+        )
+        choices.append(Choice("data.val_fraction", share, why))
+    return choices
+
+
+def _choose_image_size(profile: DatasetProfile) -> Choice:
     size = profile.image_size
     side = f"The shorter side of an image is {profile.side} pixels (the median)."
     if size == profile.side:
@@ -257,22 +342,15 @@ def _choose_data(profile: DatasetProfile) -> list[Choice]:
         why = f"{side} {size} is what the paper uses; more pixels cost more time."
     else:
         why = f"{side} At {size}, a run takes minutes on a CPU. More pixels may help and cost more time."
-    choices = [Choice("data.image_size", size, why)]
-    if not profile.has_test:
-        why = "A fifth of each class of each domain is set aside for testing, and never trained on."
-        choices.append(Choice("data.test_fraction", 0.2, why))
-    share = 0.1 if profile.fewest >= 1000 else 0.2
-    images = round(profile.fewest * (1.0 if profile.has_test else 0.8) * share)
-    if not profile.has_validation and images >= profile.classes:
-        why = (
-            f"This share of the training images is set aside too ({images} images of {profile.smallest}, the smallest "
-            "domain): the best round is picked on them, and probabilities are calibrated on them."
-        )
-        choices.append(Choice("data.val_fraction", share, why))
-    return choices
+    return Choice("data.image_size", size, why)
 
 
 def _choose_model(profile: DatasetProfile) -> list[Choice]:
+    if not profile.has_images:
+        why = "Two small layers. `linear` has none, which is easier to explain and often as good with few rows."
+        return [Choice("model.name", "mlp", why)]
+    if profile.task == "segmentation":
+        return [Choice("model.name", "unet", "A small U-Net, which predicts a class for each pixel.")]
     if profile.uses_pretrained:
         why = (
             f"No domain has more than {max(profile.counts.values()):,} images, which is little to learn to see from: "
@@ -295,7 +373,17 @@ def _choose_model(profile: DatasetProfile) -> list[Choice]:
 
 
 def _choose_algorithm(profile: DatasetProfile) -> Choice:
-    """Choose FedCiROne for a frozen encoder, otherwise FedAvg or FedCiRPlus."""
+    """Choose FedCiROne for a frozen encoder and FedAvg for other data than images, otherwise FedAvg or FedCiRPlus."""
+    if not profile.has_classes:
+        return Choice(
+            "algorithm.name", "fedavg", f"Plain averaging. Most methods here are for classes, not {profile.task}."
+        )
+    if not profile.has_images:
+        why = (
+            "Plain averaging. FedCiRPlus is for images: its loss, corrected by label shares, made models of tables of "
+            "four hospitals less accurate (docs/tables.md)."
+        )
+        return Choice("algorithm.name", "fedavg", why)
     if profile.uses_pretrained:
         why = (
             "One message instead of rounds: the best linear head on the features in closed form, whatever the clients' "
@@ -323,19 +411,25 @@ def _choose_algorithm(profile: DatasetProfile) -> Choice:
 
 
 def _choose_training(profile: DatasetProfile) -> list[Choice]:
-    batch = "Training images in a step, as in the paper."
-    if profile.batch_size < 32:
-        batch = f"Training images in a step: few, because {profile.smallest} has {profile.fewest} images in all."
+    nouns = f"{profile.noun}s"
+    batch = f"Training {nouns} in a step, as in the paper."
+    if profile.task == "survival":
+        batch = (
+            f"The partial likelihood compares the {nouns} of a step, so it takes as many as {profile.smallest} allows."
+        )
+    elif profile.batch_size < 32:
+        batch = f"Training {nouns} in a step: few, because {profile.smallest} has {profile.fewest} {nouns} in all."
+    metric = "accuracy still grows" if profile.has_classes else "it still improves"
     most_rounds = 60 if profile.uses_pretrained else 300 if profile.image_size > MEDIUM else 100
     average = sum(profile.counts.values()) / len(profile.counts)
     passes = LOCAL_STEPS * profile.batch_size / max(1.0, TRAIN_SHARE * average)  # of a round
     rounds = max(20, min(most_rounds, round(MAX_PASSES / passes / 10) * 10))
     aim = f" (we aim at {MAX_PASSES} at most)" if rounds < most_rounds else ""
     why = (
-        f"An average client then sees each of its images {rounds * passes:.0f} times{aim}. "
-        "Look at the curve in the report: raise it if accuracy still grows."
+        f"An average client then sees each of its {nouns} {rounds * passes:.0f} times{aim}. "
+        f"Look at the curve in the report: raise it if {metric}."
     )
-    if profile.uses_pretrained:
+    if profile.uses_pretrained and profile.has_classes:
         why = f"{ONE_MESSAGE} takes one round and no steps; these settings are for methods in rounds. {why}"
     return [
         Choice("local.steps", LOCAL_STEPS, "Steps of each client in a round, as in the paper."),

@@ -214,7 +214,8 @@ def open_local_site(header: TaskHeader, context: Context) -> LocalSite:
         if config.data.name == "csv":
             stamp = _compute_stamp(config, None, [find_site_file(folder, domain)])
         else:
-            stamp = _compute_stamp(config, list_site_images(folder, domain, config.data))
+            own = list_site_images(folder, domain, config.data)
+            stamp = _compute_stamp(config, own, () if own.targets is None else [own.targets.path])
         site = _open_own(_get_config_key(config), folder, domain, classes, json.dumps(header.agreed), stamp)
         content = keyed_digest(node.state_folder, site.description.content)
         return replace(site, description=replace(site.description, content=content))

@@ -126,6 +126,8 @@ def _build_charts(diagnosis: Diagnosis, method: str) -> list[Chart | None]:
         series = Series.from_intervals("", [interval.scaled(100) for interval in diagnosis.accuracy.values()])
         title = f"test accuracy (%), {100 * diagnosis.mean_accuracy.value:.1f} on average"
         charts += [Bars(title, "", tuple(diagnosis.domains), (series,)), build_recall(diagnosis)]
+    if not diagnosis.labels:
+        return charts[:2]  # the third chart is by class
     shares = np.stack([100 * counts / counts.sum() for counts in diagnosis.labels.values()], axis=1)
     top = max(float(shares.max()), 200 / len(diagnosis.classes))
     cells = tuple(map(tuple, shares.tolist()))  # (classes, clients)

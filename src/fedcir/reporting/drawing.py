@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedcir.data.columns import compare_columns
 from fedcir.data.domains import Domains
 from fedcir.files import write_file
-from fedcir.reporting.charts import Bars, Chart, Heatmap, Lines, Scatter
+from fedcir.reporting.charts import Bars, Chart, Heatmap, Lines, Scatter, Series
 from fedcir.rng import numpy_rng
 
 if TYPE_CHECKING:
@@ -165,6 +166,56 @@ def draw_contact_sheet(domains: Domains, path: Path, seed: int = 0) -> None:
             rotation_mode="anchor",
         )
         axes.set_yticks((np.arange(len(domains)) + 0.5) * height, list(map(escape_math, domains.names)))
+    save_figure(figure, path)
+
+
+def draw_samples(domains: Domains, path: Path, seed: int = 0) -> None:
+    """Draw data that have no classes, or are no images.
+
+    Images of each domain, with masks below if there are any; the distances of each column of tables; or the mean of
+    arrays at each position.
+    """
+    if domains.has_images:
+        _draw_image_rows(domains, path, seed)
+    elif domains.columns:
+        columns = sorted(compare_columns(domains), key=lambda column: -column.largest)[: 2 * MAX_LABELS]
+        cells = tuple(tuple(column.distances.values()) for column in columns)
+        title = "distance of a site from the others (0 to 1)"
+        draw_charts([Heatmap(title, tuple(c.name for c in columns), domains.names, cells, 0.0, 1.0)], [path])
+    else:
+        series = []
+        for domain in domains:
+            means = np.mean([chunk.mean(0) for chunk in domain.train.chunks()], axis=0).ravel()
+            series.append(Series(domain.name, tuple(map(float, range(len(means)))), tuple(means.tolist())))
+        draw_charts([Lines("mean of the training examples", "position", "value", tuple(series))], [path])
+
+
+def _draw_image_rows(domains: Domains, path: Path, seed: int) -> None:
+    """Draw a row of training images for each domain, and one of their masks in colours below."""
+    from matplotlib import colormaps
+    from matplotlib.figure import Figure
+
+    height, width, _ = domains.image_shape
+    rows, ticks = [], []
+    for domain in domains:
+        chosen = numpy_rng(seed, "contact_sheet", domain.name).permutation(len(domain.train))[:SHEET_COLUMNS]
+        tiles = np.full((SHEET_COLUMNS, height, width, 3), 255, np.uint8)
+        tiles[: len(chosen)] = domain.train.pixels(chosen)
+        rows.append(tiles)
+        ticks.append(escape_math(domain.name))
+        if domains.task.uses_maps:
+            masks = domain.train.select_targets(chosen)
+            colours = colormaps["turbo"](np.linspace(0.05, 0.95, len(domains.task.names)))[:, :3]
+            tiles = np.full_like(tiles, 255)
+            tiles[: len(chosen)] = np.where(masks[..., None] > 0, 255 * colours[masks], 0)
+            rows.append(tiles)
+            ticks.append("masks")
+    picture = np.concatenate([tiles.transpose(1, 0, 2, 3).reshape(height, -1, 3) for tiles in rows])
+    figure = Figure(figsize=(12.0, min(100.0, 0.6 + 0.5 * len(rows) * height / width)), layout="constrained")
+    axes = figure.subplots()
+    axes.imshow(picture, interpolation="nearest")
+    axes.set_xticks([])
+    axes.set_yticks((np.arange(len(rows)) + 0.5) * height, ticks)
     save_figure(figure, path)
 
 

@@ -105,5 +105,12 @@ class Classification(Task):
     def predict(self, outputs: Tensor) -> Tensor:
         return outputs.softmax(-1)
 
+    def summarise(self, targets: NDArray[Any]) -> dict[str, float]:
+        """Share of the examples of each class."""
+        counts = np.bincount(np.asarray(targets, dtype=np.int64), minlength=len(self.names))
+        return {
+            f"{name} (%)": 100 * float(n) / max(1, len(targets)) for name, n in zip(self.names, counts, strict=True)
+        }
+
     def strata(self, targets: NDArray[Any]) -> NDArray[np.int64]:
         return np.asarray(targets, dtype=np.int64)

@@ -81,6 +81,10 @@ class MultiLabel(Task):
     def predict(self, outputs: Tensor) -> Tensor:
         return outputs.sigmoid()
 
+    def summarise(self, targets: NDArray[Any]) -> dict[str, float]:
+        """Share of the examples that have each label."""
+        return {f"{name} (%)": 100 * float(share) for name, share in zip(self.names, np.mean(targets, 0), strict=True)}
+
     def strata(self, targets: NDArray[Any]) -> NDArray[np.int64]:
         """Number of the rarest label that an example has, from 1; 0 for none."""
         positive = np.asarray(targets) > 0

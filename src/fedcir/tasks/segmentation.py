@@ -2,9 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedcir.errors import InputError
@@ -85,6 +88,13 @@ class Segmentation(Task):
                 return "its counts are invalid"
             totals = {kind: totals[kind] + values[kind] for kind in totals}
         return None if totals["predicted"] == totals["actual"] else "its counts are invalid"
+
+    def summarise(self, targets: NDArray[Any]) -> dict[str, float]:
+        """Share of the pixels of each class."""
+        counts = np.bincount(np.asarray(targets).ravel(), minlength=len(self.names))
+        return {
+            f"{name} (%)": 100 * float(n) / max(1, counts.sum()) for name, n in zip(self.names, counts, strict=True)
+        }
 
     def predict(self, outputs: Tensor) -> Tensor:
         return outputs.softmax(1)

@@ -115,6 +115,11 @@ class Survival(Task):
         """Log of the hazard relative to an example whose output is 0."""
         return outputs
 
+    def summarise(self, targets: NDArray[Any]) -> dict[str, float]:
+        """Share of examples with the event, and the median of all times, censored ones among them."""
+        event, time = np.asarray(targets, dtype=np.float64).T
+        return {f"{self.names[0]} (%)": 100 * float(event.mean()), f"{self.names[1]} median": float(np.median(time))}
+
     def strata(self, targets: NDArray[Any]) -> NDArray[np.int64]:
         return np.asarray(targets)[:, 0].astype(np.int64)
 

@@ -130,6 +130,16 @@ class Task(ABC):
         """Group of each example (N,) that splits and partitions balance; one group if there is nothing to balance."""
         return np.zeros(len(targets), dtype=np.int64)
 
+    def summarise(self, targets: NDArray[Any]) -> dict[str, float]:
+        """Describe how targets are distributed: numbers by their titles, to compare sites; shares in per cent."""
+        values = np.asarray(targets, dtype=np.float64).reshape(len(targets), -1)
+        columns = zip(self.names, values.T, strict=True)
+        return {
+            f"{name} {kind}": float(f(column))
+            for name, column in columns
+            for kind, f in (("mean", np.mean), ("SD", np.std))
+        }
+
     def to_card(self) -> dict[str, Any]:
         """Return the fields and the name, for the metadata of a model; `make_task` reads them."""
         return {"name": name_plugin("task", type(self)) or self.name, **asdict(self)}

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from itertools import combinations
 from pathlib import Path
-from typing import ClassVar, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, Protocol
 
 from fedcir.config import DataConfig
 from fedcir.data.decoding import SUFFIXES
@@ -21,6 +21,9 @@ from fedcir.data.domains import Domains
 from fedcir.data.sources.download import Download
 from fedcir.errors import InputError
 from fedcir.text import join_names
+
+if TYPE_CHECKING:
+    from fedcir.data.sources.site_tables import SiteTable
 
 Part = Literal["train", "validation", "test"]
 ALL_CLASSES = ("all",)
@@ -131,6 +134,8 @@ class ImageIndex(NamedTuple):
     unused: tuple[UnusedFiles, ...] = ()
     masks: ImageList | None = None
     """Mask of each image, for segmentation."""
+    targets: "SiteTable | None" = None
+    """Row of each image in a table whose columns `data.target` names; its images have no labels."""
 
 
 @dataclass(frozen=True)

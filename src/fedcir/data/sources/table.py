@@ -1,7 +1,8 @@
 """`table`: any tree of images and a CSV file of their labels, with a row for each image.
 
-Its columns are path, label and site. A column group, such as the patient, names images that stay on one side of every
-split. A column split says which images the site itself trains and tests on.
+Its columns are path, label and site; data.target may name others than label, such as several findings. A column group,
+such as the patient, names images that stay on one side of every split. A column split says which images the site itself
+trains and tests on.
 """
 
 import csv
@@ -9,6 +10,7 @@ import io
 import os
 import posixpath
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,18 +31,19 @@ class TableRow(NamedTuple):
     cells: Mapping[str, str]  # by meaning
 
 
-def list_table(root: Path, file: Path | None = None, columns: Sequence[str] = DataConfig.columns) -> ImageIndex:
+def list_table(root: Path, data: DataConfig) -> ImageIndex:
     """List the images of a table, whose paths are relative to the root."""
-    path = file or root / LABELS
+    path = root / LABELS if data.table is None else Path(data.table)
     if not path.exists():
         raise InputError(f"there is no table {path}: it needs the columns path, label and site; or set data.table")
-    return _build_index(root, path, list(read_rows(path, ("path", "label", "site"), columns)))
+    rows = list(read_rows(path, ("path", *_list_label(data), "site"), data.columns))
+    return _add_targets(_build_index(root, path, rows), path, rows, root, data)
 
 
-def list_site_table(root: Path, domain: str, columns: Sequence[str] = DataConfig.columns) -> ImageIndex:
+def list_site_table(root: Path, domain: str, data: DataConfig) -> ImageIndex:
     """List the images of one site. A column site is optional; rows of other sites are left out."""
     path = root / LABELS
-    rows = list(read_rows(path, ("path", "label"), columns))
+    rows = list(read_rows(path, ("path", *_list_label(data)), data.columns))
     own = [TableRow(line, {**cells, "site": domain}) for line, cells in rows if cells.get("site") in (None, domain)]
     if not own:
         sites = sorted({row.cells["site"] for row in rows})
@@ -48,7 +51,24 @@ def list_site_table(root: Path, domain: str, columns: Sequence[str] = DataConfig
             f"{path} has no row of the site {domain!r}, only of {', '.join(sites)}: name the site as in the table",
             public=f"its {LABELS} has no row of its domain",
         )
-    return _build_index(root, path, own)
+    return _add_targets(_build_index(root, path, own), path, own, root, data)
+
+
+def _list_label(data: DataConfig) -> tuple[str, ...]:
+    """Return the column of labels, which is not needed if data.target names others."""
+    return ("label",) if data.target is None else ()
+
+
+def _add_targets(index: ImageIndex, path: Path, rows: Sequence[TableRow], root: Path, data: DataConfig) -> ImageIndex:
+    """Add the row of each image, for the columns that data.target names."""
+    if data.target is None:
+        return index
+    from fedcir.data.sources.site_tables import read_table
+
+    table = read_table(path)
+    by_line = {row.line: row for row in table.rows}
+    by_name = {_name_below(root, row.cells["path"], ""): by_line[row.line] for row in rows}
+    return index._replace(targets=replace(table, rows=[by_name[item.name] for item in index.pictures.items]))
 
 
 def _build_index(root: Path, path: Path, rows: Sequence[TableRow]) -> ImageIndex:
@@ -63,7 +83,9 @@ def _build_index(root: Path, path: Path, rows: Sequence[TableRow]) -> ImageIndex
         if split and split.casefold() not in PARTS:
             raise InputError(f"{path}, line {row.line}: split must be train, validation or test, got {split!r}")
         part = PARTS[split.casefold()] if split else None
-        items.append(ImageRecord(name, row.cells["site"], row.cells["label"], part, row.cells.get("group") or None))
+        items.append(
+            ImageRecord(name, row.cells["site"], row.cells.get("label", ""), part, row.cells.get("group") or None)
+        )
     missing = [name for name in lines if not os.path.isfile(f"{os.fspath(root)}/{name}")]
     if missing:
         more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
@@ -224,4 +246,4 @@ class Table(DatasetSource):
     where = "DIR/labels.csv with the columns path, label and site"
 
     def list_images(self, root: Path, data: DataConfig) -> ImageIndex:
-        return list_table(root, None if data.table is None else Path(data.table), data.columns)
+        return list_table(root, data)

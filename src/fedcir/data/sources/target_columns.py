@@ -32,7 +32,11 @@ class Target(NamedTuple):
 def find_targets(data: DataConfig, header: Sequence[str], path: Path) -> list[Target]:
     """Find the columns that data.target names, separated by commas."""
     if data.target is None:
-        raise InputError(f"data.target names the column to predict; {path} has {join_names(header, 20)}: set it")
+        raise InputError(
+            f"data.target is not set; {path} has the columns {join_names(header, 20)}: name the one to predict, as in "
+            f"data.target={header[-1] if header else 'COLUMN'}",
+            public="data.target is not set",
+        )
     names = [data.target] if data.target in header else [name.strip() for name in data.target.split(",")]
     targets = []
     for name in names:
