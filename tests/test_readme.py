@@ -40,6 +40,22 @@ def test_the_example_of_a_comparison_in_python_runs_and_plots(
     assert (tmp_path / "accuracy.png").stat().st_size > 0
 
 
+def test_the_example_of_training_in_python_stops_in_order_and_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = (README.parent / "docs" / "start.md").read_text(encoding="utf-8")
+    example = next(code for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "on_round" in code)
+    names: dict[str, object] = {"__name__": "example"}
+    exec(compile(example, "start.md", "exec"), names)
+    run = fedcir.load_run("runs/python")
+    assert 1 < len(run.records) < 50
+    assert run.records[-1].accuracy_mean >= 0.9 > run.records[-2].accuracy_mean
+    assert run.final["accuracy_mean"] == run.records[-1].accuracy_mean
+    assert Path("python.html").is_file()
+    assert names["result"].summary["final"]["rmse_mean"] < 10  # type: ignore[attr-defined]
+
+
 def test_the_example_of_a_method_gives_every_guarantee(tmp_path: Path) -> None:
     imports = (
         "from dataclasses import dataclass\nimport torch.nn.functional as F\nfrom fedcir import Algorithm, Losses\n"

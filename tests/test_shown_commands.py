@@ -1,5 +1,6 @@
 """The commands that README and docs show: each is run on small data, or named here with what it needs."""
 
+import importlib.util
 import itertools
 import re
 import shlex
@@ -33,6 +34,7 @@ NOT_RUN = {
     "compare --algorithms fedavg,fedcir,./prox.py": "tests/test_readme.py checks that method",
     "worth runs/one": "docs/worth.md makes such runs",
     "worth runs/pacs12": "takes a minute; the four sites above are measured",
+    "run --model dinov2-small": "needs a wheel; tests/test_wheel.py builds and installs one",
     "recommend": "takes minutes; tests/experiments/test_recommendation.py runs it",
 }
 SMALL = {"--rounds": "1", "--local-steps": "1", "--batch-size": "4", "--image-size": "16", "--bootstrap": "10"}
@@ -98,6 +100,46 @@ def _write_page_examples(folder: Path) -> None:
             (folder / name[1]).write_text(example[1], encoding="utf-8")
 
 
+def _write_other_data(folder: Path) -> None:
+    """Write tables, arrays, masks, images with findings, and a small network of transformers where it is installed."""
+    rng = np.random.default_rng(0)
+    for name in ("tables", "heart", "arrays", "xrays/scans"):
+        (folder / name).mkdir(parents=True)
+    findings = ["path,site,patient,effusion,oedema,age"]
+    for number, site in enumerate(("north", "south")):
+        tables, hearts = ["age,city,ill,score,event,days"], ["age,chol,cp,num"]
+        for row in range(40):
+            age = rng.normal(50 + 5 * number, 9)
+            ill, days = int(rng.random() < 0.5), rng.exponential(300)
+            tables.append(f"{age:.1f},{('rome', 'oslo')[row % 2]},{ill},{age + ill:.2f},{row % 3 > 0:d},{days:.1f}")
+            hearts.append(f"{age:.1f},{rng.normal(240, 50):.0f},{row % 4 + 1},{ill * (row % 3 + 1)}")
+            name = f"scans/{site}-{row}.png"
+            Image.fromarray(rng.integers(0, 255, (16, 16), dtype=np.uint8)).save(folder / "xrays" / name)
+            findings.append(f"{name},{site},{site}{row},{row % 2},{row // 2 % 2},{age:.1f}")
+        (folder / "tables" / f"{site}.csv").write_text("\n".join(tables))
+        (folder / "heart" / f"{site}.csv").write_text("\n".join(hearts))
+        labels = np.arange(40) % 2
+        parts = {part: rng.normal(size=(40, 3, 5)) + labels[:, None, None] for part in ("x_train", "x_test")}
+        np.savez(folder / "arrays" / f"{site}.npz", **parts, y_train=labels, y_test=labels)
+    (folder / "xrays/labels.csv").write_text("\n".join(findings))
+    (folder / "new.csv").write_text("age,chol,cp,patient\n61,250,4,A-17\n44,,2,A-18\n")
+    for site in ("a", "b"):
+        for kind in ("images", "masks"):
+            (folder / "masks" / site / kind).mkdir(parents=True)
+        for number in range(10):
+            mask = np.zeros((16, 16), np.uint8)
+            mask[4:12, number % 8 : number % 8 + 8] = 1
+            Image.fromarray(mask).save(folder / "masks" / site / "masks" / f"{number}.png")
+            image = 200 * mask + rng.integers(0, 50, (16, 16), dtype=np.uint8)
+            Image.fromarray(image).save(folder / "masks" / site / "images" / f"{number}.png")
+    if importlib.util.find_spec("transformers") is not None:
+        import transformers
+
+        sizes = {"hidden_size": 12, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+        network = transformers.Dinov2Model(transformers.Dinov2Config(**sizes, image_size=16, patch_size=8))
+        network.save_pretrained(folder / "dinov2-small")
+
+
 @pytest.fixture
 def workspace(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny: Callable[..., Config], train: Callable[..., Path]
@@ -109,9 +151,9 @@ def workspace(
     table = ["path,label,site"]
     for image in sorted((tmp_path / "photos").rglob("*.png")):
         table.append(f"{image.relative_to(tmp_path / 'photos')},{image.parent.name},{image.parts[-3]}")
-    for file in ("labels.csv", "LABELS.csv"):
-        (tmp_path / "photos" / file).write_text("\n".join(table), encoding="utf-8")
-    (tmp_path / "photos/LABELS.csv").rename(tmp_path / "LABELS.csv")
+    shutil.copytree(tmp_path / "photos", tmp_path / "labelled")
+    for file in ("labelled/labels.csv", "LABELS.csv"):
+        (tmp_path / file).write_text("\n".join(table), encoding="utf-8")
     data = '[data]\nname = "folders"\nroot = "photos"\nval_fraction = 0.2\n'
     for name, more in (
         ("fedcir.toml", ""),
@@ -127,6 +169,7 @@ def workspace(
     (tmp_path / "images").mkdir()
     for index, image in enumerate(sorted((tmp_path / "photos").rglob("*.png"))):
         shutil.copy(image, tmp_path / "images" / f"{image.parts[-3]}_{image.parent.name}_{index}.png")
+    _write_other_data(tmp_path)
     (tmp_path / "NEW_IMAGES").symlink_to(tmp_path / "photos" / "clinic" / "dog")
     (tmp_path / "empty.jpg").touch()
     monkeypatch.chdir(tmp_path)
@@ -145,11 +188,17 @@ def _here(words: list[str]) -> list[str]:
     """The same command on the data of this place."""
     _, known = _command(words)
     office = "office-caltech-10" in words
-    root = "office" if office else "pacs" if "pacs" in words else "photos"
+    root = "office" if office else "pacs" if "pacs" in words else "labelled" if "table" in words else "photos"
     names = {"DIR": root, "DATA": root, "PACS": "pacs", "ALL": "."}
-    words = [names.get(word, word) for word in words]
+    names |= {"XRAYS": "xrays", "TABLES": "tables", "ARRAYS": "arrays", "MASKS": "masks"}
+    words = [re.sub(r"^[A-Z]+(?=/|$)", lambda match: names.get(match[0], match[0]), word) for word in words]
     for option, value in SMALL.items():
-        if option in known and not (option == "--image-size" and any(word.startswith("runs/") for word in words[:2])):
+        has_images = (
+            not {"csv", "ARRAYS", "arrays", "tables", "heart"}.intersection(words) and "fedcir.toml" not in words
+        )
+        if option == "--image-size" and (any(word.startswith("runs/") for word in words[:2]) or not has_images):
+            continue
+        if option in known and option not in words:
             words += [option, value]
     if "--force" in known:
         words += ["--force"]

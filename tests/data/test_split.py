@@ -171,7 +171,7 @@ def test_a_list_wins_over_the_fraction() -> None:
 )
 def test_a_domain_with_too_few_images_is_refused(few: list[ImageRecord], contents: list[int], message: int) -> None:
     with pytest.raises(
-        InputError, match=rf"^domain 'b' has {message} different images, too few to train and to test on: "
+        InputError, match=rf"^domain 'b' has {message} different images?, too few to train and to test on: "
     ):
         split([*items(cat=8, dog=8), *few], contents=[*range(16), *contents])
 

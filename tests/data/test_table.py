@@ -55,7 +55,7 @@ def write_table(tree: Path, tmp_path: Path) -> Callable[[str], Callable[[], list
 
     def wrote(text: str) -> Callable[[], list[tuple[str, ...]]]:
         file = write(tmp_path / "own.csv", text)
-        return lambda: [tuple(item) for item in list_table(tree, file).pictures.items]
+        return lambda: [tuple(item) for item in list_table(tree, DataConfig(table=str(file))).pictures.items]
 
     return wrote
 
@@ -91,10 +91,18 @@ def test_paths_of_windows_spaces_and_quotes_are_understood(tree: Path, write_tab
 
 def test_other_names_of_columns_are_given_in_order(tree: Path, tmp_path: Path) -> None:
     file = write(tmp_path / "a.csv", listed("file,finding,hospital,patient"))
-    assert list_table(tree, file, ("file", "finding", "hospital", "patient")).pictures.items[0].group == "bonn-0"
-    assert list_table(tree, file, ("file", "finding", "hospital")).pictures.items[0].group is None
+    assert (
+        list_table(tree, DataConfig(table=str(file), columns=("file", "finding", "hospital", "patient")))
+        .pictures.items[0]
+        .group
+        == "bonn-0"
+    )
+    assert (
+        list_table(tree, DataConfig(table=str(file), columns=("file", "finding", "hospital"))).pictures.items[0].group
+        is None
+    )
     write(file, listed("image,label,domain,group"))  # as the hub calls them
-    assert list_table(tree, file).pictures.items[0].group == "bonn-0"
+    assert list_table(tree, DataConfig(table=str(file))).pictures.items[0].group == "bonn-0"
 
 
 @pytest.mark.parametrize(
@@ -147,7 +155,7 @@ def test_a_folder_without_a_table_says_what_to_put_there(tmp_path: Path, fedcir:
 def test_notes_name_labels_that_differ_in_case_and_images_without_a_row(tree: Path, tmp_path: Path) -> None:
     rows = [("bonn/scans/00.png", "Cat", "bonn"), *(row[:3] for row in ROWS[1:46])]
     file = write(tmp_path / "a.csv", listed("path,label,site", rows))
-    assert list_table(tree, file).notes == (
+    assert list_table(tree, DataConfig(table=str(file))).notes == (
         "the labels 'Cat' and 'cat' count as 2 classes: if they are one, spell them alike in a.csv",
         "2 images have no row in a.csv and are left out, such as ulm/scans/22.png",
     )

@@ -312,10 +312,10 @@ def diagnose_run(
     executed.
     """
     run = to_run(source, trust_code)
+    run = replace(run, config=use_saved_code(run.config, run.path, run.trust_code))
     if run.finished and not run.task.has_classes:
         fix = "`fedcir evaluate` gives its scores by site; diagnose its data with dataset and data_root"
         raise InputError(f"{run.path} is a run of {run.task.name}, and diagnose takes runs of classification: {fix}")
-    run = replace(run, config=use_saved_code(run.config, run.path, run.trust_code))
     config, domains, partitions = open_run_data(run, data_root)
     domains, overlap = exclude_seen_images(run, domains)
     _check_size(domains, "test")

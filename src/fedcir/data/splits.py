@@ -107,7 +107,7 @@ def drop_copies(domains: Domains, part: Literal["validation", "test"]) -> Domain
             copies = np.isin(hashes, trained)
             if len(split) and copies.all():
                 raise InputError(
-                    f"every {part} {domain.train.noun} of domain {domain.name!r} is also in training: add others",
+                    f"every {part} {split.noun} of domain {domain.name!r} is also a training {split.noun}: add others",
                     public=f"every {part} image is also a training image",
                 )
             count += int(copies.sum())
