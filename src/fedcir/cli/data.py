@@ -92,7 +92,7 @@ def show(
     quiet: bool = cli.NO_PROGRESS,
     set: list[str] | None = cli.SET,
 ) -> None:
-    """Draw images by domain and class, with their masks; or how far the columns of tables differ between sites."""
+    """Draw a contact sheet: domains as rows, classes as columns. Of tables, draws how far columns differ."""
     from fedcir.data.columns import compare_columns
     from fedcir.data.inspection import summarise_targets
     from fedcir.reporting.drawing import MAX_CLASSES, draw_contact_sheet, draw_samples
