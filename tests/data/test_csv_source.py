@@ -302,3 +302,12 @@ def test_a_column_that_one_site_lacks_can_be_ignored(tmp_path: Path) -> None:
         open_dataset(DataConfig("csv", str(tmp_path), target="y"), 0)
     domains = open_dataset(DataConfig("csv", str(tmp_path), target="y", ignore=("remark",)), 0)
     assert [column.name for column in domains.columns] == ["x"]
+
+
+def test_a_group_in_two_parts_of_the_split_is_refused(tmp_path: Path) -> None:
+    rows = [f"{number},{number % 2},p{number // 2},{'test' if number > 8 else 'train'}" for number in range(12)]
+    for site in "ab":
+        (tmp_path / f"{site}.csv").write_text("\n".join(["x,y,patient,part", *rows]), encoding="utf-8")
+    data = DataConfig("csv", str(tmp_path), target="y", group="patient", split="part")
+    with pytest.raises(InputError, match=r"a\.csv, line 11: the group 'p4' is in train and in test of the split"):
+        open_dataset(data, 0)

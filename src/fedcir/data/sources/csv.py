@@ -153,6 +153,7 @@ def build_domains(
             targets.append(read_targets(selected, data, task))
         contents = [labels[row].encode() for row in chosen] if task.has_classes else map(bytes, targets[-1])
         groups, parts = _list_groups(selected, data), _list_parts(selected, data)
+        _check_groups(selected, groups, parts)
         copies = Counter[bytes]()
         for position, (row, cells, target) in enumerate(zip(selected.rows, values[-1], contents, strict=True)):
             label = labels[chosen[position]]
@@ -197,6 +198,18 @@ def _list_parts(table: SiteTable, data: DataConfig) -> list[Part | None]:
             public=f"its column {data.split!r} holds other words than train, validation and test",
         )
     return [PARTS[row.cells[position].casefold()] for row in table.rows]
+
+
+def _check_groups(table: SiteTable, groups: Sequence[str | None], parts: Sequence[Part | None]) -> None:
+    """Check that all rows of a group are in one part of the split."""
+    first: dict[str, Part | None] = {}
+    for row, group, part in zip(table.rows, groups, parts, strict=True):
+        if group is not None and first.setdefault(group, part) != part:
+            raise InputError(
+                f"{table.at(row)}: the group {group!r} is in {first[group]} and in {part} of the split: put it "
+                "into one",
+                public="a group of its table is in two parts of its split",
+            )
 
 
 def _find_column(table: SiteTable, name: str, setting: str) -> int:
