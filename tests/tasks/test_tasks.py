@@ -190,3 +190,12 @@ def test_targets_of_the_wrong_kind_are_refused(task: Task, targets: list[object]
 def test_an_unknown_task_is_refused() -> None:
     with pytest.raises(InputError, match="no task 'regresion'; did you mean 'regression'"):
         find_task("regresion")
+
+
+@pytest.mark.parametrize(
+    "card",
+    [{"name": "survival", "names": ["e", "t"], "horizon": math.nan}, {"name": "segmentation", "names": ["a"] * 257}],
+)
+def test_a_card_cannot_describe_an_impossible_task(card: dict[str, object]) -> None:
+    with pytest.raises(InputError, match="horizon must be a time|256 classes at most"):
+        make_task(card)

@@ -38,6 +38,10 @@ class Survival(Task):
     takes_sums = True
     adds_over_batches = False
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.horizon < math.inf:
+            raise InputError(f"the task's horizon must be a time, or 0, got {self.horizon}")
+
     @property
     def outputs(self) -> int:
         return 1
