@@ -197,5 +197,5 @@ def test_an_unknown_task_is_refused() -> None:
     [{"name": "survival", "names": ["e", "t"], "horizon": math.nan}, {"name": "segmentation", "names": ["a"] * 257}],
 )
 def test_a_card_cannot_describe_an_impossible_task(card: dict[str, object]) -> None:
-    with pytest.raises(InputError, match="horizon must be a time|256 classes at most"):
+    with pytest.raises(InputError, match=r"horizon must be a time|256 classes at most"):
         make_task(card)
