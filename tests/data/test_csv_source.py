@@ -311,3 +311,25 @@ def test_a_group_in_two_parts_of_the_split_is_refused(tmp_path: Path) -> None:
     data = DataConfig("csv", str(tmp_path), target="y", group="patient", split="part")
     with pytest.raises(InputError, match=r"a\.csv, line 11: the group 'p4' is in train and in test of the split"):
         open_dataset(data, 0)
+
+
+def test_categories_of_a_site_that_takes_no_part_are_not_in_the_encoding(tmp_path: Path) -> None:
+    for site in "abc":
+        cities = ["bern", "rome", "" if site == "c" else "bern", "secret" if site == "c" else "rome"]
+        rows = [f"{cities[number % 4]},{number},{number // 2 % 2}" for number in range(40)]
+        (tmp_path / f"{site}.csv").write_text("\n".join(["city,x,y", *rows]), encoding="utf-8")
+
+    def list_columns(*exclude: str) -> list[dict[str, object]]:
+        data, partition = DataConfig("csv", str(tmp_path), target="y"), PartitionConfig(exclude=exclude)
+        federation = open_federation(Config(data, partition=partition, model=ModelConfig("linear")))
+        columns: list[dict[str, object]] = federation.card["table"]["columns"]
+        return columns
+
+    assert [column["categories"] for column in list_columns()] == [("bern", "rome", "secret"), ()]
+    without = list_columns("c")
+    (tmp_path / "c.csv").unlink()
+    assert without == list_columns()
+    assert [(column["categories"], column["has_missing"]) for column in without] == [
+        (("bern", "rome"), False),
+        ((), False),
+    ]

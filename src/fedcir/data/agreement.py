@@ -19,6 +19,7 @@ from fedcir.data.encoding import (
     TableEncoding,
     merge_columns,
     read_encoding,
+    select_used,
     sum_columns,
 )
 from fedcir.errors import InputError
@@ -77,6 +78,8 @@ def summarise_data(config: Config, domains: Domains, rows: Mapping[str, Indices]
     targets = tuple(ColumnSummary(name, "number") for name in task.names) if task.takes_sums else ()
     if columns or targets:
         check_scaling(config)
+    if columns:
+        columns = select_used(columns, [s.pixels(np.arange(len(s))) for domain in domains for s in domain.splits])
     if config.data.scale != "federation" or not rows:
         return DataSummary(task, columns)
     splits = {name: domains[name].train.take(part) for name, part in rows.items()}

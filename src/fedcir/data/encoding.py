@@ -75,6 +75,23 @@ class ColumnSummary:
 Columns = Sequence[ColumnSummary]
 
 
+def select_used(columns: Columns, parts: Sequence[Values]) -> tuple[ColumnSummary, ...]:
+    """Leave out categories that no row of these parts has, such as those of sites that take no part."""
+    summaries = []
+    for column, *cells in zip(columns, *(part.T for part in parts), strict=True):
+        known = [values[~np.isnan(values)] for values in cells]
+        codes = sorted({int(code) for values in known for code in np.unique(values)} if column.categories else ())
+        summaries.append(
+            replace(
+                column,
+                kind=column.kind if any(map(len, known)) else "empty",
+                categories=tuple(column.categories[code] for code in codes),
+                has_missing=sum(map(len, known)) < sum(map(len, cells)),
+            )
+        )
+    return tuple(summaries)
+
+
 def sum_columns(columns: Columns, values: Values) -> tuple[ColumnSummary, ...]:
     """Replace the sums of columns by those of these rows."""
     summaries = []
