@@ -2,9 +2,9 @@
 
 python results/adapters.py --pacs DIR --lists DIR [--runs DIR] [--rounds 3] [--seeds 0] [--kinds all]
 
-Every run is a `fedcir run` of FedAvg with one worker, in a process of its own, so that its processor time is that of the
-run. Peak memory is that of another process, which takes three steps on each client and does not test: tests take larger batches. All
-have the same settings but for what trains; none of them was tuned.
+Every run is a `fedcir run` of FedAvg with one worker, in a process of its own, so that its processor time is that of
+the run. Peak memory is that of another process, which takes three steps on each client and does not test, because tests
+take larger batches. All have the same settings but for what trains; none of them was tuned.
 """
 
 import argparse
