@@ -14,6 +14,7 @@ from fedcir.reporting.page import join_markdown
 DOCS = Path(__file__).parent
 sys.path.insert(0, str(DOCS.parent / "results"))
 from adaptation import table as adaptation_table  # noqa: E402 (scripts beside the published runs)
+from adapters import table as adapters_table  # noqa: E402
 from hospitals import table as hospitals_table  # noqa: E402
 from onemessage import table as onemessage_table  # noqa: E402
 from privacy import table as privacy_table  # noqa: E402
@@ -22,11 +23,11 @@ from table import figure  # noqa: E402
 from table import table as results_table  # noqa: E402
 
 WRITTEN = ("commands", "deploy", "hospitals", "privacy", "replication", "results", "robust", "settings", "tune", "use")
-WRITTEN += ("what-helps",)
+WRITTEN += ("encoders", "what-helps")
 METHOD_PAGES = sorted(page for page in (DOCS / "methods").glob("*.md") if page.stem != "index")
 PAGES = [*METHOD_PAGES, *(DOCS / f"{page}.md" for page in WRITTEN)]
 PAGES.append(DOCS.parent / "README.md")
-KINDS = "fields|travels|bytes|settings|ranges|results|commands|attacks|privacy|adaptation|onemessage|hospitals"
+KINDS = "fields|travels|bytes|settings|ranges|results|commands|attacks|privacy|adaptation|onemessage|hospitals|adapters"
 BETWEEN = re.compile(rf"(<!-- ({KINDS}): ([\w -]+?) -->\n).*?(<!-- /\2 -->)", re.DOTALL)
 FIGURE = re.compile(r"(<!-- figure: ([\w/, -]+?) -->).*?(<!-- /figure -->)", re.DOTALL)
 """A number inside a sentence."""
@@ -37,7 +38,7 @@ def with_tables(text: str) -> str:
     makers = {"fields": fields_table, "travels": travels_table, "bytes": bytes_table, "settings": settings_table}
     makers |= {"ranges": ranges_table, "results": results_table, "commands": commands, "attacks": attacks_table}
     makers |= {"privacy": privacy_table, "adaptation": adaptation_table, "onemessage": onemessage_table}
-    makers |= {"hospitals": hospitals_table}
+    makers |= {"hospitals": hospitals_table, "adapters": adapters_table}
     text = BETWEEN.sub(lambda match: f"{match[1]}{makers[match[2]](match[3])}{match[4]}", text)
     return FIGURE.sub(lambda match: f"{match[1]}{figure(match[2])}{match[3]}", text)
 

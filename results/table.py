@@ -144,7 +144,7 @@ def curve_table(study: str) -> str:
         curves = ({**run["accuracy_mean"], str(final["round"]): final["accuracy_mean"]} for run, final in runs)
         values = (curve.get(str(round)) for curve in curves)
         cells.append([f"{round}", *("" if value is None else f"{100 * value:.1f}" for value in values)])
-    theirs = (published_accuracy(name, study.removesuffix("-paper")) for name, _, _ in columns)
+    theirs = (published_accuracy(name, study.partition("-paper")[0]) for name, _, _ in columns)
     cells.append(["paper, 300", *("" if value is None else f"{value[0]:.1f} ± {value[1]:.1f}" for value in theirs)])
     return join_markdown(cells)
 
