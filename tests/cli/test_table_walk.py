@@ -76,20 +76,6 @@ def test_a_federation_of_tables_goes_from_init_to_predict(
     assert Path("MODEL_CARD.md").is_file()
 
 
-@pytest.mark.slow
-def test_two_sites_train_on_tables_through_a_real_server(tables: Path, fedcir: Fedcir) -> None:
-    settings = ["--dataset", "csv", "--data-root", tables, "--set", "data.target=num", "--algorithm", "fedavg"]
-    code, _, err = fedcir(
-        "deploy", "local", *settings, "--rounds", 2, "--local-steps", 2, "--out", "runs/far", "--quiet"
-    )
-    assert code == 0, err
-    code, _, err = fedcir("run", *settings, "--rounds", 2, "--local-steps", 2, "--out", "runs/near", "--quiet")
-    assert code == 0, err
-    assert load_run("runs/far").final["accuracy"] == load_run("runs/near").final["accuracy"]
-    weights = [load_run(f"runs/{name}").weights() for name in ("far", "near")]
-    assert all(tensor.equal(weights[1][name]) for name, tensor in weights[0].items())
-
-
 def change(path: Path, *pair: str) -> None:
     text = path.read_text(encoding="utf-8")
     assert pair[0] in text

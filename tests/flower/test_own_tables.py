@@ -1,6 +1,7 @@
 """Sites with tables and masks of their own: they agree without moving rows, and train as in one process."""
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -9,12 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 from crossing import Tiny, Train, across, dropped, model, rounds
+from federations import APP, log_of
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from grid import MemoryGrid, passed, run_of_flower, site  # noqa: F401
 from PIL import Image
 
 from fedcir.config import Config, DataConfig, ModelConfig, TaskConfig
 from fedcir.errors import InputError
+from fedcir.flower.local_federation import LocalFederation
 from fedcir.flower.site_manifest import SiteDescription
 from fedcir.flower.wire import TaskHeader
 from fedcir.runtime.run_folder import RunFolder
@@ -259,3 +262,28 @@ def test_sites_that_do_not_fit_together_are_named(
     config = make_config(tiny, None, target, ignore=("ill", "score"), split=None)
     with pytest.raises(InputError, match=message):
         across(make_nodes(root, tmp_path), config, tmp_path / "run")
+
+
+@pytest.mark.slow
+def test_two_real_sites_with_tables_of_their_own_train_the_bytes_of_one_process(
+    tiny: Tiny, train: Train, tables: Path, tmp_path: Path
+) -> None:
+    """A SuperLink and a SuperNode for each of two hospitals, whose node-config names its table and nothing else's."""
+    (tmp_path / "both").mkdir()
+    nodes: list[dict[str, Any]] = []
+    for name in SITES[:2]:
+        shutil.copy(tables / f"{name}.csv", tmp_path / "both")
+        own = {"domain": name, "data-root": str(tmp_path / "both" / f"{name}.csv"), "device": "cpu"}
+        nodes.append({**own, "state": str(tmp_path / name)})
+    ignored = "score,tired,event,days"
+    settings = f"data.name=csv data.target=ill data.ignore={ignored} data.split=part model.name=mlp model.width=8"
+    settings += " local.steps=2 local.batch_size=8 server.rounds=2 run.device=cpu run.workers=1"
+    with LocalFederation(tmp_path / "flower", nodes) as federation:
+        out = tmp_path / "far"
+        process = federation.submit("tables", {"set": settings, "out": str(out), "algorithms": "fedavg"}, APP)
+        assert process.wait() == 0, log_of(federation, "tables")
+    assert (out / "fedavg" / "summary.json").is_file(), log_of(federation, "tables")
+    config = make_config(tiny, tmp_path / "both", "ill")
+    near = train(config, tmp_path / "near")
+    assert rounds(out / "fedavg") == rounds(near)
+    assert model(out / "fedavg") == model(near)
