@@ -22,12 +22,15 @@ from robust import table as attacks_table  # noqa: E402
 from table import figure  # noqa: E402
 from table import table as results_table  # noqa: E402
 
+from tasks import table as tasks_table  # noqa: E402
+
 WRITTEN = ("commands", "deploy", "hospitals", "privacy", "replication", "results", "robust", "settings", "tune", "use")
-WRITTEN += ("encoders", "what-helps")
+WRITTEN += ("encoders", "tasks", "what-helps")
 METHOD_PAGES = sorted(page for page in (DOCS / "methods").glob("*.md") if page.stem != "index")
 PAGES = [*METHOD_PAGES, *(DOCS / f"{page}.md" for page in WRITTEN)]
 PAGES.append(DOCS.parent / "README.md")
 KINDS = "fields|travels|bytes|settings|ranges|results|commands|attacks|privacy|adaptation|onemessage|hospitals|adapters"
+KINDS += "|tasks"
 BETWEEN = re.compile(rf"(<!-- ({KINDS}): ([\w -]+?) -->\n).*?(<!-- /\2 -->)", re.DOTALL)
 FIGURE = re.compile(r"(<!-- figure: ([\w/, -]+?) -->).*?(<!-- /figure -->)", re.DOTALL)
 """A number inside a sentence."""
@@ -38,7 +41,7 @@ def with_tables(text: str) -> str:
     makers = {"fields": fields_table, "travels": travels_table, "bytes": bytes_table, "settings": settings_table}
     makers |= {"ranges": ranges_table, "results": results_table, "commands": commands, "attacks": attacks_table}
     makers |= {"privacy": privacy_table, "adaptation": adaptation_table, "onemessage": onemessage_table}
-    makers |= {"hospitals": hospitals_table, "adapters": adapters_table}
+    makers |= {"hospitals": hospitals_table, "adapters": adapters_table, "tasks": tasks_table}
     text = BETWEEN.sub(lambda match: f"{match[1]}{makers[match[2]](match[3])}{match[4]}", text)
     return FIGURE.sub(lambda match: f"{match[1]}{figure(match[2])}{match[3]}", text)
 

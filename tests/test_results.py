@@ -1,5 +1,6 @@
 """The published runs, and what the pages say of them."""
 
+import csv
 import json
 import re
 import sys
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "results"))
@@ -17,6 +19,7 @@ from collect import publish  # noqa: E402
 from published import Row, common_seeds, difference, gap_closed, run_accuracy  # noqa: E402
 
 import fedcir  # noqa: E402
+import tasks  # noqa: E402
 
 
 def all_runs() -> Iterator[dict]:
@@ -97,3 +100,32 @@ def test_a_published_run_keeps_its_bits(fast_processes: None, tmp_path: Path) ->
 def test_a_figure_that_cannot_be_is_refused(spec: str) -> None:
     with pytest.raises(ValueError, match=f"no figure '{spec}'"):
         table.figure(spec)
+
+
+def test_the_sites_of_the_diabetes_patients_differ_in_sex_and_weight(tmp_path: Path) -> None:
+    tasks.write_patients(tmp_path, tmp_path / "data")
+    with open(tmp_path / "data" / "diabetes.csv", encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 442
+    sites = {site: [row for row in rows if row["site"] == site] for site in sorted({row["site"] for row in rows})}
+    assert list(sites) == ["men, high BMI", "men, low BMI", "women, high BMI", "women, low BMI"]
+    for site, patients in sites.items():
+        assert {float(row["sex"]) for row in patients} == {1.0 if site.startswith("women") else 2.0}
+        assert all((float(row["bmi"]) > 25.7) == site.endswith("high BMI") for row in patients)
+
+
+def test_masks_of_digits_are_their_strokes_and_those_of_mnist_m_are_of_the_digit_in_it(tmp_path: Path) -> None:
+    strokes = np.zeros((700, 32, 32), np.uint8)
+    for row, stroke in enumerate(strokes):
+        stroke[4:28, 3 + row % 20 : 7 + row % 20] = 200
+        stroke[:2] = 30  # darker than a stroke
+    digits = np.arange(700) % 10
+    for domain in ("mnist", "mnist_m", "usps"):
+        images = 255 - strokes // 2 if domain == "mnist_m" else strokes  # what is light in MNIST is dark here
+        arrays = {name: np.repeat(images[..., None], 3, axis=3) for name in ("x_train", "x_test")}
+        np.savez(tmp_path / f"{domain}.npz", **arrays, y_train=digits, y_test=digits)
+    tasks.write_masks(tmp_path, tmp_path / "data")
+    for domain, first in (("mnist", 0), ("mnist_m", 300), ("usps", 0)):
+        for part in ("train", "test"):
+            mask = np.asarray(Image.open(tmp_path / "data" / domain / part / "masks" / "0005.png"))
+            assert np.array_equal(mask, strokes[first + 5] == 200)
