@@ -18,6 +18,7 @@ from PIL import Image
 from fedcir.config import Config, DataConfig, ModelConfig, TaskConfig
 from fedcir.errors import InputError
 from fedcir.flower.local_federation import LocalFederation
+from fedcir.flower.site_check import SiteSetup, check_site
 from fedcir.flower.site_manifest import SiteDescription
 from fedcir.flower.wire import TaskHeader
 from fedcir.runtime.run_folder import RunFolder
@@ -287,3 +288,21 @@ def test_two_real_sites_with_tables_of_their_own_train_the_bytes_of_one_process(
     near = train(config, tmp_path / "near")
     assert rounds(out / "fedavg") == rounds(near)
     assert model(out / "fedavg") == model(near)
+
+
+@pytest.mark.parametrize(
+    ("target", "words"), [("ill", "40 rows, 32 to train on and 8 to test on, of 2 classes: 0"), ("score", "score mean")]
+)
+def test_a_site_checks_its_table_before_its_first_run(tables: Path, target: str, words: str) -> None:
+    data = DataConfig("csv", target=target)
+    setup = SiteSetup(tables / "north.csv", "north", run=Config(data), data=data)
+    check = next(check for check in check_site(setup) if check.name == "data")
+    assert check.ok, check.message
+    assert words in check.message
+
+
+def test_a_site_without_the_target_column_is_told_so(tables: Path) -> None:
+    data = DataConfig("csv", target="fracture")
+    check = next(check for check in check_site(SiteSetup(tables / "north.csv", "north", data=data)))
+    assert not check.ok
+    assert "has no column 'fracture'" in check.message

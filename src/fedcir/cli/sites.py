@@ -1,6 +1,7 @@
 """Commands of sites: `fedcir deploy` on Flower; `site`, `inspect` and `merge` by files, without a network."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -90,7 +91,7 @@ def check(
     superlink: str | None = option("Address of the SuperLink.", metavar="HOST:PORT"),
     root_certificates: Path | None = option("The ca.crt that belongs to the server."),
     key: Path | None = option("The site's private key."),
-    data_root: Path | None = option("The site's folder of <class>/<image>."),
+    data_root: Path | None = option("The site's folder of <class>/<image>, or its table."),
     domain: str | None = option("The site's name."),
     policy: Path | None = option("The site's policy.toml."),
     image_size: int | None = option("Image width and height in pixels; 128 by default."),
@@ -106,13 +107,15 @@ def check(
         raise InputError(
             "nothing to check: give --superlink, --root-certificates, --key, --policy, or --data-root with --domain"
         )
-    if config is not None and policy is None:
-        raise InputError(f"give --policy, to compare it with the settings of {config}")
+    if config is not None and policy is None and data_root is None:
+        raise InputError(f"give --policy, to compare it with the settings of {config}, or --data-root with --domain")
     run = None if config is None else resolve_config(ConfigRequest(file=config))
     if run is not None and image_size is None:
         image_size = run.data.image_size
     with Meter("decoding images", quiet) as meter:
         data = ConfigRequest(options={"dataset": "folders", "image_size": image_size}).resolve().data
+        if run is not None and run.data.name in ("csv", "masks", "table"):
+            data = replace(run.data, root=None, table=None)
         setup = SiteSetup(data_root, domain, root_certificates, superlink, key, policy, config, run, data, meter.show)
         failed = []
         for result in check_site(setup):

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -18,6 +19,8 @@ from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from fedcir.algorithms import make_algorithm
 from fedcir.config import Config, DataConfig
 from fedcir.data.decoding import OnFile
+from fedcir.data.domains import Domains
+from fedcir.data.inspection import summarise_targets
 from fedcir.data.opening import list_site_images, open_site
 from fedcir.errors import InputError
 from fedcir.flower.flwr_adapter import accepts_key, check_registration, parse_superlink_address
@@ -91,14 +94,27 @@ def check_site(setup: SiteSetup) -> Iterator[CheckResult]:
 
 
 def _check_data(setup: SiteSetup, root: Path, name: str) -> str:
-    """Open the images as a run would; they are cached from then on."""
-    counts = Counter(item.label for item in list_site_images(root, name, setup.data).pictures.items)
+    """Open the images or rows as a run would; images are cached from then on."""
+    domains = _open_data(setup, root, name)
+    (domain,) = domains
+    sizes = f"{len(domain.train)} to train on and {len(domain.test)} to test on"
+    if not domains.task.has_classes:
+        targets = ", ".join(f"{title} {value:.4g}" for title, value in summarise_targets(domains)[name].items())
+        return f"{len(domain.train) + len(domain.test)} {domains.noun}s, {sizes}, for {domains.task.name}: {targets}"
+    if setup.data.name == "csv" or setup.data.target is not None:
+        numbers = np.concatenate([split.labels for split in domain.splits])
+        counts = Counter(domains.classes[number] for number in numbers.tolist())
+    else:  # with the copies that a run leaves out
+        counts = Counter(item.label for item in list_site_images(root, name, setup.data).pictures.items)
     labels = join_names([f"{label} {count}" for label, count in sorted(counts.items())], MAX_CLASSES)
     if len(counts) < 2:
-        raise InputError(f"{root} holds only one class ({labels}): add images of another")
-    (domain,) = open_site(root, name, setup.data, seed=0, on_file=setup.on_file)
-    sizes = f"{len(domain.train)} to train on and {len(domain.test)} to test on"
-    return f"{sum(counts.values())} images, {sizes}, of {len(counts)} classes: {labels}"
+        raise InputError(f"{root} holds only one class ({labels}): add {domains.noun}s of another")
+    return f"{sum(counts.values())} {domains.noun}s, {sizes}, of {len(counts)} classes: {labels}"
+
+
+def _open_data(setup: SiteSetup, root: Path, name: str) -> Domains:
+    task = None if setup.run is None else setup.run.task.name
+    return open_site(root, name, setup.data, seed=0, on_file=setup.on_file, task=task)
 
 
 def _check_policy(setup: SiteSetup, path: Path) -> str:
@@ -107,7 +123,7 @@ def _check_policy(setup: SiteSetup, path: Path) -> str:
     if os.name == "posix" and path.stat().st_mode & 0o022:
         raise InputError(f"{path} can be changed by others: chmod go-w {path}")
     if setup.data_root is not None and setup.domain is not None:
-        (domain,) = open_site(setup.data_root, setup.domain, setup.data, seed=0, on_file=setup.on_file)
+        (domain,) = _open_data(setup, setup.data_root, setup.domain)
         policy.check_counts(len(domain.train), {"train": domain.train.labels, "test": domain.test.labels})
     if setup.run is None:
         return str(policy)
