@@ -33,6 +33,8 @@ NOT_RUN = {
     "run --algorithm ./prox.py": "tests/test_readme.py checks that method",
     "compare --algorithms fedavg,fedcir,./prox.py": "tests/test_readme.py checks that method",
     "worth runs/one": "docs/worth.md makes such runs",
+    "worth runs/sites": "needs a run of deploy local; tests/flower/test_stored_sums.py has one",
+    "worth runs/office": "needs a file of each site; tests/courier/test_courier.py makes them",
     "worth runs/pacs12": "takes a minute; the four sites above are measured",
     "run --model dinov2-small": "needs a wheel; tests/test_wheel.py builds and installs one",
     "recommend": "takes minutes; tests/experiments/test_recommendation.py runs it",
