@@ -194,10 +194,10 @@ def _here(words: list[str]) -> list[str]:
     names = {"DIR": root, "DATA": root, "PACS": "pacs", "ALL": "."}
     names |= {"XRAYS": "xrays", "TABLES": "tables", "ARRAYS": "arrays", "MASKS": "masks"}
     words = [re.sub(r"^[A-Z]+(?=/|$)", lambda match: names.get(match[0], match[0]), word) for word in words]
+    if words[0] == "tune" and "--resume" in words:
+        return words  # a search goes on with its own settings
     for option, value in SMALL.items():
-        has_images = (
-            not {"csv", "ARRAYS", "arrays", "tables", "heart"}.intersection(words) and "fedcir.toml" not in words
-        )
+        has_images = not {"csv", "ARRAYS", "arrays", "tables", "heart", "fedcir.toml"}.intersection(words)
         if option == "--image-size" and (any(word.startswith("runs/") for word in words[:2]) or not has_images):
             continue
         if option in known and option not in words:
