@@ -280,7 +280,7 @@ def build_training(study: Study, methods: Sequence[MethodResult]) -> Section:
     domains = zip(domain_header(methods), domains_of(methods), strict=True)
     risks = {f"mean over {averaged}": plot(risk, "test loss")}
     risks |= {shown: plot(risk_in(name), "test loss") for shown, name in domains}
-    add_figure("Risk: the global model's loss on test images", risks, pick="domain")
+    add_figure("Risk: the global model's loss on test data", risks, pick="domain")
     terms = dict.fromkeys(t for run in study.one_of_each.values() for record in run.records for t in record.losses)
     losses = {TERMS.get(term, term): plot(loss_term(term), "mean over clients and steps") for term in terms}
     note = "Terms are shown without their weights. Training minimises the total."
