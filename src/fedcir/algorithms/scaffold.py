@@ -56,8 +56,8 @@ class Scaffold(Algorithm):
         return {"control": _compute_next_control(modules, ctx)}
 
     def server_step(self, state: ServerState, replies: Replies, modules: Modules, ctx: ServerContext) -> ServerState:
-        means, kept = self.merge(replies, ctx, keep=lambda reply: (reply.tensors["change"], ctx.weigh_reply(reply)))
-        changes, weights = zip(*kept, strict=True)
+        means, weighed = self.merge(replies, ctx, keep=lambda reply: (reply.tensors["change"], ctx.weigh_reply(reply)))
+        changes, weights = zip(*weighed, strict=True)
         share, change = len(changes) / ctx.clients, average(changes, weights)
         control = {name: old + share * change[name] for name, old in state.shared["control"].items()}
         for name in control:

@@ -168,7 +168,7 @@ def _format_row(trial: "CandidateResult") -> list[str]:
     if trial.difference is not None and (half_width := trial.difference.half_width) is not None:
         difference = f"{metric.format_change(trial.difference.mean)} ± {metric.format(half_width)}"
     candidate, estimates = trial.candidate, (trial.mean, trial.worst)
-    return [candidate.name, candidate.about, *(format_estimate(each, metric) for each in estimates), difference]
+    return [candidate.name, candidate.about, *(format_estimate(estimate, metric) for estimate in estimates), difference]
 
 
 @take_options(without=("report", "track", "profile"))

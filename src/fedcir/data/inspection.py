@@ -18,7 +18,6 @@ from fedcir.data.decoding import DecodedFile, Decoding, OnFile, decode_files
 from fedcir.data.domains import Domains, Split
 from fedcir.data.encoding import encode_domains
 from fedcir.data.opening import check_classes, check_settings, count_labels, find_dataset, open_dataset, select_classes
-from fedcir.data.sources.image_targets import read_image_targets
 from fedcir.data.sources.source import (
     ALL_CLASSES,
     ImageFiles,
@@ -28,6 +27,7 @@ from fedcir.data.sources.source import (
     UnusedFiles,
     notes_on_spelling,
 )
+from fedcir.data.sources.target_columns import read_image_targets
 from fedcir.data.splits import drop_copies, find_copies, find_label_conflicts, hash_arrays, split_items
 from fedcir.data.targets import WantedTask
 from fedcir.errors import InputError

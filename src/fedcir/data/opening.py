@@ -22,7 +22,6 @@ from fedcir.data.sources.arrays import Arrays
 from fedcir.data.sources.csv import Csv, build_domains
 from fedcir.data.sources.folders import Folders, list_site_folder
 from fedcir.data.sources.hub import Hub
-from fedcir.data.sources.image_targets import read_image_targets
 from fedcir.data.sources.masks import Masks, list_masks, read_masks
 from fedcir.data.sources.minidigits import MiniDigits
 from fedcir.data.sources.published import Camelyon17, DomainNet, IWildCam, OfficeCaltech10, Pacs
@@ -37,7 +36,7 @@ from fedcir.data.sources.source import (
     notes_on_unused,
 )
 from fedcir.data.sources.table import LABELS, Table, list_site_table
-from fedcir.data.sources.target_columns import list_labels
+from fedcir.data.sources.target_columns import list_labels, read_image_targets
 from fedcir.data.splits import drop_copies, hash_arrays, split_items, split_validation
 from fedcir.data.targets import WantedTask, assign_task
 from fedcir.errors import InputError, suggest_name

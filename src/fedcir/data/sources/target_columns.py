@@ -1,17 +1,20 @@
-"""Target columns of tables: where they are, what they tell of the task, and the targets of each row."""
+"""Target columns of tables: where they are, what they tell of the task, and the targets of each row or image."""
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from fedcir.config import DataConfig
+from fedcir.data.domains import CLASSIFICATION
 from fedcir.data.sources.site_tables import MISSING, SiteTable, parse_number, to_category
-from fedcir.data.targets import MOST_CLASSES, TargetColumn
+from fedcir.data.sources.source import ImageFiles, ImageIndex
+from fedcir.data.targets import MOST_CLASSES, TargetColumn, WantedTask, choose_task
 from fedcir.errors import InputError
 from fedcir.tasks.task import Task
 from fedcir.text import join_names
@@ -120,3 +123,18 @@ def _parse_target(table: SiteTable, target: Target) -> NDArray[np.float64]:
         )
     values = np.array(numbers, dtype=np.float64)
     return (values > float(target.threshold)).astype(np.float64) if target.threshold else values
+
+
+def read_image_targets(
+    index: ImageIndex, data: DataConfig, wanted: WantedTask
+) -> tuple[ImageIndex, Task, NDArray[Any] | None]:
+    """Return the task of the target columns with the targets of all images, or images labelled with their classes."""
+    table, pictures = index.targets, index.pictures
+    if table is None or not isinstance(pictures, ImageFiles):
+        return index, CLASSIFICATION, None
+    task = wanted if isinstance(wanted, Task) else choose_task(wanted, summarise_targets(table, data))
+    if not task.has_classes:
+        return index, task, read_targets(table, data, task)
+    labels = list_labels(table, data)
+    items = [item._replace(label=label) for item, label in zip(pictures.items, labels, strict=True)]
+    return index._replace(pictures=replace(pictures, items=items), targets=None), task, None
